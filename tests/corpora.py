@@ -320,13 +320,13 @@ def _manifest(
     build = BuildConfig(
         text_field="text",
         id_field=None,
-        keep=columns,
-        input_format=None,
-        text_mode="file",
+        keep_field=columns,
+        format=None,
+        text_unit="file",
         shard_tokens=shard_tokens,
         task_bytes=64 << 20,
         max_document_bytes=16 << 20,
-        limit=None,
+        max_documents=None,
     )
     left_out: dict[str, int] = {}
     for source in sources:

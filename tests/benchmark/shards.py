@@ -154,14 +154,14 @@ def _finish(
     open_store(directory).put(names.TOKENIZER, content)
     build = BuildConfig(
         text_field="text",
-        text_mode="file",
+        text_unit="file",
         id_field=None,
-        keep={},
-        input_format=None,
+        keep_field={},
+        format=None,
         shard_tokens=SHARD_TOKENS,
         task_bytes=64 << 20,
         max_document_bytes=16 << 20,
-        limit=None,
+        max_documents=None,
     )
     dtype = token_dtype(tokenizer.vocab_size)
     manifest = Manifest(

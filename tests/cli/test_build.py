@@ -52,7 +52,7 @@ shard_tokens = "1K"
 [corpora.one]
 sources = "one.jsonl"
 out = "shards/one"
-keep = ["n:int64"]
+keep_field = ["n:int64"]
 
 [corpora.two]
 sources = ["two.jsonl", "three.jsonl"]
@@ -80,7 +80,7 @@ def test_the_command_line_wins_over_a_recipe(shell):
     for name in ("one", "two", "three"):
         write(f"{name}.jsonl", [name, "same"])
     Path("r.toml").write_text(RECIPE)
-    assert shell("build", "r.toml", "--limit", "1", "--shard-tokens", "70")[0] == 0
+    assert shell("build", "r.toml", "--max-documents", "1", "--shard-tokens", "70")[0] == 0
     for name in ("one", "two"):
         with open_corpus(f"shards/{name}") as corpus:
             assert (corpus.num_documents, corpus.manifest.build.shard_tokens) == (1, 70)
@@ -113,7 +113,7 @@ def test_a_corpus_that_fails_stops_a_recipe_and_the_finished_ones_stay(shell):
         (('"1K"', '"1Q"'), "shard_tokens: '1Q' is not a whole number such as 4096", None),
         (('"1K"', "true"), "r.toml: corpora.one: shard_tokens is True, expected a string or a number", None),
         (("quiet = true", "quiet = 1"), "quiet is 1, expected true or false", None),
-        (('["n:int64"]', '"n"'), "keep is 'n', expected a list", None),
+        (('["n:int64"]', '"n"'), "keep_field is 'n', expected a list", None),
         (('tokenizer = ".tokenizer"', ""), "r.toml: corpora.one has no tokenizer", None),
         (('"shards/two"', '"shards/one/two"'), "r.toml: corpora.two and corpora.one are written into the same", None),
         (('"one.jsonl"', "[]"), "r.toml: corpora.one: sources is [], expected a list of paths", None),
@@ -182,9 +182,11 @@ def test_a_dry_run_estimates_and_writes_nothing(shell):
     assert manifest["num_tokens"] * 2 <= estimate["disk_bytes"] < manifest["num_bytes"] * 1.1
     assert estimate["free_bytes"] > 0
     assert estimate["seconds"] > 0
-    exit_code, out, _ = shell("build", *options[:2], *options[2:4], "--out", "other", "--dry-run", "--limit", "10")
+    exit_code, out, _ = shell(
+        "build", *options[:2], *options[2:4], "--out", "other", "--dry-run", "--max-documents", "10"
+    )
     assert exit_code == 0
-    assert "documents   about 10, by --limit\n" in out
+    assert "documents   about 10, by --max-documents\n" in out
     assert out.endswith("nothing was written to other\n")
     assert not Path("other").exists()
 
@@ -192,7 +194,7 @@ def test_a_dry_run_estimates_and_writes_nothing(shell):
 def test_a_dry_run_counts_kept_columns(shell):
     Path("a.jsonl").write_bytes(jsonl([{"text": "text", "page": "<p>" * 1_000, "n": 1}] * 50))
     options = ["a.jsonl", "--tokenizer", ".tokenizer", "--out", "out", "--workers", "1", "--quiet", "--json"]
-    options += ["--keep", "page", "--keep", "n:int64"]
+    options += ["--keep-field", "page", "--keep-field", "n:int64"]
     estimate, built = (json.loads(shell("build", *options, *more)[1]) for more in (["--dry-run"], []))
     assert 0.9 <= estimate["disk_bytes"] / built["manifest"]["num_bytes"] <= 1.1
 

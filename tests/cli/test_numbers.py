@@ -21,7 +21,7 @@ OPTIONS = {
         "--shard-tokens": COUNT,
         "--min-tokens": COUNT,
         "--max-tokens": COUNT,
-        "--limit": COUNT,
+        "--max-documents": COUNT,
         "--task-bytes": BYTES,
         "--max-document-bytes": BYTES,
     },
@@ -29,7 +29,7 @@ OPTIONS = {
         "--shard-tokens": COUNT,
         "--min-tokens": COUNT,
         "--max-tokens": COUNT,
-        "--limit": COUNT,
+        "--max-documents": COUNT,
         "--task-bytes": BYTES,
         "--max-document-bytes": BYTES,
     },
@@ -38,7 +38,7 @@ OPTIONS = {
         "--shard-tokens": POSITIVE_COUNT,
         "--min-tokens": COUNT,
         "--max-tokens": POSITIVE_COUNT,
-        "--limit": COUNT,
+        "--max-documents": COUNT,
         "--shuffle": COUNT,
     },
     "inspect": {"--document": COUNT, "--sample": COUNT, "--limit": POSITIVE_COUNT, "--tokens": POSITIVE_COUNT},
@@ -196,14 +196,18 @@ def test_options_share_the_same_number_types():
             "--dp-rank",
             "--dp-world-size",
             "--num-jobs",
-            "--delimiter",
+            "--source-eos",
         }
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [
-        (["build", "a", "--limit", "256MB"], "'--limit': '256MB' has a unit of bytes", "k, M, B (or G) and T"),
+        (
+            ["build", "a", "--max-documents", "256MB"],
+            "'--max-documents': '256MB' has a unit of bytes",
+            "k, M, B (or G) and T",
+        ),
         (["build", "a", "--task-bytes", "1G"], "'--task-bytes': '1G' has no unit of bytes", "give 1GB (a power of"),
         (["plan", "a", "--seq-len", "4k"], "'--seq-len': '4k' may be 4000 or 4096", "give 4000 or 4096"),
         (["plan", "a", "--tokens", "1e20"], "'--tokens': '1e20' is 2^63 or more", "plan --help"),

@@ -43,7 +43,7 @@ def directory(tmp_path_factory):
             json.dumps({**record, "score": n / 3, "lang": None if n % 2 else "en"}) for n, record in enumerate(records)
         ]
         (path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-        kept = ["--id-field", "at", "--keep", "score:float64", "--keep", "lang"] if name == "code" else []
+        kept = ["--id-field", "at", "--keep-field", "score:float64", "--keep-field", "lang"] if name == "code" else []
         sizes = ["--shard-tokens", "2000", "--quiet"]
         arguments = [str(path / f"{name}.jsonl"), "--tokenizer", str(TOKENIZER), "--out", str(path / "shards" / name)]
         assert run(["build", *arguments, *kept, *sizes]) == 0

@@ -61,7 +61,7 @@ def test_every_cut_of_every_format_gives_every_record_once(
     paths = [place / f"{number}-{name}" for number, name in enumerate(kinds)]
     for name, path in zip(kinds, paths, strict=True):
         path.write_bytes(FORMATS[name](records, size))
-    options = {"task_bytes": chunk_bytes * chunks_per_task, "shard_tokens": 100, "keep": ["n:int64"]}
+    options = {"task_bytes": chunk_bytes * chunks_per_task, "shard_tokens": 100, "keep_field": ["n:int64"]}
     with build(paths, place, byte_tokenizer, chunk_bytes=chunk_bytes, **options) as corpus:
         assert texts_of(corpus) == documents * len(paths)
         found = [corpus.provenance(index) for index in range(len(corpus))]
@@ -157,7 +157,7 @@ def test_every_cut_of_a_text_gives_every_line_and_paragraph_once(
     content = b"first\n\n" + content  # a build has to write a document
     path = place / ("a.txt.gz" if is_compressed else "a.txt")
     path.write_bytes(gzip.compress(content) if is_compressed else content)
-    options = {"text_mode": mode, "max_document_bytes": limit, "on_bad_record": "skip", "task_bytes": 2 * chunk_bytes}
+    options = {"text_unit": mode, "max_document_bytes": limit, "on_bad_record": "skip", "task_bytes": 2 * chunk_bytes}
     expected = [(number, text) for number, text in enumerate(documents_of(content, mode), 1) if text]
     with build([path], place, byte_tokenizer, chunk_bytes=chunk_bytes, **options) as corpus:
         good = [(number, text) for number, text in expected if is_good(text, limit)]

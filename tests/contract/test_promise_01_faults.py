@@ -30,10 +30,10 @@ OPTIONS = {
     "dedup": ("--dedup", "exact"),
     "split": ("--validation-fraction", "0.2"),
     "lengths": ("--min-tokens", "40", "--max-tokens", "300"),
-    "limit": ("--limit", "130"),
+    "limit": ("--max-documents", "130"),
     "all": (
         *("--dedup", "exact", "--validation-fraction", "0.2", "--min-tokens", "40", "--max-tokens", "300"),
-        *("--limit", "120"),
+        *("--max-documents", "120"),
     ),
 }
 """All of them leave out damaged inputs and bad records."""
@@ -375,7 +375,7 @@ def twelve(shop: Workshop, tmp_path: Path) -> Workshop:
 
 def test_a_worker_that_outlives_its_build_changes_nothing_of_the_next(twelve: Workshop) -> None:
     """It was given more documents to write than a build in order gives it, because nothing was done before."""
-    options = ("--limit", "6")
+    options = ("--max-documents", "6")
     twelve.reference(options)
     # one worker is slow with the first task; when another is about to leave the receipt of the second, the build dies
     receipt = r"open .*/\.0000000-000001\.receipt"

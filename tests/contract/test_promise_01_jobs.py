@@ -158,17 +158,17 @@ def test_any_number_of_jobs_in_any_order_gives_the_bytes_of_one_process(
 @pytest.mark.parametrize(
     "options",
     [
-        ("--limit", "1"),
-        ("--limit", "450"),
-        ("--limit", "501"),
-        ("--limit", "1155"),
-        ("--keep", "n:int64"),
+        ("--max-documents", "1"),
+        ("--max-documents", "450"),
+        ("--max-documents", "501"),
+        ("--max-documents", "1155"),
+        ("--keep-field", "n:int64"),
         ("--validation-fraction", "0.1"),
-        ("--validation-fraction", "0.1", "--limit", "700"),
+        ("--validation-fraction", "0.1", "--max-documents", "700"),
         ("--min-tokens", "20", "--max-tokens", "300"),
         DEDUP,
-        (*DEDUP, "--validation-fraction", "0.2", "--keep", "n:int64"),
-        (*DEDUP, "--limit", "350"),
+        (*DEDUP, "--validation-fraction", "0.2", "--keep-field", "n:int64"),
+        (*DEDUP, "--max-documents", "350"),
     ],
     ids=" ".join,
 )
@@ -213,9 +213,9 @@ def damaged(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> lis
             ("--on-bad-record", "skip", "--on-bad-source", "skip", "--max-bad-records", most)
             for most in ("2", "4", "5", "0.01%", "50%")
         ),
-        *(("--on-bad-record", "skip", "--on-bad-source", "skip", "--limit", most) for most in ("350", "1200")),
-        ("--limit", "120"),
-        ("--limit", "121"),
+        *(("--on-bad-record", "skip", "--on-bad-source", "skip", "--max-documents", most) for most in ("350", "1200")),
+        ("--max-documents", "120"),
+        ("--max-documents", "121"),
         (*DEDUP, "--on-bad-record", "skip", "--on-bad-source", "skip"),
         (*DEDUP, "--on-bad-record", "skip", "--on-bad-source", "skip", "--max-bad-records", "3"),
         (*DEDUP, "--on-bad-source", "skip"),

@@ -20,7 +20,7 @@ from tokshard.format import names
 pytestmark = pytest.mark.timeout(300)
 
 KINDS = {"lines.jsonl": bytes, "stream.jsonl.gz": lambda lines: gzip.compress(lines, 0, mtime=0)}
-OPTIONS = {"plain": (), "dedup": ("--dedup", "exact"), "limit": ("--limit", "25")}
+OPTIONS = {"plain": (), "dedup": ("--dedup", "exact"), "limit": ("--max-documents", "25")}
 
 
 @dataclass
@@ -150,7 +150,7 @@ def test_a_task_of_a_copy_whose_worker_dies_runs_again_once(bench: Bench, shuffl
 @pytest.mark.parametrize("times", [1, 4])
 def test_what_can_be_read_once_only_costs_two_workers_at_most(bench: Bench, times: int) -> None:
     """The first process reads and writes it. A chunk of which two workers die cannot be read again."""
-    words = [*build_words(["-"], bench.out, bench.tokenizer, "--task-bytes", "512"), "--input-format", "jsonl"]
+    words = [*build_words(["-"], bench.out, bench.tokenizer, "--task-bytes", "512"), "--format", "jsonl"]
     content = (bench.place / "lines.jsonl").read_bytes()
     bench.clear()
     assert bench.run(words, stdin=content).exit_code == 0

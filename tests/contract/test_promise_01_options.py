@@ -28,7 +28,7 @@ OPTIONS = {
     "bad sources": ("--on-bad-source", "skip"),
     "all": (
         *("--dedup", "exact", "--validation-fraction", "0.2", "--min-tokens", "40", "--max-tokens", "300"),
-        *("--on-bad-source", "skip", "--on-bad-record", "skip", "--limit", "4000"),
+        *("--on-bad-source", "skip", "--on-bad-record", "skip", "--max-documents", "4000"),
     ),
 }
 
@@ -145,7 +145,7 @@ def test_a_corpus_without_damaged_inputs_is_the_one_with_them_left_out(
 def test_with_damaged_inputs_left_out_a_limit_is_exact_for_any_number_of_workers(
     damaged_sources: list[str], tmp_path: Path, dedup: str, limit: int
 ) -> None:
-    options = ["--on-bad-source", "skip", "--limit", str(limit), "--dedup", dedup]
+    options = ["--on-bad-source", "skip", "--max-documents", str(limit), "--dedup", dedup]
     one = build(damaged_sources, tmp_path / "one", *options, "--workers", "1")
     assert build(damaged_sources, tmp_path / "three", *options, "--workers", "3") == one
     with open_corpus(tmp_path / "one") as corpus:

@@ -66,7 +66,7 @@ class Case:
     @property
     def options(self) -> list[str]:
         found = ["--task-bytes", str(self.task_bytes), "--shard-tokens", "600"]
-        found += ["--limit", str(self.limit)] if self.limit else []
+        found += ["--max-documents", str(self.limit)] if self.limit else []
         found += ["--on-bad-record", "skip"] if self.skips_records else []
         found += ["--on-bad-source", "skip"] if self.skips_sources else []
         found += ["--max-bad-records", str(self.max_bad_records)] if self.max_bad_records is not None else []

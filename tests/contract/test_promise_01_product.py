@@ -48,7 +48,7 @@ KINDS = ("build", "import", "copy", "copy --shuffle")
 OPTIONS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "dedup": ("--dedup", "exact"),
-    "limit": ("--limit", "30"),
+    "limit": ("--max-documents", "30"),
     "bad records skipped": ("--on-bad-record", "skip"),
     "damaged source skipped": ("--on-bad-source", "skip"),
     "append": ("--append",),
@@ -248,7 +248,7 @@ class Table:
         if executor.startswith("local"):
             return self.run([*command, "--workers", executor.split()[1]], fault)
         if executor == "ray":
-            return self.run([*command, "--executor", "ray"], fault, ray_address=self.ray_address)
+            return self.run([*command, "--ray"], fault, ray_address=self.ray_address)
         faults = iter([None, fault])
         done: Outcome = run_array(
             [*command, "--workers", "1"],

@@ -131,7 +131,7 @@ def _assert_no_half_shard(out: Path) -> None:
 def test_a_limit_gives_the_same_bytes_for_any_number_of_workers_and_is_exact(
     sources: list[str], tmp_path: Path, limit: int
 ) -> None:
-    options = ("--limit", str(limit))
+    options = ("--max-documents", str(limit))
     one = builds.build(sources, tmp_path / "one", *options, "--workers", "1")
     assert builds.build(sources, tmp_path / "three", *options, "--workers", "3") == one
     with open_corpus(tmp_path / "one") as corpus:
@@ -318,9 +318,9 @@ def test_a_finished_corpus_is_left_alone_and_force_rebuilds_the_same_bytes(
     again = builds.run(builds.command(sources, out, "--workers", "1"))
     assert again.returncode == 0
     assert "nothing to do" in again.stdout
-    other = builds.run(builds.command(sources, out, "--limit", "10"))
+    other = builds.run(builds.command(sources, out, "--max-documents", "10"))
     assert other.returncode == 2
-    assert "--limit was not given, now 10" in other.stderr
+    assert "--max-documents was not given, now 10" in other.stderr
     assert builds.corpus_hashes(out) == reference
     assert builds.build(sources, out, "--force") == reference
 

@@ -72,7 +72,7 @@ class Bench:
 
     def build(self, *words: Path | str, workers: int = 1, fault: Fault | None = None) -> Outcome:
         """Run a build of small tasks."""
-        small = ("--task-bytes", "512", "--shard-tokens", "900", "--text-mode", "line", "--workers", str(workers))
+        small = ("--task-bytes", "512", "--shard-tokens", "900", "--text-unit", "line", "--workers", str(workers))
         return self.launcher.start(
             build_words(words, self.out, self.tokenizer, *small), out=self.out, fault=fault
         ).end()

@@ -18,7 +18,7 @@ def test_plain_pyarrow_reads_the_documents_of_every_shard(tmp_path: Path) -> Non
         tokenizer=builds.TOKENIZER,
         out=tmp_path / "out",
         shard_tokens=5_000,
-        keep=["n:int64"],
+        keep_field=["n:int64"],
         workers=1,
     )
     with open_corpus(tmp_path / "out") as corpus:

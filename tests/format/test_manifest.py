@@ -22,13 +22,13 @@ from tokshard.format.opening import open_corpus
 CONFIG = BuildConfig(
     text_field="text",
     id_field=None,
-    keep={},
-    input_format=None,
-    text_mode="file",
+    keep_field={},
+    format=None,
+    text_unit="file",
     shard_tokens=1000,
     task_bytes=2000,
     max_document_bytes=3000,
-    limit=None,
+    max_documents=None,
 )
 CONTENT = TokenHash(7, (1, 2, 3, 4, 5, 6))
 
@@ -66,12 +66,12 @@ def test_the_recipe_fingerprint_is_the_one_that_the_format_defines():
     found = recipe_fingerprint(CONFIG, tokenizer, [(0, "a/b.jsonl", 10), (1, "", 20)])
     by_hand = (
         b"tokshard recipe 1\n"
-        b'{"id_field":null,"input_format":null,"keep":{},"limit":null,"max_document_bytes":3000,'
-        b'"shard_tokens":1000,"task_bytes":2000,"text_field":"text","text_mode":"file"}'
+        b'{"format":null,"id_field":null,"keep_field":{},"max_document_bytes":3000,"max_documents":null,'
+        b'"shard_tokens":1000,"task_bytes":2000,"text_field":"text","text_unit":"file"}'
         b'["' + tokenizer.canonical_sha256.encode() + b'",0,null][0,"a/b.jsonl",10][1,"",20]'
     )
     assert found == hashlib.sha256(by_hand).hexdigest()
-    assert found == "07f7b579764c06f7fe092d0fe6b64948f1326431db9d9dffb9ee88b41dce5b47"
+    assert found == "d9ef64dd9e919c0756a68ec88105b17885e81f044fa0f7d3bcecedaccc3c6022"
 
 
 @pytest.mark.parametrize(

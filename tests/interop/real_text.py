@@ -18,7 +18,7 @@ def build(directory: Path, **options: Any) -> tuple[Path, list[list[int]]]:
         ({"text": text, "page": number} for number, text in enumerate(texts)),
         tokenizer=str(ROOT / "recipes/tokenizer"),
         out=str(directory),
-        keep=["page:int64"],
+        keep_field=["page:int64"],
         workers=1,
         shard_tokens=5_000,
         **options,

@@ -169,7 +169,7 @@ def export(corpus: Path, kind: str, out: Path, **options: Any) -> tuple[str, lis
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("file_bytes", [None, 2_000])
 def test_an_export_holds_every_document_in_order(corpus, tmp_path, kind, file_bytes):
-    _, found = export(corpus, kind, tmp_path / "out", eos="keep", file_bytes=file_bytes)
+    _, found = export(corpus, kind, tmp_path / "out", drop_eos=False, file_bytes=file_bytes)
     assert found == DOCUMENTS
     shown = list((tmp_path / "out").rglob("*0001*")) + list((tmp_path / "out").glob("chunk-0-1.bin"))
     assert bool(shown) == (file_bytes is not None)
@@ -177,14 +177,14 @@ def test_an_export_holds_every_document_in_order(corpus, tmp_path, kind, file_by
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_documents_without_eos_lose_their_last_token_and_empty_ones_are_counted(corpus, tmp_path, kind):
-    _, found = export(corpus, kind, tmp_path / "out", eos="drop")
+    _, found = export(corpus, kind, tmp_path / "out", drop_eos=True)
     assert found == [document[:-1] for document in DOCUMENTS if len(document) > 1]
-    again = export_corpus(corpus, format=kind, out=tmp_path / "again", eos="drop")
+    again = export_corpus(corpus, format=kind, out=tmp_path / "again", drop_eos=True)
     assert (again.num_left_out, again.eos) == (2, False)
 
 
 def test_fms_adds_the_eos_itself_so_it_is_left_out(corpus, tmp_path):
-    assert export(corpus, "fms", tmp_path / "out") == export(corpus, "fms", tmp_path / "other", eos="drop")
+    assert export(corpus, "fms", tmp_path / "out") == export(corpus, "fms", tmp_path / "other", drop_eos=True)
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_fms_adds_the_eos_itself_so_it_is_left_out(corpus, tmp_path):
 def test_ids_of_a_large_vocabulary_are_stored_in_four_bytes(tmp_path, kind, dtype):
     documents = [[1, 70_000, 65_536, 0], [1, 0], [1, 5, 0]]
     corpus = write_corpus(tmp_path / "corpus", documents, tokenizer=WIDE, eos="<eos>", bos="<bos>")
-    assert export(corpus, kind, tmp_path / "out", eos="keep") == (dtype, documents)
-    _, bare = export(corpus, kind, tmp_path / "bare", eos="drop", bos="drop")
+    assert export(corpus, kind, tmp_path / "out", drop_eos=False) == (dtype, documents)
+    _, bare = export(corpus, kind, tmp_path / "bare", drop_eos=True, drop_bos=True)
     assert bare == [[70_000, 65_536], [5]]
 
 
@@ -205,7 +205,7 @@ def test_a_hugging_face_data_set_keeps_the_columns(tmp_path):
     corpus = write_corpus(
         tmp_path / "corpus", sources=[source], columns={"url": "string", "score": "float64"}, tokenizer=TINY_TOKENIZER
     )
-    export_corpus(corpus, format="hf", out=tmp_path / "out", eos="drop")
+    export_corpus(corpus, format="hf", out=tmp_path / "out", drop_eos=True)
     table = parquet.read_table(tmp_path / "out")
     assert table.column_names == ["input_ids", "url", "score"]
     assert table["url"].to_pylist() == ["a", "", "bc"]

@@ -27,7 +27,7 @@ def test_load_dataset_reads_every_document_and_split_of_an_export(tmp_path, monk
     pages = found["train"]["page"][:]
     assert pages == sorted(pages)
     one = tmp_path / "one"
-    export_corpus(splits["train"][0], format="hf", out=one, eos="drop")
+    export_corpus(splits["train"][0], format="hf", out=one, drop_eos=True)
     bare = datasets.load_dataset(str(one), split="train", cache_dir=str(tmp_path / "cache"))
     bare.to_parquet(str(tmp_path / "theirs.parquet"))
     tokenizer = str(ROOT / "recipes/tokenizer")

@@ -174,7 +174,7 @@ def test_its_reader_of_parquet_gives_the_documents_of_an_export_as_text(corpus, 
     def adapter(self: Any, row: dict[str, Any], path: str, index: int) -> dict[str, Any]:
         return {"text": tokenizer.decode(row["input_ids"]), "id": f"{path}/{index}", "metadata": {"page": row["page"]}}
 
-    export_corpus(corpus[0], format="hf", out=tmp_path / "out", eos="drop")
+    export_corpus(corpus[0], format="hf", out=tmp_path / "out", drop_eos=True)
     found = list(ParquetReader(str(tmp_path / "out"), adapter=adapter).run())
     assert [document.text for document in found] == [tokenizer.decode(document[:-1]) for document in corpus[1]]
     assert found[3].metadata["page"] == 3

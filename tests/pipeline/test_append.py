@@ -103,7 +103,7 @@ def test_appends_of_any_cut_of_the_sources_hold_what_one_build_of_all_holds(
 
 def test_a_generation_can_be_pinned_and_opened_alone(shop: Shop) -> None:
     for number, texts in enumerate((["a", "b"], ["c"], ["d", "e"])):
-        shop.build(shop.source(f"s{number}", texts), append=number > 0, keep="n:int64")
+        shop.build(shop.source(f"s{number}", texts), append=number > 0, keep_field="n:int64")
     assert texts_of(shop.open()) == ["a", "b", "c", "d", "e"]
     assert texts_of(shop.open(generation=0)) == ["a", "b"]
     assert texts_of(shop.open(generation=1)) == ["a", "b", "c"]
@@ -253,7 +253,7 @@ def test_starting_over_removes_all_generations_and_with_append_the_last_one_only
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep": "n:int64"}, "--keep was not given, now n:int64"),
+        ({"keep_field": "n:int64"}, "--keep-field was not given, now n:int64"),
         ({"min_tokens": 2}, "--min-tokens was not given, now 2"),
         ({"validation_fraction": 0.5}, "--validation-fraction was not given, now 0.5"),
         ({"shard_tokens": 1000}, "--shard-tokens was 256000000, now 1000"),
@@ -343,7 +343,7 @@ def test_a_manifest_of_nothing_is_refused(shop: Shop) -> None:
         shop.open()
 
 
-@pytest.mark.parametrize("options", [{}, {"dedup": "exact", "limit": 1}])
+@pytest.mark.parametrize("options", [{}, {"dedup": "exact", "max_documents": 1}])
 def test_texts_can_be_compared_only_with_generations_that_kept_their_hashes(
     shop: Shop, options: dict[str, Any]
 ) -> None:

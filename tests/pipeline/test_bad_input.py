@@ -188,7 +188,7 @@ BAD_RECORDS = {
         b'{"text": "good", "n": 1}\n{"text": "x", "n": "1"}\n{"text": "good"}\n',
         "kept field of another type",
         """field 'n' is "1", not int64""",
-        ("--keep", "n:int64"),
+        ("--keep-field", "n:int64"),
     ),
     "a csv row with too few fields": BadRecord(
         "a.csv", b"text,n\ngood,1\nshort\ngood,3\n", "malformed", "line 3: 1 fields, the header has 2"
@@ -227,7 +227,7 @@ BAD_RECORDS = {
         b"text,n\ngood,1\nx,one\ngood,\n",
         "kept field of another type",
         "field 'n' is 'one', not int64",
-        ("--keep", "n:int64"),
+        ("--keep-field", "n:int64"),
     ),
     **{
         f"{what} in {file}": BadRecord(file, encode(found), reason, detail, options, hint)
@@ -252,7 +252,7 @@ BAD_RECORDS = {
                 table_of([b"good", b"x", b"good"], n=pa.array(["1", "one", None])),
                 "kept field of another type",
                 "field 'n' is 'one', not int64",
-                ("--keep", "n:int64"),
+                ("--keep-field", "n:int64"),
                 REPAIR,
             ),
         ]
@@ -599,7 +599,7 @@ def test_an_input_with_any_flipped_bytes_is_read_or_refused_but_never_crashes(fi
 def test_damage_behind_the_limit_is_not_seen(tokshard_build, monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)
     write("a.jsonl.gz", gzip.compress(LINES)[:-1])
-    seen = tokshard_build("a.jsonl.gz", "--limit", "5")
+    seen = tokshard_build("a.jsonl.gz", "--max-documents", "5")
     assert seen.exit_code == 0
     assert len(seen.texts) == 5
 
@@ -817,12 +817,12 @@ def test_with_several_workers_a_bad_record_before_damage_decides_as_in_one_proce
 def test_with_several_workers_a_bad_record_behind_the_limit_is_not_seen(tokshard_build):
     write("d/a.jsonl", padded(900, {}))
     write("d/b.jsonl", padded(900, {400: b"{"}))
-    alone = tokshard_build("d", "--task-bytes", "1MiB", "--limit", "1200")
-    shared = tokshard_build("d", "--task-bytes", "1MiB", "--limit", "1200", "--force", workers=2)
+    alone = tokshard_build("d", "--task-bytes", "1MiB", "--max-documents", "1200")
+    shared = tokshard_build("d", "--task-bytes", "1MiB", "--max-documents", "1200", "--force", workers=2)
     assert (alone.exit_code, shared.exit_code) == (0, 0)
     assert len(shared.texts) == 1_200
     assert [source.records_read for source in open_corpus(shared.directory).sources()] == [900, 300]
-    seen = tokshard_build("d", "--task-bytes", "1MiB", "--limit", "1300", "--force", workers=2)
+    seen = tokshard_build("d", "--task-bytes", "1MiB", "--max-documents", "1300", "--force", workers=2)
     seen.assert_failed("d/b.jsonl, line 400: malformed: Input data was truncated: '{'", REPAIR)
 
 
@@ -858,9 +858,15 @@ def test_the_rejects_of_all_tasks_are_in_input_order(tokshard_build, monkeypatch
         (["none.jsonl"], "none.jsonl does not exist"),
         (["a.jsonl", "a.jsonl"], "a.jsonl is an input twice: a.jsonl is the same file"),
         (["a.md"], "a.md: the name does not tell the format"),
-        (["a.jsonl", "--keep", "url:text"], "url: unknown type 'text', expected one of string, int64, float64, bool"),
-        (["a.jsonl", "--keep", "tokens"], "a kept column cannot be called 'tokens': that is the column of token ids"),
-        (["a.jsonl", "--input-format", "json"], "input_format is 'json'"),
+        (
+            ["a.jsonl", "--keep-field", "url:text"],
+            "url: unknown type 'text', expected one of string, int64, float64, bool",
+        ),
+        (
+            ["a.jsonl", "--keep-field", "tokens"],
+            "a kept column cannot be called 'tokens': that is the column of token ids",
+        ),
+        (["a.jsonl", "--format", "json"], "format is 'json'"),
     ],
 )
 def test_a_wrong_call_exits_2_and_leaves_nothing(arguments, problem, tokshard_build):

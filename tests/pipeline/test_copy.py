@@ -208,7 +208,7 @@ def test_a_condition_may_be_about_a_column_that_is_not_copied(corpus, tmp_path):
 def test_ranges_of_hashes_divide_a_corpus_and_keep_equal_documents_together(corpus, tmp_path):
     parts = []
     for number, hashes in enumerate([(0.0, 0.3), (0.3, 0.9), (0.9, 1.0)]):
-        copy_corpus(corpus, out=tmp_path / str(number), hashes=hashes)
+        copy_corpus(corpus, out=tmp_path / str(number), hash_range=hashes)
         parts.append({row[0] for row in rows(tmp_path / str(number))})
     everything = {row[0] for row in rows(corpus)}
     assert sum(map(len, parts)) == len(everything)
@@ -439,7 +439,7 @@ def test_a_copy_replaces_nothing_without_force_and_never_what_it_reads(corpus, t
         (["--where", "lang"], "not a condition"),
         (["--where", "lang=en", "--where", "lang=fr"], "names the column lang 2 times"),
         (["--where", "country=en"], "no kept column 'country'"),
-        (["--hash", "0.9:0.1"], "not a part of 0:1"),
+        (["--hash-range", "0.9:0.1"], "not a part of 0:1"),
         (["--source", "nothing"], "no source is called nothing"),
     ],
 )
@@ -460,7 +460,7 @@ def test_conditions_that_no_document_meets_are_named_and_leave_no_corpus(corpus,
 
 
 def test_the_command_says_what_it_took(corpus, tmp_path, capsys):
-    conditions = ["--where", "lang=de", "--source", "*b.jsonl", "--hash", "0:0.9", "--shuffle", "17"]
+    conditions = ["--where", "lang=de", "--source", "*b.jsonl", "--hash-range", "0:0.9", "--shuffle", "17"]
     assert run(["copy", str(corpus), "--out", str(tmp_path / "copy"), *conditions]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     found = rows(tmp_path / "copy")

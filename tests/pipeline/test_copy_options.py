@@ -46,7 +46,7 @@ def left_out(directory: Path) -> dict[str, int]:
 @SEEDS
 @pytest.mark.parametrize("limit", [1, 50, 119, 120, 500])
 def test_a_limit_takes_the_first_documents(corpus, tmp_path, limit, seed):
-    copy_corpus(corpus, out=tmp_path / "copy", limit=limit, shuffle=seed)
+    copy_corpus(corpus, out=tmp_path / "copy", max_documents=limit, shuffle=seed)
     taken = rows(corpus)[:limit]
     assert sorted(rows(tmp_path / "copy"), key=str) == sorted(taken, key=str)
     assert seed is not None or rows(tmp_path / "copy") == taken
@@ -119,7 +119,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"shuffle": 17},
     {"where": {"lang": "en"}},
     {"dedup": "exact", "shuffle": 3},
-    {"limit": 70},
+    {"max_documents": 70},
     {"validation_fraction": 0.3, "max_tokens": 60},
 ]
 
@@ -148,7 +148,7 @@ def test_the_status_of_a_copy_that_was_stopped_names_the_command_that_continues_
     def refuse(*_: object) -> None:
         raise StoppedError
 
-    options: dict[str, Any] = {"where": {"lang": "en"}, "hashes": (0.0, 0.9), "columns": ["lang"], "shuffle": seed}
+    options: dict[str, Any] = {"where": {"lang": "en"}, "hash_range": (0.0, 0.9), "columns": ["lang"], "shuffle": seed}
     with monkeypatch.context() as patch:
         patch.setattr(building, "commit", refuse)
         with pytest.raises(StoppedError):
@@ -207,7 +207,7 @@ def test_a_copy_of_a_corpus_whose_kept_values_changed_is_another_copy(tmp_path):
         ({"shard_tokens": -5}, "shard_tokens is -5: expected int >= 1"),
         ({"min_tokens": "3"}, "min_tokens is '3': expected int"),
         ({"workers": 0}, "workers is 0: expected int >= 1"),
-        ({"hashes": (0.5, 0.5)}, "hashes is 0.5:0.5, expected a part of 0:1"),
+        ({"hash_range": (0.5, 0.5)}, "hash_range is 0.5:0.5, expected a part of 0:1"),
         ({"text_field": "body"}, "text_field is given, and the sources are read as documents"),
     ],
 )

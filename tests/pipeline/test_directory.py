@@ -430,7 +430,7 @@ def test_damage_behind_a_limit_is_not_looked_for(place):
     for number in range(6):
         content = jsonl([{"text": f"text {number}"}])
         (place / "data" / f"{number:02d}.jsonl.gz").write_bytes(b"damaged" if number in (1, 4) else gzip_of(content))
-    out = build(place, place / "data", on_bad_source="skip", limit=2)
+    out = build(place, place / "data", on_bad_source="skip", max_documents=2)
     assert [json.loads(line)["source"] for line in (out / names.REJECTS).read_text().splitlines()] == [
         "data/01.jsonl.gz"
     ]

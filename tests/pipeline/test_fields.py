@@ -26,7 +26,7 @@ MARK = b"\xef\xbb\xbf"
 
 
 @pytest.mark.parametrize(
-    ("options", "name"), [({"keep": ["urll"]}, "--keep urll"), ({"id_field": "urll"}, "--id-field urll")]
+    ("options", "name"), [({"keep_field": ["urll"]}, "--keep-field urll"), ({"id_field": "urll"}, "--id-field urll")]
 )
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.bz2"])
 def test_a_kept_field_that_no_line_has_is_an_error(suffix, options, name, tmp_path):
@@ -43,7 +43,7 @@ def test_a_kept_field_that_one_record_of_one_task_has_is_kept(tmp_path, monkeypa
     patch_chunk_bytes(monkeypatch, 64)
     path = tmp_path / "a.jsonl"
     path.write_bytes(jsonl([{"text": "a" * 50}] * 9 + [{"text": "b", "url": None}] + [{"text": "c"}] * 9))
-    corpus = build(path, tmp_path / "out", keep=["url"], task_bytes=64)
+    corpus = build(path, tmp_path / "out", keep_field=["url"], task_bytes=64)
     assert corpus.num_documents == 19
     assert corpus.metadata(9) == {"url": None}
 
@@ -51,13 +51,15 @@ def test_a_kept_field_that_one_record_of_one_task_has_is_kept(tmp_path, monkeypa
 def test_plain_text_has_no_fields_to_keep(tmp_path):
     (tmp_path / "a.txt").write_text("a")
     with pytest.raises(UsageError, match="none of 1 records has the field 'url'"):
-        build(tmp_path / "a.txt", tmp_path / "out", keep=["url"])
+        build(tmp_path / "a.txt", tmp_path / "out", keep_field=["url"])
     (tmp_path / "b.jsonl").write_bytes(jsonl([{"text": "b", "url": "u"}]))
-    corpus = build([tmp_path / "a.txt", tmp_path / "b.jsonl"], tmp_path / "both", keep=["url"])
+    corpus = build([tmp_path / "a.txt", tmp_path / "b.jsonl"], tmp_path / "both", keep_field=["url"])
     assert [corpus.metadata(index)["url"] for index in (0, 1)] == [None, "u"]
 
 
-@pytest.mark.parametrize(("options", "name"), [({"keep": ["m"]}, "--keep"), ({"id_field": "m"}, "--id-field")])
+@pytest.mark.parametrize(
+    ("options", "name"), [({"keep_field": ["m"]}, "--keep-field"), ({"id_field": "m"}, "--id-field")]
+)
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
 def test_a_missing_column_names_the_option_that_asked_for_it(kind, options, name, tmp_path):
     rows = [{"text": "a", "n": "b"}]
@@ -82,9 +84,9 @@ MARKED: dict[str, tuple[bytes, dict[str, str]]] = {
     "a.jsonl.bz2": (bz2.compress(MARK + jsonl([{"text": "a"}, {"text": "b"}])), {}),
     "a.csv": (MARK + b"text\na\nb\n", {}),
     "b.csv": (MARK + b'"text"\na\nb\n', {}),
-    "a.txt": (MARK + b"a\n\nb\n", {"text_mode": "paragraph"}),
-    "b.txt": (MARK + b"a\nb\n", {"text_mode": "line"}),
-    "b.txt.bz2": (bz2.compress(MARK + b"a\nb\n"), {"text_mode": "line"}),
+    "a.txt": (MARK + b"a\n\nb\n", {"text_unit": "paragraph"}),
+    "b.txt": (MARK + b"a\nb\n", {"text_unit": "line"}),
+    "b.txt.bz2": (bz2.compress(MARK + b"a\nb\n"), {"text_unit": "line"}),
     "a.tar": (tar_bytes([("a.txt", MARK + b"a"), ("b.txt", b"b")]), {}),
     "b.tar": (tar_bytes([("a.json", MARK + b'{"text": "a"}'), ("b.json", b'{"text": "b"}')]), {}),
     "c.tar": (tar_bytes([("a.txt", MARK + b"a"), ("b.txt", b"b")]), {"text_field": "txt"}),
@@ -110,7 +112,7 @@ def test_a_text_file_may_be_as_long_as_a_document_and_have_a_mark(tmp_path):
 
 def test_a_mark_inside_of_a_text_stays(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"a\n" + MARK + b"b\n")
-    assert texts_of(build(tmp_path / "a.txt", tmp_path / "out", text_mode="line")) == ["a", "\ufeffb"]
+    assert texts_of(build(tmp_path / "a.txt", tmp_path / "out", text_unit="line")) == ["a", "\ufeffb"]
 
 
 def _tokenizer(directory: Path) -> str:

@@ -127,7 +127,7 @@ def test_a_million_empty_lines_are_a_million_empty_records(build, tmp_path):
 def test_a_million_empty_lines_of_text_are_no_documents(mode, build, tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\n" * 1_000_000 + b"last\n")
-    outcome = build(path, "--text-mode", mode)
+    outcome = build(path, "--text-unit", mode)
     assert outcome.exit_code == 0, outcome.problem
     assert outcome.left_out() == ({"empty": 1_000_000} if mode == "line" else {})
     assert outcome.peak_bytes < BASE_BYTES
@@ -161,7 +161,7 @@ OBJECTS = b'{"a":' * 10_000 + b"1" + b"}" * 10_000
 
 
 VALUES = {"arrays": NESTED, "objects": OBJECTS, "open arrays": b"[" * 1_000_000, "open objects": b'{"text":' * 100_000}
-OPTIONS = {"not read": (), "kept": ("--keep", "deep"), "the text": ("--text-field", "deep.a.a")}
+OPTIONS = {"not read": (), "kept": ("--keep-field", "deep"), "the text": ("--text-field", "deep.a.a")}
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_members_of_json_that_are_nested_deeply_are_bad_records(build, tmp_path)
         tar_bytes([("a.txt", b"good"), ("a.json", b'{"x": 1, "text": "a"}'), ("b.txt", b"x"), ("b.json", NESTED)])
     )
     for field, kept in (("text", "x"), ("txt", "json.x")):
-        outcome = build(path, "--text-field", field, "--keep", kept, "--on-bad-record", "skip", "--force")
+        outcome = build(path, "--text-field", field, "--keep-field", kept, "--on-bad-record", "skip", "--force")
         assert outcome.exit_code == 0, outcome.problem
         assert outcome.left_out() == {"malformed": 1}
 
@@ -238,7 +238,7 @@ def test_a_line_that_a_bomb_unpacks_to_is_one_bad_record_and_never_held(name, li
     path = tmp_path / name
     path.write_bytes(bomb(num_mib * MIB, *LINES[name]))
     assert path.stat().st_size < 2 * MIB
-    options = ["--text-mode", "line", "--on-bad-record", "skip"]
+    options = ["--text-unit", "line", "--on-bad-record", "skip"]
     outcome = build(path, *options, "--max-document-bytes", f"{limit_mib}MiB")
     assert outcome.exit_code == 0, outcome.problem
     assert outcome.left_out() == {"over max-document-bytes": 1}

@@ -105,7 +105,7 @@ def test_a_delimiter_inside_a_document_ends_a_document(place):
 
 def test_another_delimiter_of_the_sources_becomes_eos(place):
     prefix = foreign.megatron(place / "a", [[1, 99, 2, EOS, 3, 99], [4]])
-    assert documents_of(imported(place, prefix, delimiter=99)) == [[1, EOS], [2, EOS], [3, EOS], [4, EOS]]
+    assert documents_of(imported(place, prefix, source_eos=99)) == [[1, EOS], [2, EOS], [3, EOS], [4, EOS]]
 
 
 def test_bos_is_recognised_or_added_once(place):
@@ -148,19 +148,19 @@ def test_memory_maps_are_cut_at_the_delimiter(place):
 
 def test_a_flat_file_of_any_name_is_read_with_a_dtype_and_a_delimiter(place):
     (place / "train.bin").write_bytes(foreign.flat([[1, 2, 99, 3, 99]], "u4"))
-    options = {"input_format": "flat", "token_dtype": "uint32", "delimiter": 99}
+    options = {"format": "flat", "token_dtype": "uint32", "source_eos": 99}
     assert documents_of(imported(place, place / "train.bin", **options)) == [[1, 2, EOS], [3, EOS]]
 
 
 def test_a_flat_file_in_which_the_delimiter_never_occurs_is_refused_with_the_counts(place):
     (place / "a.npy").write_bytes(foreign.flat([[1, 2, 9], [4, 9]], "u2"))
     with pytest.raises(SourceError) as caught:
-        imported(place, place / "a.npy", delimiter=7)
+        imported(place, place / "a.npy", source_eos=7)
     assert caught.value.problem.endswith(
         "a.npy has 5 ids and no delimiter among them; looked for id 0 and 7 stored as uint16, and the last id is 9"
     )
     assert "0 and 5, as NAME.offsets.npy" in caught.value.hint
-    assert documents_of(imported(place, place / "a.npy", delimiter=9, force=True)) == [[1, 2, EOS], [4, EOS]]
+    assert documents_of(imported(place, place / "a.npy", source_eos=9, force=True)) == [[1, 2, EOS], [4, EOS]]
     foreign.numpy_arrays(place / "a.npy", [[1, 2, 9, 4, 9]])
     assert documents_of(imported(place, place / "a.npy", force=True)) == [[1, 2, 9, 4, 9, EOS]]
 
@@ -169,7 +169,7 @@ def test_a_flat_file_without_delimiters_is_refused_before_it_fills_the_memory(pl
     (place / "a.npy").write_bytes(foreign.flat([[1] * 100], "u2"))
     with pytest.raises(SourceError, match="has no delimiter in 64 bytes; looked for id 0 stored as uint16") as caught:
         imported(place, place / "a.npy", max_document_bytes=64)
-    assert "--delimiter" in caught.value.hint
+    assert "--source-eos" in caught.value.hint
 
 
 @pytest.mark.parametrize("encoding", foreign.MDS_ENCODINGS)
@@ -204,7 +204,7 @@ def test_a_directory_in_which_one_of_two_files_is_missing_is_refused(place, gone
 def test_a_companion_that_is_missing_is_named_and_not_the_file_that_needs_it(place):
     file = foreign.megatron(place / "a", DOCUMENTS).with_name("a.bin")
     with pytest.raises(BadSourceError, match=r"/index\.json cannot be read: .*; \S+/a\.bin needs it as litdata"):
-        imported(place, file, input_format="litdata")
+        imported(place, file, format="litdata")
     with pytest.raises(UsageError, match=r"/a\.idx holds no ids"):
         imported(place, place / "a.idx")
 
@@ -443,10 +443,10 @@ TABLES_WITH_COLUMNS = {"a.parquet": parquet_bytes, "a.arrow": arrow_bytes, "b.ar
 @pytest.mark.parametrize("name", TABLES_WITH_COLUMNS)
 def test_columns_of_a_table_of_ids_are_kept_one_value_for_each_document(place, name):
     (place / name).write_bytes(TABLES_WITH_COLUMNS[name](columns_table(DOCUMENTS), 2))
-    result = imported(place, place / name, id_field="name", keep=["labels"])
+    result = imported(place, place / name, id_field="name", keep_field=["labels"])
     assert documents_of(result) == DOCUMENTS
     assert [note for note in result.notes if "left out" in note] == [
-        f"columns of {name} that are left out: meta; --keep NAME keeps one, with a value for each document"
+        f"columns of {name} that are left out: meta; --keep-field NAME keeps one, with a value for each document"
     ]
     with open_corpus(result.directory) as corpus:
         kept = [corpus.metadata(index) for index in range(len(DOCUMENTS))]
@@ -458,8 +458,8 @@ def test_a_document_whose_kept_value_has_another_type_is_a_bad_record(place):
     with pytest.raises(
         BadRecordError, match=r"record 3: kept field of another type: field 'meta\.n' is 'two', not int"
     ):
-        imported(place, place / "a.parquet", keep=["meta.n:int64"])
-    result = imported(place, place / "a.parquet", keep=["meta.n:int64"], on_bad_record="skip", force=True)
+        imported(place, place / "a.parquet", keep_field=["meta.n:int64"])
+    result = imported(place, place / "a.parquet", keep_field=["meta.n:int64"], on_bad_record="skip", force=True)
     assert documents_of(result) == [*DOCUMENTS[:2], *DOCUMENTS[3:]]
     with open_corpus(result.directory) as corpus:
         assert [corpus.metadata(index)["meta.n"] for index in range(4)] == [0, 1, 3, 4]
@@ -468,14 +468,14 @@ def test_a_document_whose_kept_value_has_another_type_is_a_bad_record(place):
 def test_every_part_of_a_document_that_delimiters_cut_keeps_its_values(place):
     table = pa.table({"tokens": pa.array([[1, EOS, 2, EOS], [3, EOS]], pa.list_(pa.int32())), "n": [7, 8]})
     (place / "a.parquet").write_bytes(parquet_bytes(table))
-    result = imported(place, place / "a.parquet", keep=["n:int64"])
+    result = imported(place, place / "a.parquet", keep_field=["n:int64"])
     with open_corpus(result.directory) as corpus:
         assert [corpus.metadata(index)["n"] for index in range(3)] == [7, 7, 8]
 
 
 def test_columns_of_mds_are_kept_and_those_that_would_be_unpickled_refused(place):
     folder = foreign.mds(place / "mds", [DOCUMENTS[:2], DOCUMENTS[2:]])
-    result = imported(place, folder, id_field="id", keep=["n:int64"])
+    result = imported(place, folder, id_field="id", keep_field=["n:int64"])
     assert documents_of(result) == DOCUMENTS
     assert not any("left out" in note for note in result.notes)
     with open_corpus(result.directory) as corpus:
@@ -485,13 +485,13 @@ def test_columns_of_mds_are_kept_and_those_that_would_be_unpickled_refused(place
     with pytest.raises(UsageError, match=r"column 'id' .* is stored as pkl, which cannot be kept"):
         imported(place, folder, id_field="id", force=True)
     with pytest.raises(UsageError, match="has no column 'other'; it has id, tokens, n"):
-        imported(place, folder, keep=["other"], force=True)
+        imported(place, folder, keep_field=["other"], force=True)
 
 
 def test_inputs_without_columns_beside_a_table_have_no_kept_values(place):
     (place / "a.parquet").write_bytes(parquet_bytes(columns_table(DOCUMENTS)))
     foreign.megatron(place / "b", DOCUMENTS[:1])
-    result = imported(place, place / "a.parquet", place / "b", keep=["name"])
+    result = imported(place, place / "a.parquet", place / "b", keep_field=["name"])
     with open_corpus(result.directory) as corpus:
         assert [corpus.metadata(index)["name"] for index in (0, 4, 5)] == ["doc 0", "doc 4", None]
 
@@ -499,7 +499,7 @@ def test_inputs_without_columns_beside_a_table_have_no_kept_values(place):
 def test_columns_with_a_value_for_each_id_cannot_be_kept(place):
     (place / "a.arrow").write_bytes(arrow_bytes(pa.table({"tokens": pa.array([1, EOS], pa.int32()), "mask": [0, 1]})))
     with pytest.raises(UsageError, match="have a value for each id, and not for each document"):
-        imported(place, place / "a.arrow", keep=["mask"])
+        imported(place, place / "a.arrow", keep_field=["mask"])
     assert any("left out: mask" in note for note in imported(place, place / "a.arrow").notes)
 
 
@@ -512,7 +512,7 @@ def test_a_parquet_column_of_ids_themselves_is_refused(place):
 def test_an_import_is_estimated_and_nothing_is_written(place, capsys, monkeypatch):
     monkeypatch.chdir(place)
     (place / "a.parquet").write_bytes(parquet_bytes(columns_table(DOCUMENTS * 40)))
-    words = ["import", "a.parquet", "--out", "out", "--tokenizer", "tok", "--keep", "labels", "--dry-run"]
+    words = ["import", "a.parquet", "--out", "out", "--tokenizer", "tok", "--keep-field", "labels", "--dry-run"]
     assert run([*words, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["documents"], shown["tokens"]) == (200, 40 * sum(map(len, DOCUMENTS)))
@@ -607,7 +607,7 @@ def test_tasks_that_share_a_file_write_what_one_task_writes(place):
 
 def test_options_of_a_build_mean_the_same(place):
     prefix = foreign.megatron(place / "a", [[number, number, EOS] for number in range(1, 101)])
-    assert len(documents_of(imported(place, prefix, limit=7))) == 7
+    assert len(documents_of(imported(place, prefix, max_documents=7))) == 7
     result = imported(place, prefix, validation_fraction=0.2, force=True)
     parts = [{document[0] for document in documents_of_place(corpus.directory)} for corpus in result.corpora]
     assert sorted(parts[0] | parts[1]) == list(range(1, 101))
@@ -751,11 +751,11 @@ def test_what_is_exported_is_imported_document_for_document(place, form):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"text_mode": "line"}, "text_mode is given"),
-        ({"keep": ["url"]}, "keep is given, and the sources are megatron, which do not use it"),
+        ({"text_unit": "line"}, "text_unit is given"),
+        ({"keep_field": ["url"]}, "keep_field is given, and the sources are megatron, which do not use it"),
         ({"id_field": "url"}, "id_field is given, and the sources are megatron, which do not use it"),
-        ({"input_format": "csv"}, "input_format is 'csv'"),
-        ({"delimiter": -1}, "delimiter is -1: expected int >= 0"),
+        ({"format": "csv"}, "format is 'csv'"),
+        ({"source_eos": -1}, "source_eos is -1: expected int >= 0"),
         ({"token_dtype": "float32"}, "token_dtype is 'float32'"),
     ],
 )

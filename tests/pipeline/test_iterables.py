@@ -94,7 +94,7 @@ def test_paths_and_iterables_stand_side_by_side_in_order(build):
 
 def test_fields_of_records_are_found_and_kept_as_in_files(build):
     records = [{"a": {"b": "one"}, "n": np.int64(1)}, {"a.b": "two", "a": {"b": "not this"}, "n": None, "id": 7}]
-    build(records, text_field="a.b", keep="n:int64", id_field="id")
+    build(records, text_field="a.b", keep_field="n:int64", id_field="id")
     with open_corpus("out") as corpus:
         assert texts_of(corpus) == ["one", "two"]
         assert [corpus.metadata(number) for number in (0, 1)] == [
@@ -131,7 +131,7 @@ def test_bad_records_of_an_iterable_can_be_left_out(build):
 def test_a_limit_reads_no_further_than_it_must(build, monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)
     read = []
-    build((read.append(text) or text for text in TEXTS), limit=3, task_bytes=64)
+    build((read.append(text) or text for text in TEXTS), max_documents=3, task_bytes=64)
     assert built_texts() == TEXTS[:3]
     assert len(read) < len(TEXTS)
 
@@ -218,12 +218,12 @@ def test_a_segment_of_a_stream_has_at_most_what_a_worker_should_hold(build, monk
     ("options", "problem"),
     [
         ({"shard_tokens": "1B"}, "shard_tokens is '1B': expected int | null, got str"),
-        ({"limit": 1.5}, "limit is 1.5: expected int | null, got float"),
+        ({"max_documents": 1.5}, "max_documents is 1.5: expected int | null, got float"),
         ({"workers": True}, "workers is True: expected int | null, got bool"),
         ({"workers": np.True_}, "workers is True: expected int | null, got bool"),
         ({"validation_fraction": "1%"}, "validation_fraction is '1%': expected float | null, got str"),
         ({"text_field": 7}, "text_field is 7: expected str, got int"),
-        ({"keep": [7]}, "keep is [7]: expected str, got int"),
+        ({"keep_field": [7]}, "keep_field is [7]: expected str, got int"),
         ({"out": None}, "out is None, expected a path"),
         ({"tokenizer": 7}, "tokenizer is 7, expected a path"),
         ({"dedup": True}, "dedup is True"),
@@ -238,9 +238,9 @@ def test_an_argument_of_another_type_is_refused_with_a_hint(options, problem, bu
 
 
 def test_numbers_of_numpy_are_numbers(build):
-    build(RECORDS, shard_tokens=np.int64(50), limit=np.uint8(5), validation_fraction=np.float32(0.5))
+    build(RECORDS, shard_tokens=np.int64(50), max_documents=np.uint8(5), validation_fraction=np.float32(0.5))
     with open_corpus("out/train") as corpus:
-        assert (corpus.manifest.build.shard_tokens, corpus.manifest.build.limit) == (50, 5)
+        assert (corpus.manifest.build.shard_tokens, corpus.manifest.build.max_documents) == (50, 5)
 
 
 def test_a_printed_result_is_a_line_for_each_corpus(build):

@@ -123,7 +123,7 @@ def test_a_job_reads_nothing_again_that_is_done(place, start, reads):
 def test_jobs_read_little_more_than_a_limit_asks_for(place, start, reads, limit):
     write(place / "a.jsonl", [f"text {number}" for number in range(400)])
     for index in (1, 0):
-        start(index, 2, limit=limit)
+        start(index, 2, max_documents=limit)
     commit_corpus(place / "out")
     assert texts_of(open_corpus(place / "out")) == [f"text {number}" for number in range(limit)]
     assert len(reads) < 20  # of 134 tasks

@@ -74,7 +74,7 @@ def test_documents_with_too_few_or_too_many_tokens_are_left_out_and_delimiters_c
 
 def test_a_limit_counts_what_is_written(directory):
     source = write(directory, "a.jsonl", ["a", "bb", "", "c", "dd", "bb", "ee", "f"])
-    out = build(directory, [source], min_tokens=3, dedup="exact", limit=3)
+    out = build(directory, [source], min_tokens=3, dedup="exact", max_documents=3)
     assert facts(out) == (["bb", "dd", "ee"], [{"duplicate": 1, "empty": 1, "under min-tokens": 2}])
 
 
@@ -179,7 +179,7 @@ def test_a_split_without_documents_is_an_error(directory):
 
 def test_a_limit_counts_the_documents_of_both_corpora(directory):
     source = write(directory, "a.jsonl", TEXTS)
-    train, validation = divisibility_of(build(directory, [source], validation_fraction=0.25, limit=100))
+    train, validation = divisibility_of(build(directory, [source], validation_fraction=0.25, max_documents=100))
     assert sorted([*train, *validation]) == sorted(TEXTS[:100])
 
 
@@ -287,7 +287,7 @@ def test_the_first_bad_record_over_the_limit_is_named(directory, monkeypatch):
 def test_bad_records_behind_the_limit_on_documents_do_not_count(directory, monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)
     source = bad_lines(directory, "a.jsonl", 40, {7, 30, 31, 32})
-    out = build(directory, [source], max_bad_records=1, on_bad_record="skip", task_bytes=64, limit=25)
+    out = build(directory, [source], max_bad_records=1, on_bad_record="skip", task_bytes=64, max_documents=25)
     assert facts(out)[1] == [{"malformed": 1}]
 
 
@@ -304,7 +304,7 @@ def test_a_limit_is_kept_where_a_task_ran_with_more_room_and_what_is_behind_it_i
     content = b"\n".join(lines)
     (directory / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     sources, options = [first, directory / name], {"tokenizer": directory / ".tokenizer", "out": directory / "out"}
-    options |= {"task_bytes": 64, "limit": 30, "workers": 1}
+    options |= {"task_bytes": 64, "max_documents": 30, "workers": 1}
     with contextlib.suppress(BadRecordError):
         run_job(sources, job_index=1, num_jobs=2, **options)
     run_job(sources, job_index=0, num_jobs=2, **options)
@@ -394,7 +394,7 @@ def test_kept_columns_stay_with_their_documents(directory):
     out = build(
         directory,
         [directory / "a.jsonl"],
-        keep=["n:int64"],
+        keep_field=["n:int64"],
         dedup="exact",
         validation_fraction=0.3,
         min_tokens=3,
@@ -414,7 +414,7 @@ def test_kept_columns_stay_with_their_documents(directory):
     [
         ({}, {"max_tokens": 3}, "--max-tokens was not given, now 3"),
         ({"eos": "a b"}, {"eos": EOS}, f"--eos was 'a b', now '{EOS}'"),
-        ({"keep": ["text"]}, {}, "--keep was text:string, now not given"),
+        ({"keep_field": ["text"]}, {}, "--keep-field was text:string, now not given"),
         ({"text_field": "text"}, {"text_field": "body"}, "--text-field was text, now body"),
     ],
 )

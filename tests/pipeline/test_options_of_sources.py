@@ -97,12 +97,12 @@ def _archive(texts: Sequence[str]) -> bytes:
 KINDS = {
     **{name: _records(name) for name in FORMATS},
     "files of text": Kind(_texts),
-    "text by line": Kind(_file("a.txt", lambda texts: "\n".join(texts).encode()), {"text_mode": "line"}),
+    "text by line": Kind(_file("a.txt", lambda texts: "\n".join(texts).encode()), {"text_unit": "line"}),
     "compressed text by line": Kind(
-        _file("a.txt.xz", lambda texts: lzma.compress("\n".join(texts).encode())), {"text_mode": "line"}
+        _file("a.txt.xz", lambda texts: lzma.compress("\n".join(texts).encode())), {"text_unit": "line"}
     ),
     "text by paragraph": Kind(
-        _file("a.txt.bz2", lambda texts: bz2.compress("\n\n".join(texts).encode())), {"text_mode": "paragraph"}
+        _file("a.txt.bz2", lambda texts: bz2.compress("\n\n".join(texts).encode())), {"text_unit": "paragraph"}
     ),
     "members of text": Kind(_file("a.tar", _archive), {}, 3),
     "samples": Kind(_file("a.tar", _samples), {"text_field": "txt"}),
@@ -175,7 +175,7 @@ def test_all_options_at_once_count_every_record_of_every_kind_of_source(kind, li
         "validation_fraction": 0.3,
         "min_tokens": 3,
         "max_tokens": 50,
-        "limit": limit,
+        "max_documents": limit,
         # members of an archive have a KiB each
         "task_bytes": 8_192 if str(source).endswith(".tar") else 512,
         **KINDS[kind].options,
@@ -238,7 +238,7 @@ def test_a_damaged_part_of_a_data_set_is_left_out_whole(task_bytes, tmp_path, mo
     assert not build_corpus([saved, "hf://a/b"], **options).is_new
 
 
-def test_a_text_mode_that_is_none_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="text_mode is 'page'") as caught:
-        build_corpus([tmp_path], tokenizer=TOKENIZER, out=tmp_path / "out", text_mode="page")
+def test_a_text_unit_that_is_none_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="text_unit is 'page'") as caught:
+        build_corpus([tmp_path], tokenizer=TOKENIZER, out=tmp_path / "out", text_unit="page")
     assert caught.value.hint == "give one of file, line, paragraph"

@@ -75,10 +75,10 @@ def options(out: Path, **more: Any) -> dict[str, Any]:
 
 OPTIONS = {
     "plain": {"on_bad_record": "skip"},
-    "keep": {"on_bad_record": "skip", "keep": "n:int64", "min_tokens": 20},
+    "keep": {"on_bad_record": "skip", "keep_field": "n:int64", "min_tokens": 20},
     "split": {"on_bad_record": "skip", "validation_fraction": 0.1},
     "dedup": {"on_bad_record": "skip", "dedup": "exact"},
-    "limit": {"on_bad_record": "skip", "limit": 5000},
+    "limit": {"on_bad_record": "skip", "max_documents": 5000},
     "bad records": {"on_bad_record": "skip", "max_bad_records": 3},
     "bad source": {"on_bad_record": "skip", "on_bad_source": "skip"},
 }
@@ -88,12 +88,12 @@ OPTIONS = {
 def test_the_bytes_are_those_of_a_local_build(name, cluster, sources, tmp_path):
     given = sources if name == "bad source" else sources[:-1]
     build_corpus(given, **options(tmp_path / "local", workers=2), **OPTIONS[name])
-    build_corpus(given, **options(tmp_path / "ray", executor="ray", ray_address=cluster.address), **OPTIONS[name])
+    build_corpus(given, **options(tmp_path / "ray", ray=cluster.address), **OPTIONS[name])
     assert files(tmp_path / "ray") == files(tmp_path / "local")
 
 
 def test_the_lowest_error_decides_and_names_its_line(cluster, sources, tmp_path):
-    given = options(tmp_path / "out", executor="ray", ray_address=cluster.address)
+    given = options(tmp_path / "out", ray=cluster.address)
     with pytest.raises(BadRecordError, match=r"a.jsonl, line 1001: text is not a string"):
         build_corpus(sources, **given)
 
@@ -103,15 +103,15 @@ def test_a_program_keeps_its_connection_environment_and_handlers(cluster, source
 
     before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
     given = [sources[2]]
-    build_corpus(given, **options(tmp_path / "one", executor="ray", ray_address=cluster.address))
+    build_corpus(given, **options(tmp_path / "one", ray=cluster.address))
     assert not ray.is_initialized()
     assert (dict(os.environ), signal.getsignal(signal.SIGTERM)) == (before, handler)
     ray.init(address=cluster.address, log_to_driver=False)
     try:
-        build_corpus(given, **options(tmp_path / "two", executor="ray"))
+        build_corpus(given, **options(tmp_path / "two", ray="auto"))
         assert ray.is_initialized()
         with pytest.raises(UsageError, match=r"this program has called ray\.init already"):
-            build_corpus(given, **options(tmp_path / "three", executor="ray", ray_address="local"))
+            build_corpus(given, **options(tmp_path / "three", ray="local"))
     finally:
         ray.shutdown()
         os.environ.clear()
@@ -123,17 +123,17 @@ def test_a_program_keeps_its_connection_environment_and_handlers(cluster, source
 def test_an_address_without_a_cluster_is_refused_with_the_next_step(sources, tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(UsageError, match=r"Ray Client \(ray://\)") as caught:
-        build_corpus([sources[2]], **options(tmp_path / "out", executor="ray", ray_address="ray://127.0.0.1:1"))
+        build_corpus([sources[2]], **options(tmp_path / "out", ray="ray://127.0.0.1:1"))
     assert "ray job submit" in caught.value.hint
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])
 def test_an_address_where_nobody_listens_is_refused_within_seconds(how, sources, tmp_path, monkeypatch):
     began = time.monotonic()
-    given = "127.0.0.1:9" if how == "option" else None
-    monkeypatch.setenv("RAY_ADDRESS", "" if given else "127.0.0.1:9")
-    with pytest.raises(UsageError, match=r"Ray cannot be reached at --ray-address .*Connection refused"):
-        build_corpus([sources[2]], **options(tmp_path / "out", executor="ray", ray_address=given))
+    given = "127.0.0.1:9" if how == "option" else "auto"
+    monkeypatch.setenv("RAY_ADDRESS", "" if how == "option" else "127.0.0.1:9")
+    with pytest.raises(UsageError, match=r"Ray cannot be reached at --ray .*Connection refused"):
+        build_corpus([sources[2]], **options(tmp_path / "out", ray=given))
     assert time.monotonic() - began < 30
     assert not (tmp_path / "out" / names.WORK / "receipts").exists()
 
@@ -192,13 +192,13 @@ def test_a_node_without_the_output_or_the_sources_is_named_at_the_start(what, cl
     given = [sources[2] if what == "out" else moved]
     with node_of_its_own(cluster, folder):
         with pytest.raises(BuildError) as caught:
-            build_corpus(given, **options(out, executor="ray", ray_address=cluster.address))
+            build_corpus(given, **options(out, ray=cluster.address))
         assert not list(out.glob(RECEIPTS))
     expected = f"does not have the files of --out {out}" if what == "out" else f"cannot take part: {moved} cannot be"
     assert caught.value.problem.startswith("node ")
     assert expected in caught.value.problem
     assert "on a file system that all nodes have at the same path" in caught.value.hint
-    build_corpus(given, **options(out, executor="ray", ray_address=cluster.address))
+    build_corpus(given, **options(out, ray=cluster.address))
 
 
 def test_a_node_with_other_versions_is_refused(cluster, sources, tmp_path, monkeypatch):
@@ -206,7 +206,7 @@ def test_a_node_with_other_versions_is_refused(cluster, sources, tmp_path, monke
     monkeypatch.setattr(resolve, "versions_here", lambda _: {**here, "tokenizers": "0.0.1"})
     other = rf"tokenizers was 0.0.1 when the build began, and is {here['tokenizers']} here"
     with pytest.raises(BuildError, match=rf"node .* has other packages: {other}"):
-        build_corpus([sources[2]], **options(tmp_path / "out", executor="ray", ray_address=cluster.address))
+        build_corpus([sources[2]], **options(tmp_path / "out", ray=cluster.address))
 
 
 # buckets
@@ -248,7 +248,7 @@ def test_a_build_into_a_bucket_gives_the_bytes_of_a_local_one(name, is_source_re
     build_corpus(raw, **options(tmp_path / "out", workers=2), **OPTIONS[name])
     given = f"{s3}/raw" if is_source_remote else raw
     with connected(cluster, credentials()):
-        build_corpus(given, **options(f"{s3}/out", executor="ray"), **OPTIONS[name])
+        build_corpus(given, **options(f"{s3}/out", ray="auto"), **OPTIONS[name])
     assert content(f"{s3}/out") == content(tmp_path / "out")
 
 
@@ -258,7 +258,7 @@ def test_a_node_that_the_bucket_refuses_is_named_at_the_start(cluster, s3, s3_po
         port = stack.enter_context(refusing.running()).port
         stack.enter_context(connected(cluster, {**credentials(), "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}))
         with pytest.raises(BuildError, match=r"^node .* cannot take part: s3://.* access denied: 403") as caught:
-            build_corpus([sources[2]], **options(f"{s3}/out", executor="ray"))
+            build_corpus([sources[2]], **options(f"{s3}/out", ray="auto"))
     assert "AWS_ACCESS_KEY_ID" in caught.value.hint
     assert "the env_vars of Ray's runtime environment" in caught.value.hint
     assert not [name for name in files_below(open_store(f"{s3}/out"), "") if "receipts" in name]
@@ -272,7 +272,7 @@ class Running:
 
     def __init__(self, cluster: Any, source: Path, out: Path) -> None:
         self.out = out
-        arguments = builds.command([str(source)], out, "--executor", "ray", "--ray-address", cluster.address)
+        arguments = builds.command([str(source)], out, "--ray", cluster.address)
         self.process = subprocess.Popen(
             arguments,
             stdout=subprocess.DEVNULL,
@@ -328,7 +328,7 @@ def running(cluster: Any, long_source: Path, tmp_path: Path) -> Iterator[Running
 def finish(cluster: Any, source: Path, out: Path) -> None:
     before = len(list(out.glob(RECEIPTS)))
     assert before
-    result = build_corpus([source], **options(out, executor="ray", ray_address=cluster.address))
+    result = build_corpus([source], **options(out, ray=cluster.address))
     assert 0 < result.tokens_written < result.manifest.num_tokens  # what was done before is kept
 
 

@@ -1,4 +1,4 @@
-"""What a build says of ``--executor ray`` before it needs Ray."""
+"""What a build says of ``--ray`` before it needs Ray."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from tests.pipeline.places import TEXTS, build
 from tokshard import build_corpus
+from tokshard.cli.build import build as build_command
 from tokshard.errors import UsageError
 
 
@@ -20,8 +21,8 @@ def with_ray(monkeypatch):
 
 def test_without_the_package_the_extra_is_named_and_nothing_is_written(place, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match="--executor ray needs the package ray") as caught:
-        build(place, executor="ray")
+    with pytest.raises(UsageError, match="--ray needs the package ray") as caught:
+        build(place, ray="auto")
     assert caught.value.hint == "pip install 'tokshard[ray]'"
     assert not (place / "out").exists()
 
@@ -34,12 +35,11 @@ def test_a_local_build_does_not_import_ray(place, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"executor": "dask"}, "executor is 'dask'"),
-        ({"ray_address": "auto"}, "ray_address is given, and executor is local"),
-        ({"executor": "ray", "ray_address": 6379}, r"ray_address is 6379: expected str \| null, got int"),
+        ({"ray": "notes.jsonl"}, "ray is 'notes.jsonl', which is not the address of a cluster"),
+        ({"ray": 6379}, r"ray is 6379: expected str \| null, got int"),
     ],
 )
-def test_a_wrong_executor_or_address_is_refused(options, problem, place, with_ray):
+def test_a_wrong_address_is_refused(options, problem, place, with_ray):
     with pytest.raises(UsageError, match=problem):
         build(place, **options)
     assert not (place / "out").exists()
@@ -48,10 +48,18 @@ def test_a_wrong_executor_or_address_is_refused(options, problem, place, with_ra
 @pytest.mark.parametrize("sources", ["-", iter(TEXTS), [{"text": text} for text in TEXTS]])
 def test_what_only_this_process_can_read_is_refused(sources, place, with_ray, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"text": "x"}\n')))
-    options = {"tokenizer": place / "tok", "out": place / "out", "executor": "ray"}
+    options = {"tokenizer": place / "tok", "out": place / "out", "ray": "auto"}
     if sources == "-":
-        options["input_format"] = "jsonl"
-    with pytest.raises(UsageError, match="--executor ray reads its sources on other machines") as caught:
+        options["format"] = "jsonl"
+    with pytest.raises(UsageError, match="--ray reads its sources on other machines") as caught:
         build_corpus(sources, **options)
-    assert "leave out --executor" in caught.value.hint
+    assert "leave out --ray" in caught.value.hint
     assert not (place / "out").exists()
+
+
+def test_a_source_behind_the_option_is_not_taken_for_an_address():
+    with pytest.raises(UsageError, match=r"ray is 'notes\.jsonl', which is not the address") as caught:
+        build_command.make_context("build", ["--ray", "notes.jsonl", "--tokenizer", "tok", "--out", "out"])
+    assert "--ray=auto" in caught.value.hint
+    context = build_command.make_context("build", ["notes.jsonl", "--ray", "--tokenizer", "tok", "--out", "out"])
+    assert (context.params["ray"], context.params["sources"]) == ("auto", ("notes.jsonl",))

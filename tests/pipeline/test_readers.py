@@ -114,7 +114,7 @@ def test_a_build_of_any_format_holds_its_documents_in_order(name, task_bytes, tm
     patch_chunk_bytes(monkeypatch, 256)
     path = tmp_path / name
     path.write_bytes(FORMATS[name](RECORDS, 5))
-    corpus = build(path, tmp_path / "out", task_bytes=task_bytes, shard_tokens=300, keep=["n:int64"])
+    corpus = build(path, tmp_path / "out", task_bytes=task_bytes, shard_tokens=300, keep_field=["n:int64"])
     assert texts_of(corpus) == TEXTS
     assert [corpus.provenance(index).record for index in range(len(corpus))] == [*range(1, len(TEXTS) + 1)]
     assert [corpus.metadata(index) for index in range(len(corpus))] == [{"n": index} for index in range(len(TEXTS))]
@@ -133,7 +133,7 @@ def test_all_formats_in_one_build_follow_each_other(tmp_path, monkeypatch):
         (tmp_path / "in" / f"{number:02d}-{name}").write_bytes(encode(RECORDS, 7))
         (tmp_path / "in" / f"{number:02d}-z.txt").write_text(f"a text after {name}\n")
     corpus = build(
-        tmp_path / "in", tmp_path / "out", task_bytes=512, shard_tokens=500, keep=["n"], on_bad_record="skip"
+        tmp_path / "in", tmp_path / "out", task_bytes=512, shard_tokens=500, keep_field=["n"], on_bad_record="skip"
     )
     assert texts_of(corpus) == [text for name in FORMATS for text in [*TEXTS, f"a text after {name}\n"]]
     place = [(2 * number, record) for number in range(len(FORMATS)) for record in range(1, len(TEXTS) + 1)]
@@ -167,7 +167,9 @@ def test_a_limit_takes_the_first_documents_and_reads_no_further(name, limit, tmp
     records = [record for record in RECORDS for record in ({"text": "", "n": -1}, record)]  # each after an empty one
     for number in (0, 1):
         (tmp_path / f"{number}-{name}").write_bytes(FORMATS[name](records, 3))
-    corpus = build([tmp_path / f"0-{name}", tmp_path / f"1-{name}"], tmp_path / "out", task_bytes=256, limit=limit)
+    corpus = build(
+        [tmp_path / f"0-{name}", tmp_path / f"1-{name}"], tmp_path / "out", task_bytes=256, max_documents=limit
+    )
     assert texts_of(corpus) == [*TEXTS, *TEXTS][:limit]
     first, second = corpus.sources()
     assert (first.documents, second.documents) == (min(limit, len(TEXTS)), max(0, limit - len(TEXTS)))
@@ -328,7 +330,7 @@ def test_a_missing_column_is_refused_with_the_fields_there_are(kind, field, keep
     path = write_table(pa.table({"data": [{"x": "a"}], "body": ["b"]}), kind, tmp_path)
     missing = keep[0] if keep else field
     with pytest.raises(UsageError, match=f"has no field '{missing}'; it has data, body"):
-        build(path, tmp_path / "out", text_field=field, keep=keep)
+        build(path, tmp_path / "out", text_field=field, keep_field=keep)
 
 
 @every_table
@@ -362,7 +364,7 @@ NESTED = [
 def test_a_nested_text_field_is_found_below_missing_parents_too(name, tmp_path):
     path = tmp_path / name
     path.write_bytes(FORMATS[name](NESTED, 2))
-    corpus = build(path, tmp_path / "out", text_field="data.body", keep=["data.meta.url"], on_bad_record="skip")
+    corpus = build(path, tmp_path / "out", text_field="data.body", keep_field=["data.meta.url"], on_bad_record="skip")
     assert texts_of(corpus) == ["a", "d"]
     assert [corpus.metadata(index) for index in (0, 1)] == [{"data.meta.url": "u1"}, {"data.meta.url": None}]
     assert [corpus.provenance(index).record for index in (0, 1)] == [1, 4]
@@ -394,7 +396,7 @@ def test_kept_columns_are_the_same_from_every_format(name, tmp_path):
         path.write_bytes(csv_bytes(json_like))
     else:
         path.write_bytes(FORMATS[name](KEPT, 2))
-    corpus = build(path, tmp_path / "out", id_field="i", keep=["s", "i:int64", "f:float64", "b:bool"])
+    corpus = build(path, tmp_path / "out", id_field="i", keep_field=["s", "i:int64", "f:float64", "b:bool"])
     assert texts_of(corpus) == ["a", "b", "c"]
     expected = [{"id": None if r["i"] is None else str(r["i"]), **{k: r[k] for k in "sifb"}} for r in KEPT]
     if name == "csv":  # an empty field is an empty string where strings are asked for
@@ -432,8 +434,8 @@ def test_a_kept_value_that_python_cannot_hold_is_named_by_its_field(kind, tmp_pa
     nanoseconds = pa.StructArray.from_arrays([pa.array([1], pa.timestamp("ns"))], ["at"])
     path = write_table(pa.table({"text": ["t"], "meta": nanoseconds}), kind, tmp_path)
     with pytest.raises(SourceError, match="field 'meta' cannot be read: Nanosecond") as caught:
-        build(path, tmp_path / "out", keep=["meta"])
-    assert caught.value.hint == "leave it out of --keep"
+        build(path, tmp_path / "out", keep_field=["meta"])
+    assert caught.value.hint == "leave it out of --keep-field"
 
 
 @every_table
@@ -442,7 +444,7 @@ def test_nested_nanoseconds_are_kept_as_the_same_text_whether_pandas_is_there_or
         [pa.array([1_000], pa.timestamp("ns")), pa.array([10**9], pa.duration("ns"))], ["at", "for"]
     )
     path = write_table(pa.table({"text": ["t"], "meta": whole}), kind, tmp_path)
-    kept = build(path, tmp_path / "out", keep=["meta"]).metadata(0)
+    kept = build(path, tmp_path / "out", keep_field=["meta"]).metadata(0)
     assert kept == {"meta": '{"at": "1970-01-01 00:00:00.000001", "for": "0:00:01"}'}
 
 
@@ -450,7 +452,7 @@ def test_nested_nanoseconds_are_kept_as_the_same_text_whether_pandas_is_there_or
 def test_a_kept_field_may_be_the_text_field(name, tmp_path):
     path = tmp_path / name
     path.write_bytes(FORMATS[name]([{"text": "a", "n": 1}], 1))
-    assert build(path, tmp_path / "out", keep=["text"]).metadata(0) == {"text": "a"}
+    assert build(path, tmp_path / "out", keep_field=["text"]).metadata(0) == {"text": "a"}
 
 
 # csv
@@ -475,8 +477,8 @@ def test_csv_fields_may_hold_newlines_quotes_and_commas(line_end, tmp_path):
 
 
 def test_csv_may_start_with_a_byte_order_mark_and_name_the_text_anywhere(tmp_path):
-    assert csv_build(b"\xef\xbb\xbfurl,text\nu,a\n", tmp_path, keep=["url"]) == ["a"]
-    assert build(tmp_path / "a.csv", tmp_path / "out", keep=["url"]).metadata(0) == {"url": "u"}
+    assert csv_build(b"\xef\xbb\xbfurl,text\nu,a\n", tmp_path, keep_field=["url"]) == ["a"]
+    assert build(tmp_path / "a.csv", tmp_path / "out", keep_field=["url"]).metadata(0) == {"url": "u"}
 
 
 def test_csv_rows_that_are_broken_are_left_out_with_their_line(tmp_path):
@@ -589,7 +591,7 @@ def test_several_workers_share_one_input_and_give_the_corpus_of_one_process(name
         records = [{**record, "text": record["text"] + "\t" * 2_000} for record in records]
     path = tmp_path / name
     path.write_bytes(FORMATS[name](records, 100))
-    options: dict[str, Any] = {"task_bytes": 1 << 20, "limit": 2_500, "keep": ["n:int64"]}
+    options: dict[str, Any] = {"task_bytes": 1 << 20, "max_documents": 2_500, "keep_field": ["n:int64"]}
     alone = build(path, tmp_path / "alone", **options)
     shared = build(path, tmp_path / "shared", workers=3, **options)
     assert texts_of(alone) == [record["text"] for record in records[:2_500]]

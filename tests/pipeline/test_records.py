@@ -256,7 +256,7 @@ def test_the_kept_fields_that_some_record_has_are_known():
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "a\x00", "a\udcff"])
 def test_a_name_of_a_field_that_json_would_escape_is_refused(name, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}')
-    for arguments in ({"text_field": name}, {"keep": [name]}, {"id_field": name}):
+    for arguments in ({"text_field": name}, {"keep_field": [name]}, {"id_field": name}):
         with pytest.raises(UsageError, match=r"the field name .* (has a quote, backslash or control|is not UTF-8)"):
             build(tmp_path / "a.jsonl", tmp_path / "out", **arguments)
 

@@ -88,7 +88,7 @@ def test_what_datasets_saves_is_read(tmp_path):
     texts = [f"document {number}" for number in range(500)]
     found = datasets.Dataset.from_dict({"text": texts, "n": list(range(500))})
     found.save_to_disk(tmp_path / "saved", num_shards=3)
-    corpus = build(tmp_path / "saved", tmp_path / "out", keep=["n:int64"])
+    corpus = build(tmp_path / "saved", tmp_path / "out", keep_field=["n:int64"])
     assert texts_of(corpus) == texts
     assert corpus.metadata(499) == {"n": 499}
     found.select(range(10, 20)).save_to_disk(tmp_path / "chosen")

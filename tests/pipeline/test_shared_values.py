@@ -109,7 +109,7 @@ def test_a_list_of_very_many_nulls_is_a_bad_record(tmp_path):
     count = (1 << 31) - 1
     lists = pa.ListArray.from_arrays(pa.array([0, 2, count], pa.int32()), pa.nulls(count))
     path = written({"text": pa.array(["a", "b"]), "k": lists}, tmp_path)
-    corpus = build(path, tmp_path / "out", keep=["k"], on_bad_record="skip")
+    corpus = build(path, tmp_path / "out", keep_field=["k"], on_bad_record="skip")
     assert texts_of(corpus) == ["a"]
     assert corpus.metadata(0) == {"k": "[null, null]"}
     assert corpus.manifest.records.left_out == {"over max-document-bytes": 1}
@@ -120,7 +120,7 @@ def test_a_dictionary_of_views_is_read_as_text_and_as_a_kept_value(tmp_path):
     values = pa.array(["a", None, "long enough to be no inline view", "b"], pa.string_view())
     column = pa.DictionaryArray.from_arrays(pa.array([2, 0, None, 1, 2]), values)
     path = written({"text": column, "k": column}, tmp_path)
-    corpus = build(path, tmp_path / "out", keep=["k"], on_bad_record="skip")
+    corpus = build(path, tmp_path / "out", keep_field=["k"], on_bad_record="skip")
     assert texts_of(corpus) == [values[2].as_py(), "a", values[2].as_py()]
     assert corpus.metadata(1) == {"k": "a"}
     assert corpus.manifest.records.left_out == {"missing text": 2}
@@ -148,7 +148,7 @@ UNCOUNTABLE: dict[str, Callable[[], pa.Array]] = {
 def test_a_kept_column_in_which_values_can_be_shared_without_bound_is_refused(what, tmp_path):
     path = written({"text": pa.array(["a", "b", "c"]), "k": UNCOUNTABLE[what]()}, tmp_path)
     with pytest.raises(UsageError, match=r"field 'k' has type .*, which a build cannot keep") as caught:
-        build(path, tmp_path / "out", keep=["k"])
+        build(path, tmp_path / "out", keep_field=["k"])
     assert "cast it to strings, numbers, or lists or structs of those" in caught.value.hint
     assert build_corpus(path, out=tmp_path / "out", tokenizer=str(tmp_path / ".tokenizer"), workers=1)
 

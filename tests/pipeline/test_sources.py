@@ -155,7 +155,7 @@ def test_formats_are_known_by_suffix_whatever_its_case():
     }
 
 
-def test_the_input_format_option_reads_every_file_as_one_format():
+def test_the_format_option_reads_every_file_as_one_format():
     write("d/a", "d/b.txt", "d/c.json", "d/d.log.gz")
     assert found("d", input_format="jsonl") == ["d/a", "d/b.txt", "d/c.json", "d/d.log.gz"]
     assert {source.format for source in discover(["d"], input_format="jsonl").inputs} == {"jsonl"}
@@ -173,7 +173,7 @@ def test_a_named_file_of_unknown_format_is_refused():
     write("a.md")
     with pytest.raises(UsageError, match=r"a\.md: the name does not tell the format") as caught:
         discover(["a.md"], input_format=None)
-    assert caught.value.hint == "give --input-format, one of jsonl, parquet, arrow, txt, csv, tsv, tar"
+    assert caught.value.hint == "give --format, one of jsonl, parquet, arrow, txt, csv, tsv, tar"
 
 
 def test_an_argument_without_an_input_says_what_it_holds_instead():

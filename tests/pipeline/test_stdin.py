@@ -86,7 +86,7 @@ FORMATS: dict[str, bytes] = {
     "name", ["jsonl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("csv", "tsv", "tar"))]
 )
 def test_standard_input_gives_the_corpus_that_a_file_gives_for_any_number_of_workers(name, tmp_path):
-    options = ["--workers", "3", "--task-bytes", "1MiB", "--input-format", name]
+    options = ["--workers", "3", "--task-bytes", "1MiB", "--format", name]
     done = build(FORMATS[name], tmp_path, *options, "--json")
     assert done.returncode == 0, done.stderr
     assert f"note: {read_once_note(STDIN)}" in done.stderr.decode()
@@ -104,38 +104,38 @@ def test_standard_input_gives_the_corpus_that_a_file_gives_for_any_number_of_wor
 
 
 def test_a_process_reads_its_standard_input(tmp_path):
-    command = [sys.executable, "-m", "tokshard", *words(tmp_path, "--input-format", "jsonl")]
+    command = [sys.executable, "-m", "tokshard", *words(tmp_path, "--format", "jsonl")]
     subprocess.run(command, input=FORMATS["jsonl"], cwd=tmp_path, timeout=60, check=True, capture_output=True)
     assert texts_of(open_corpus(tmp_path / "out")) == [record["text"] for record in RECORDS]
 
 
 def test_a_limit_on_standard_input_is_exact_for_any_number_of_workers(tmp_path):
-    options = ["--workers", "3", "--task-bytes", "1MiB", "--input-format", "jsonl", "--limit", "2900"]
+    options = ["--workers", "3", "--task-bytes", "1MiB", "--format", "jsonl", "--max-documents", "2900"]
     assert build(FORMATS["jsonl"], tmp_path, *options).returncode == 0
     assert texts_of(open_corpus(tmp_path / "out")) == [record["text"] for record in RECORDS[:2_900]]
 
 
 def test_standard_input_may_stand_among_files(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(jsonl([{"text": "from a file"}]))
-    done = build(b"a line\nanother\n", tmp_path, "-", "--input-format", "txt", "--text-mode", "line", source="a.jsonl")
+    done = build(b"a line\nanother\n", tmp_path, "-", "--format", "txt", "--text-unit", "line", source="a.jsonl")
     assert done.returncode == 0, done.stderr
-    # --input-format counts for all sources
+    # --format counts for all sources
     assert texts_of(open_corpus(tmp_path / "out")) == ['{"text": "from a file"}', "a line", "another"]
 
 
 def test_a_finished_corpus_of_standard_input_is_only_replaced_by_force(tmp_path):
-    assert build(b"a\n", tmp_path, "--input-format", "txt").returncode == 0
-    again = build(b"b\n", tmp_path, "--input-format", "txt")
+    assert build(b"a\n", tmp_path, "--format", "txt").returncode == 0
+    again = build(b"b\n", tmp_path, "--format", "txt")
     assert (again.returncode, again.stdout) == (2, b"")
     assert "out belongs to another build: standard input cannot be read again" in again.stderr.decode()
     assert texts_of(open_corpus(tmp_path / "out")) == ["a\n"]
-    assert build(b"b\n", tmp_path, "--input-format", "txt", "--force").returncode == 0
+    assert build(b"b\n", tmp_path, "--format", "txt", "--force").returncode == 0
     assert texts_of(open_corpus(tmp_path / "out")) == ["b\n"]
 
 
 def test_a_build_of_standard_input_that_stopped_has_to_start_over(tmp_path):
     broken = jsonl(RECORDS) + b"{\n"
-    options = ["--input-format", "jsonl", "--task-bytes", "1MiB", "--workers", "1"]
+    options = ["--format", "jsonl", "--task-bytes", "1MiB", "--workers", "1"]
     first = build(broken, tmp_path, *options)
     assert first.returncode == 1
     assert "error: -, line 3001: malformed" in first.stderr.decode()
@@ -149,9 +149,9 @@ def test_a_build_of_standard_input_that_stopped_has_to_start_over(tmp_path):
     ("options", "problem"),
     [
         ([], "-: the name does not tell the format"),
-        (["--input-format", "parquet"], "parquet cannot be read from standard input"),
-        (["--input-format", "arrow"], "arrow cannot be read from standard input"),
-        (["-", "--input-format", "txt"], "- is an input twice"),
+        (["--format", "parquet"], "parquet cannot be read from standard input"),
+        (["--format", "arrow"], "arrow cannot be read from standard input"),
+        (["-", "--format", "txt"], "- is an input twice"),
     ],
 )
 def test_what_standard_input_cannot_be_is_refused(options, problem, tmp_path):
@@ -163,7 +163,7 @@ def test_what_standard_input_cannot_be_is_refused(options, problem, tmp_path):
 
 @pytest.mark.parametrize("option", [("--dedup", "exact"), ("--dry-run",)])
 def test_what_would_read_standard_input_twice_is_refused(option, tmp_path):
-    done = build(FORMATS["jsonl"], tmp_path, "--input-format", "jsonl", *option)
+    done = build(FORMATS["jsonl"], tmp_path, "--format", "jsonl", *option)
     assert done.returncode == 2
     assert "can be read once only" in done.stderr.decode()
     assert f"hint: write it to a file first, or leave out {option[0]}" in done.stderr.decode()
@@ -172,7 +172,7 @@ def test_what_would_read_standard_input_twice_is_refused(option, tmp_path):
 
 def test_a_recipe_gives_standard_input_to_one_corpus_only(tmp_path):
     (tmp_path / "two.toml").write_text(
-        '[defaults]\ninput_format = "txt"\ntext_mode = "line"\n'
+        '[defaults]\nformat = "txt"\ntext_unit = "line"\n'
         '[corpora.a]\nsources = "-"\nout = "a"\n[corpora.b]\nsources = "two.toml"\nout = "b"\n'
     )
     assert build(b"one\ntwo\n", tmp_path, source="two.toml", out=False).returncode == 0
@@ -185,12 +185,12 @@ def test_a_recipe_gives_standard_input_to_one_corpus_only(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("limit", [(), ("--limit", "2")])
+@pytest.mark.parametrize("limit", [(), ("--max-documents", "2")])
 def test_a_damaged_standard_input_is_left_out_whole(workers, limit, tmp_path):
     for name in ("a", "z"):
         (tmp_path / f"{name}.tar").write_bytes(tar_bytes([(f"{name}.txt", name.encode())]))
     cut = FORMATS["tar"][: 4 << 20]
-    options = ["--input-format", "tar", "--on-bad-source", "skip", "--task-bytes", "1MiB", *limit]
+    options = ["--format", "tar", "--on-bad-source", "skip", "--task-bytes", "1MiB", *limit]
     done = build(cut, tmp_path, "-", "z.tar", *options, "--workers", str(workers), source="a.tar")
     if limit:  # it falls before the damage
         assert done.returncode == 0, done.stderr
@@ -205,7 +205,7 @@ def test_a_damaged_standard_input_is_left_out_whole(workers, limit, tmp_path):
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 def test_damage_of_standard_input_before_a_limit_counts_and_nothing_is_read_again(policy, tmp_path):
     (tmp_path / "z.tar").write_bytes(tar_bytes([("z.txt", b"z")]))
-    options = ["--input-format", "tar", "--on-bad-source", policy, "--task-bytes", "1MiB", "--limit", "5000"]
+    options = ["--format", "tar", "--on-bad-source", policy, "--task-bytes", "1MiB", "--max-documents", "5000"]
     done = build(FORMATS["tar"][: 4 << 20], tmp_path, "z.tar", *options)
     if policy == "fail":
         assert done.returncode == 1
@@ -217,14 +217,14 @@ def test_damage_of_standard_input_before_a_limit_counts_and_nothing_is_read_agai
 
 
 def test_a_bad_record_of_standard_input_before_a_limit_stops_the_build(tmp_path):
-    options = ["--input-format", "jsonl", "--task-bytes", "1MiB", "--limit", "5000"]
+    options = ["--format", "jsonl", "--task-bytes", "1MiB", "--max-documents", "5000"]
     done = build(jsonl(RECORDS[:2_000]) + b"{\n" + jsonl(RECORDS), tmp_path, *options)
     assert done.returncode == 1
     assert "error: -, line 2001: malformed" in done.stderr.decode()
 
 
 def test_the_status_of_a_stopped_build_of_standard_input_says_that_it_has_to_start_over(tmp_path):
-    options = ["--input-format", "jsonl", "--task-bytes", "1MiB", "--workers", "1"]
+    options = ["--format", "jsonl", "--task-bytes", "1MiB", "--workers", "1"]
     assert build(jsonl(RECORDS) + b"{\n", tmp_path, *options).returncode == 1
     status = str(status_lines(read_status(tmp_path / "out")))
     assert "not possible: standard input can be read once only; start over with --force" in status
@@ -232,6 +232,6 @@ def test_the_status_of_a_stopped_build_of_standard_input_says_that_it_has_to_sta
 
 
 def test_an_empty_standard_input_writes_no_document(tmp_path):
-    done = build(b"", tmp_path, "--input-format", "jsonl", "--json")
+    done = build(b"", tmp_path, "--format", "jsonl", "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["error"].startswith("no document was written: 0 records read")

@@ -65,7 +65,7 @@ def test_members_become_records_in_archive_order(dialect, tmp_path):
         ],
         form=DIALECTS[dialect],
     )
-    corpus = build(write(content, tmp_path), tmp_path / "out", keep=["n:int64"])
+    corpus = build(write(content, tmp_path), tmp_path / "out", keep_field=["n:int64"])
     assert texts_of(corpus) == ["first\n", "second", "third", "fourth", "fifth"]
     assert [corpus.provenance(index).record for index in range(5)] == [1, 2, 3, 5, 7]
     assert [corpus.metadata(index)["n"] for index in range(5)] == [None, 2, 3, None, None]
@@ -139,7 +139,7 @@ def test_the_name_of_a_member_is_a_field_of_its_records(tmp_path):
         ("c.d/x.json", b'{"text": "four"}'),
     ]
     path = write(tar_bytes(members), tmp_path)
-    corpus = build(path, tmp_path / "out", id_field="__name__", keep=["__name__"], on_bad_record="skip")
+    corpus = build(path, tmp_path / "out", id_field="__name__", keep_field=["__name__"], on_bad_record="skip")
     assert texts_of(corpus) == ["one", "two", "three", "four"]
     names = ["a/b.txt", "lines.jsonl", "lines.jsonl", "c.d/x.json"]
     assert [corpus.metadata(index) for index in range(4)] == [{"id": name, "__name__": name} for name in names]
@@ -313,7 +313,11 @@ SAMPLES = [
 
 def test_the_text_of_a_sample_may_be_its_txt_member(tmp_path):
     corpus = build(
-        write(tar_bytes(SAMPLES), tmp_path), tmp_path / "out", text_field="txt", id_field="__key__", keep=["json.url"]
+        write(tar_bytes(SAMPLES), tmp_path),
+        tmp_path / "out",
+        text_field="txt",
+        id_field="__key__",
+        keep_field=["json.url"],
     )
     assert texts_of(corpus) == ["a cat", 'ein Hund, quoted "so"\n', "a third"]
     assert [corpus.metadata(index) for index in range(3)] == [
@@ -342,7 +346,7 @@ def test_a_key_ends_at_the_first_dot_of_the_name_without_its_folders(tmp_path):
         ("notes.v2.txt", b"the extension is v2.txt"),
     ]
     path = write(tar_bytes(members), tmp_path)
-    options: dict[str, Any] = {"text_field": "txt", "id_field": "__key__", "keep": ["json.n"]}
+    options: dict[str, Any] = {"text_field": "txt", "id_field": "__key__", "keep_field": ["json.n"]}
     with pytest.raises(BadRecordError, match=r"no field 'txt'; it has: __key__, v2\.txt$"):
         build(path, tmp_path / "out", **options)
     corpus = build(path, tmp_path / "out", on_bad_record="skip", force=True, **options)
@@ -354,7 +358,7 @@ def test_a_key_ends_at_the_first_dot_of_the_name_without_its_folders(tmp_path):
 
 def test_the_text_of_a_sample_may_be_a_field_of_its_json_member(tmp_path):
     path = write(tar_bytes(SAMPLES), tmp_path)
-    corpus = build(path, tmp_path / "out", text_field="json.caption", keep=["txt"], on_bad_record="skip")
+    corpus = build(path, tmp_path / "out", text_field="json.caption", keep_field=["txt"], on_bad_record="skip")
     assert texts_of(corpus) == ["A cat.", "A dog."]
     assert corpus.metadata(0) == {"txt": "a cat"}
     assert corpus.sources()[0].left_out == {"missing text": 2}
@@ -375,7 +379,7 @@ def test_samples_that_are_wrong_are_bad_records(tmp_path):
     ]
     path = write(tar_bytes(members), tmp_path)
     corpus = build(
-        path, tmp_path / "out", text_field="txt", keep=["json.x"], max_document_bytes=50, on_bad_record="skip"
+        path, tmp_path / "out", text_field="txt", keep_field=["json.x"], max_document_bytes=50, on_bad_record="skip"
     )
     assert texts_of(corpus) == ["good", "good too"]
     assert corpus.sources()[0].left_out == {
@@ -408,8 +412,8 @@ def test_links_among_samples_are_counted_behind_the_sample_that_they_stand_in(tm
 def test_several_workers_share_one_archive_and_give_the_corpus_of_one_process(text_field, tmp_path):
     members = [(f"{number:05d}.txt", f"document {number} {'x' * 2_000}".encode()) for number in range(1_500)]
     path = write(tar_bytes(members), tmp_path)
-    alone = build(path, tmp_path / "alone", task_bytes=1 << 20, limit=1_400, text_field=text_field)
-    shared = build(path, tmp_path / "shared", workers=3, task_bytes=1 << 20, limit=1_400, text_field=text_field)
+    alone = build(path, tmp_path / "alone", task_bytes=1 << 20, max_documents=1_400, text_field=text_field)
+    shared = build(path, tmp_path / "shared", workers=3, task_bytes=1 << 20, max_documents=1_400, text_field=text_field)
     assert texts_of(alone) == [content.decode() for _, content in members[:1_400]]
     assert len({shard.name[:24] for shard in alone.shards}) >= 3
     assert shared.manifest == alone.manifest
@@ -418,6 +422,6 @@ def test_several_workers_share_one_archive_and_give_the_corpus_of_one_process(te
 def test_a_limit_ends_before_members_that_are_left_out(tmp_path, monkeypatch):
     patch_chunk_bytes(monkeypatch, 512)
     members = [(f"{number}.{suffix}", b"text") for number in range(9) for suffix in ("jpg", "txt")]
-    corpus = build(write(tar_bytes(members), tmp_path), tmp_path / "out", task_bytes=1_024, limit=4)
+    corpus = build(write(tar_bytes(members), tmp_path), tmp_path / "out", task_bytes=1_024, max_documents=4)
     (source,) = corpus.sources()
     assert (source.records_read, source.documents, source.left_out) == (8, 4, {"archive member of another format": 4})

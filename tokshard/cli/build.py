@@ -12,7 +12,14 @@ from tokshard.cli.job_array import JobIndex
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.recipe import is_recipe_path, one_corpus, read_recipe
 from tokshard.cli.sizes import BYTES, COUNT
+from tokshard.pipeline.options import check_ray
 from tokshard.pipeline.sources.inputs import TEXT
+
+
+def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """The address, refused here because a SOURCE behind ``--ray`` is taken for one, and would be missing."""
+    check_ray(value)
+    return value
 
 
 @click.command(cls=GroupedCommand, groups=OF_BUILDS)
@@ -44,15 +51,18 @@ from tokshard.pipeline.sources.inputs import TEXT
 )
 @click.option("--id-field", metavar="FIELD", help="Field to store as column 'id'.")
 @click.option(
-    "--keep", multiple=True, metavar="FIELD[:TYPE]", help="Field to store as a column: string, int64, float64 or bool."
+    "--keep-field",
+    multiple=True,
+    metavar="FIELD[:TYPE]",
+    help="Field to store as a column: string, int64, float64 or bool.",
 )
 @click.option(
-    "--input-format",
+    "--format",
     metavar="FORMAT",
     help="Read every input as jsonl, parquet, arrow, txt, csv, tsv or tar.  [default: by name]",
 )
 @click.option(
-    "--text-mode",
+    "--text-unit",
     type=click.Choice(["file", "line", "paragraph"]),
     default="file",
     show_default=True,
@@ -112,7 +122,7 @@ from tokshard.pipeline.sources.inputs import TEXT
     metavar="X",
     help="Write DIR/train and DIR/validation; a hash of each text puts the fraction X into DIR/validation.",
 )
-@click.option("--limit", type=COUNT, metavar="N", help="Stop after N documents.")
+@click.option("--max-documents", type=COUNT, metavar="N", help="Stop after N documents.")
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
@@ -120,17 +130,13 @@ from tokshard.pipeline.sources.inputs import TEXT
     help="Number of processes; with Ray, of tasks under way.  [default: by the CPUs]",
 )
 @click.option(
-    "--executor",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="What runs the tasks: processes here, or a Ray cluster whose nodes share DIR and the sources.",
-)
-@click.option(
-    "--ray-address",
-    metavar="ADDRESS",
-    help="The Ray cluster: auto (this machine's, or RAY_ADDRESS), local (started for this build), or HOST:PORT.  "
-    "[default: auto]",
+    "--ray",
+    is_flag=False,
+    flag_value="auto",
+    metavar="[ADDRESS]",
+    callback=_address,
+    help="Run the tasks on a Ray cluster whose nodes share DIR and the sources: auto (this machine's, or RAY_ADDRESS), "
+    "local (started for this build), or HOST:PORT.  [auto if no ADDRESS is given]",
 )
 @click.option("--append", is_flag=True, help="Add the SOURCEs to the corpus in DIR, as its next generation.")
 @click.option("--force", is_flag=True, help="Start over: remove the corpus or unfinished build in DIR first.")

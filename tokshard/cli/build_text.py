@@ -73,7 +73,7 @@ def estimate_lines(estimate: Estimate) -> list[tuple[str, str]]:
     """The estimate as labels and values."""
     streams = f", {counted(estimate.num_streams, 'stream')} among them" if estimate.num_streams else ""
     per_token = estimate.text_bytes / max(1, estimate.tokens)
-    limit = ", by --limit" if estimate.is_limited else ""
+    limit = ", by --max-documents" if estimate.is_limited else ""
     inputs = f"{counted(estimate.num_inputs, 'file')}, {bytes_text(estimate.input_bytes)}"
     processes = "1 process" if estimate.num_workers == 1 else f"{estimate.num_workers:,} processes"
     free = "" if estimate.free_bytes is None else f", {bytes_text(estimate.free_bytes)} free"

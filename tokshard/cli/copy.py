@@ -20,11 +20,10 @@ _AS_IN_BUILD = (
     *(
         "dedup",
         "validation_fraction",
-        "limit",
+        "max_documents",
         "on_bad_source",
         "workers",
-        "executor",
-        "ray_address",
+        "ray",
         "append",
         "force",
     ),
@@ -80,7 +79,7 @@ def _options_of_build(command: click.Command) -> click.Command:
     metavar="N",
     help="Close a shard before the document that would exceed N tokens.  [default: as in the first CORPUS]",
 )
-@click.option("--hash", "hashes", type=Share(), metavar="A:B", help="Take documents whose hash is in [A, B), of 0:1.")
+@click.option("--hash-range", type=Share(), metavar="A:B", help="Take documents whose hash is in [A, B), of 0:1.")
 @click.option("--min-tokens", type=COUNT, metavar="N", help="Take documents of at least N tokens.")
 @click.option("--max-tokens", type=POSITIVE_COUNT, metavar="N", help="Take documents of at most N tokens.")
 @click.option(

@@ -185,8 +185,8 @@ def _read_as(build: BuildConfig) -> list[str]:
     parts = ["tokens of another tool" + (f" from {build.token_field!r}" if build.token_field else "")]
     if build.token_dtype is not None:
         parts.append(f"stored as {build.token_dtype}")
-    if build.delimiter is not None:
-        parts.append(f"delimiter {build.delimiter} in the sources")
+    if build.source_eos is not None:
+        parts.append(f"delimiter {build.source_eos} in the sources")
     return parts
 
 
@@ -197,8 +197,8 @@ def _taken(copied: CopyConfig) -> list[str]:
         parts.append(f"those of sources {copied.source}")
     if copied.drop_ids is not None:
         parts.append(f"those that the list {copied.drop_ids[:12]} does not name")
-    if copied.hashes is not None:
-        parts.append("those with hashes in {:g}:{:g}".format(*copied.hashes))
+    if copied.hash_range is not None:
+        parts.append("those with hashes in {:g}:{:g}".format(*copied.hash_range))
     if copied.shuffle is not None:
         parts.append(f"shuffled with seed {copied.shuffle}")
     return parts
@@ -208,10 +208,10 @@ def _settings_text(build: BuildConfig) -> str:
     parts = _read_as(build)
     if build.id_field is not None:
         parts.append(f"id from {build.id_field!r}")
-    if build.keep:
-        parts.append("kept " + ", ".join(f"{name} ({kind})" for name, kind in build.keep.items()))
-    if build.input_format is not None:
-        parts.append(f"every input read as {build.input_format}")
+    if build.keep_field:
+        parts.append("kept " + ", ".join(f"{name} ({kind})" for name, kind in build.keep_field.items()))
+    if build.format is not None:
+        parts.append(f"every input read as {build.format}")
     parts.append(f"shards of at most {counted(build.shard_tokens, 'token')}")
     if build.copied is None:
         parts.append(f"documents of at most {build.max_document_bytes:,} bytes")
@@ -223,8 +223,8 @@ def _settings_text(build: BuildConfig) -> str:
         parts.append(f"{build.dedup} duplicates left out")
     if build.validation_fraction is not None:
         parts.append(f"the {build.split} split, {build.validation_fraction:g} of the documents are for validation")
-    if build.limit is not None:
-        parts.append(f"limit {counted(build.limit, 'document')}")
+    if build.max_documents is not None:
+        parts.append(f"limit {counted(build.max_documents, 'document')}")
     return ", ".join(parts)
 
 

@@ -15,8 +15,6 @@ from tokshard.cli.sizes import BYTES
 from tokshard.interop.export.export import FORMATS, Export, export_corpus
 from tokshard.wording import aligned, bytes_text, counted
 
-_DELIMITERS = click.Choice(["keep", "drop"])
-
 
 @click.command()
 @click.argument("corpus", metavar="CORPUS")
@@ -31,13 +29,13 @@ _DELIMITERS = click.Choice(["keep", "drop"])
 @click.option(
     "--out", required=True, metavar="DIR", help="A new directory; for mds and litdata also a URI such as s3://."
 )
+@click.option("--split", metavar="NAME", help="Write to DIR/NAME, as a split of a data set.")
 @click.option(
-    "--split", metavar="NAME", help="Write into the folder NAME of DIR, as the part of a data set of that name."
+    "--drop-eos/--keep-eos",
+    default=None,
+    help="Leave out the token that ends a document, or write it.  [default: write it; fms: leave it out]",
 )
-@click.option(
-    "--eos", type=_DELIMITERS, help="Whether the token that ends a document is written.  [default: keep; fms: drop]"
-)
-@click.option("--bos", type=_DELIMITERS, default="keep", help="Whether the token that begins a document is written.")
+@click.option("--drop-bos", is_flag=True, help="Leave out the token that begins a document.")
 @click.option(
     "--file-bytes",
     type=BYTES,
@@ -54,8 +52,8 @@ def export(
     format_name: str,
     out: str,
     split: str | None,
-    eos: str | None,
-    bos: str,
+    drop_eos: bool | None,
+    drop_bos: bool,
     file_bytes: int | None,
     no_columns: bool,
     as_json: bool,
@@ -76,8 +74,8 @@ def export(
             format=format_name,  # type: ignore[arg-type] # one of the choices
             out=out,
             split=split,
-            eos=eos,  # type: ignore[arg-type] # as above
-            bos=bos,  # type: ignore[arg-type] # as above
+            drop_eos=drop_eos,
+            drop_bos=drop_bos,
             file_bytes=file_bytes,
             with_columns=not no_columns,
             on_progress=on_progress,

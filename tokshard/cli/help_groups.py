@@ -16,17 +16,26 @@ ADVANCED = "Advanced"
 DISPLAY = ("quiet", "as_json")
 
 OF_BUILDS: Groups = {
-    "Input": ("input_format", "text_field", "token_field", "text_mode", "token_dtype", "delimiter", "id_field", "keep"),
+    "Input": (
+        "format",
+        "text_field",
+        "token_field",
+        "text_unit",
+        "token_dtype",
+        "source_eos",
+        "id_field",
+        "keep_field",
+    ),
     "Text": ("tokenizer", "eos", "bos"),
     "Output": (
         *("out", "append", "force", "dry_run", "validation_fraction", "shard_tokens", "shuffle", "columns"),
         "no_columns",
     ),
     "What is left out": (
-        *("where", "source", "hashes", "min_tokens", "max_tokens", "dedup", "limit", "on_bad_record"),
+        *("where", "source", "hash_range", "min_tokens", "max_tokens", "dedup", "max_documents", "on_bad_record"),
         *("max_bad_records", "max_document_bytes"),
     ),
-    "Cluster": ("workers", "executor", "ray_address", "job_index", "num_jobs"),
+    "Cluster": ("workers", "ray", "job_index", "num_jobs"),
     "Display": DISPLAY,
 }
 """Of build, import and copy. An option that a command does not have is passed over."""

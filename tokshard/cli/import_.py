@@ -23,9 +23,9 @@ _SAMPLE_TOKENS = 32
 
 _AS_IN_BUILD = (
     *("tokenizer", "out", "eos", "bos", "shard_tokens", "task_bytes", "on_bad_record", "on_bad_source"),
-    *("max_bad_records", "min_tokens", "max_tokens", "validation_fraction", "limit", "workers", "executor"),
-    *("ray_address", "append", "force", "dry_run", "job_index", "num_jobs", "quiet", "verbose", "dedup"),
-    *("id_field", "keep"),
+    *("max_bad_records", "min_tokens", "max_tokens", "validation_fraction", "max_documents", "workers", "ray"),
+    *("append", "force", "dry_run", "job_index", "num_jobs", "quiet", "verbose", "dedup"),
+    *("id_field", "keep_field"),
 )
 """Options that mean the same for texts and for tokens."""
 
@@ -46,10 +46,6 @@ def _formats(option: str) -> str:
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option(
     "--format",
-    "--input-format",
-    "input_format",
-    type=click.Choice(["auto", *TOKEN_FORMATS]),
-    default="auto",
     metavar="FORMAT",
     help=f"Read every input as {', '.join(TOKEN_FORMATS)}.  [default: by name]",
 )
@@ -60,14 +56,13 @@ def _formats(option: str) -> str:
 )
 @click.option(
     "--dtype",
-    "--token-dtype",
     "token_dtype",
     type=click.Choice(DTYPES),
     metavar="DTYPE",
     help=f"For {_formats('token_dtype')}: how ids are stored, such as uint16, where the files do not say it.",
 )
 @click.option(
-    "--delimiter",
+    "--source-eos",
     type=click.IntRange(min=0),
     metavar="ID",
     help="Id that ends documents in the SOURCEs, if it is another than EOS.",
@@ -92,12 +87,10 @@ def import_(context: click.Context, /, sources: tuple[str, ...], **options: Any)
 
     Boundaries, order and ids are kept. Every document ends in EOS, once. The tokenizer has to be the one that made
     the ids: they are checked against its vocabulary, and the first document is shown as text. Other columns are left
-    out, unless --keep or --id-field names them.
+    out, unless --keep-field or --id-field names them.
 
     The same command continues an import that was interrupted. 'tokshard commit DIR' ends one that several jobs share.
     """
-    if options["input_format"] == "auto":
-        options["input_format"] = None
     run_all(context, [one_corpus(sources, options)], reads=TOKENS, more=_sample)
 
 

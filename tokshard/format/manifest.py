@@ -62,7 +62,7 @@ class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Args:
         corpora: content fingerprints of the others, in order.
         recipes: their recipe fingerprints.
-        hashes: documents whose hash lies in this half-open range of [0, 1) were taken.
+        hash_range: documents whose hash lies in this half-open range of [0, 1) were taken.
         where: kept columns that had these values, as text.
         source: pattern of the sources whose documents were taken.
         drop_ids: SHA-256 of the list of the documents that were left out.
@@ -71,7 +71,7 @@ class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     corpora: list[Sha256]
     recipes: list[Sha256]
-    hashes: tuple[float, float] | None = None
+    hash_range: tuple[float, float] | None = None
     where: dict[str, str] = {}
     source: str | None = None
     drop_ids: Sha256 | None = None
@@ -87,13 +87,13 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Args:
         text_field: dotted path of the text in a record.
         id_field: field stored as column ``id``, if any.
-        keep: fields stored as columns of their name, field to type.
-        input_format: the format that all inputs were read as, or None where the file names decided.
-        text_mode: what a document is in plain text: ``file``, ``line`` or ``paragraph``.
+        keep_field: fields stored as columns of their name, field to type.
+        format: the format that all inputs were read as, or None where the file names decided.
+        text_unit: what a document is in plain text: ``file``, ``line`` or ``paragraph``.
         shard_tokens: a shard closes before the document that would exceed this many tokens.
         task_bytes: size of the unit of build work, in bytes of input.
         max_document_bytes: a longer text is a bad record; UTF-8 bytes.
-        limit: documents written at most, or None; with a validation split, in both corpora.
+        max_documents: documents written at most, or None; with a validation split, in both corpora.
         dedup: ``none``, or ``exact``: of equal texts only the first became a document.
         min_tokens, max_tokens: shorter and longer documents were left out; delimiters count.
         validation_fraction: share of the documents that went into the validation corpus, or None.
@@ -101,20 +101,20 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             sources were corpora, and the fields that say how texts are read are empty.
         token_field, token_dtype: of such sources: the column of the ids, and how they were stored; None where the files
             say it.
-        delimiter: of such sources: an id that ended documents there in place of EOS, or None.
+        source_eos: of such sources: an id that ended documents there in place of EOS, or None.
         split: which of the two corpora this is, ``train`` or ``validation``; None if the build wrote one.
         copied: how the documents were taken from other corpora.
     """
 
     text_field: str
     id_field: str | None
-    keep: dict[str, str]
-    input_format: str | None
-    text_mode: str
+    keep_field: dict[str, str]
+    format: str | None
+    text_unit: str
     shard_tokens: int
     task_bytes: int
     max_document_bytes: int
-    limit: int | None
+    max_documents: int | None
     dedup: str = "none"
     min_tokens: int | None = None
     max_tokens: int | None = None
@@ -123,7 +123,7 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reads: str = "text"
     token_field: str | None = None
     token_dtype: str | None = None
-    delimiter: int | None = None
+    source_eos: int | None = None
     copied: CopyConfig | None = None
 
 

@@ -38,7 +38,7 @@ SUPPORTED_COLUMN_TYPES: Mapping[str, pa.DataType] = {
     "float64": pa.float64(),
     "bool": pa.bool_(),
 }
-"""Types that a kept column may have, by the name used in ``--keep FIELD:TYPE`` and in the manifest."""
+"""Types that a kept column may have, by the name used in ``--keep-field FIELD:TYPE`` and in the manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,7 +143,7 @@ def plan(build: Build) -> list[Planned]:
         if size <= config.task_bytes and not inputs.is_read_once(index):
             return Indivisible()
         try:
-            return divisibility_of(inputs[index], config.text_mode)
+            return divisibility_of(inputs[index], config.text_unit)
         except OSError as error:
             raise vanished(inputs[index], error) from error
 

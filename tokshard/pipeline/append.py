@@ -113,11 +113,11 @@ def _check_hashes(manifests: Sequence[Manifest], build: Build) -> None:
     out, reads = build.workspace.out, build.config.reads
     for number, manifest in enumerate(manifests):
         if names.HASHES not in manifest.files:
-            with_limit = " with --limit" if manifest.build.limit is not None else ""
+            with_limit = " with --max-documents" if manifest.build.max_documents is not None else ""
             without = f"was built{with_limit}" if manifest.build.dedup == "exact" else "was built without --dedup exact"
             raise UsageError(
                 f"--dedup exact needs the hashes of all texts of {out}, and generation {number} {without}: it has none",
-                hint="leave out --dedup, or build the corpus again with --dedup exact and without --limit",
+                hint="leave out --dedup, or build the corpus again with --dedup exact and without --max-documents",
             )
         if (manifest.build.reads == TEXT) != (reads == TEXT):
             raise UsageError(
@@ -172,7 +172,7 @@ def _in_place(corpora: Sequence[Output], generation: int, last: Manifest, build:
 def _check_same(last: Manifest, build: Build) -> None:
     """Refuse what would make documents of another kind than those of the corpus."""
     before, now = (
-        settings_of(config, tokenizer) | {"keep": columns, "sha256": tokenizer.canonical_sha256}
+        settings_of(config, tokenizer) | {"keep_field": columns, "sha256": tokenizer.canonical_sha256}
         for config, tokenizer, columns in (
             (last.build, last.tokenizer, last.columns),
             (build.config, build.tokenizer, build.columns),
@@ -187,7 +187,7 @@ def _check_same(last: Manifest, build: Build) -> None:
         )
 
 
-_KEPT = ("min_tokens", "max_tokens", "validation_fraction", "keep", "sha256", "eos", "bos")
+_KEPT = ("min_tokens", "max_tokens", "validation_fraction", "keep_field", "sha256", "eos", "bos")
 """Settings that are the same for all generations of a corpus."""
 
 

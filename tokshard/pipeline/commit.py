@@ -146,7 +146,7 @@ def _assemble(build: Build, settled: Settled, number: int) -> tuple[Totals, Mani
     if totals.with_rejects or settled.left_out:
         _write_rejects(build, settled, totals, out, files)
     # with a limit, some texts became no document; of a split, the first corpus keeps those of both
-    if settled.texts and build.options.limit is None and not number:
+    if settled.texts and build.options.max_documents is None and not number:
         with _side_file(out, names.HASHES, files) as file:
             write_text_hashes(build.workspace.store, settled.texts, file)
     manifest = _manifest(build, output, totals, files)
@@ -297,7 +297,7 @@ def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
 def _not_found(build: Build, receipts: Iterable[Receipt]) -> Iterator[str]:
     """How many rows of the list of a copy name no document, in a line. With a limit, nobody knows."""
     location = build.options.drop_ids
-    if location is None or build.options.limit is not None:
+    if location is None or build.options.max_documents is not None:
         return
     found = np.frombuffer(b"".join(receipt.listed for receipt in receipts), "<u4").astype(np.int64)
     try:

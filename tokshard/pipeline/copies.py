@@ -43,7 +43,7 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
         copied = CopyConfig(
             corpora=[corpus.fingerprint for corpus in corpora],
             recipes=[corpus.manifest.fingerprints.recipe for corpus in corpora],
-            hashes=options.hashes,
+            hash_range=options.hash_range,
             where=options.where,
             source=options.source,
             drop_ids=_list_hash(options.drop_ids, corpora),
@@ -62,7 +62,7 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
             config=config_of(
                 options,
                 text_field="",
-                keep={},
+                keep_field={},
                 shard_tokens=options.shard_tokens or first.build.shard_tokens,
                 task_bytes=first.build.task_bytes,
                 copied=copied,

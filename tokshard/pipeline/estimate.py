@@ -107,9 +107,9 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     for num_bytes, counted, stands_for in _by_kind(build, tokenizer, tasks):
         sampled += counted
         total += stands_for * (num_bytes / stands_for[0] if stands_for[0] else 0.0)
-    is_limited = options.limit is not None and options.limit < total[1]
-    if options.limit is not None and is_limited:
-        total *= options.limit / total[1]
+    is_limited = options.max_documents is not None and options.max_documents < total[1]
+    if options.max_documents is not None and is_limited:
+        total *= options.max_documents / total[1]
     _, documents, _, tokens, text_bytes, kept_bytes, seconds = total.tolist()
     hash_bytes = int(documents * bytes_per_text(len(tasks))) if options.is_dedup else 0
     num_streams = sum(isinstance(task, StreamTask) for task in tasks)

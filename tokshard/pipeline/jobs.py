@@ -29,7 +29,7 @@ from tokshard.pipeline.executors.choice import cpu_count, executors
 from tokshard.pipeline.executors.worker import leaving_the_program_alone
 from tokshard.pipeline.judge import Judge
 from tokshard.pipeline.messages import user_error
-from tokshard.pipeline.options import LOCAL, BuildOptions, checked_options, command_words, path_option
+from tokshard.pipeline.options import BuildOptions, checked_options, command_words, path_option
 from tokshard.pipeline.progress import Observer, Report
 from tokshard.pipeline.request import (
     Build,
@@ -238,9 +238,9 @@ def _check_job(options: BuildOptions, job: Job) -> None:
         raise UsageError(
             "--force starts over, and every job of an array would remove what the others have done", hint=way_out
         )
-    if options.executor != LOCAL:
+    if options.ray is not None:
         raise UsageError(
-            "--executor ray divides a build among machines by itself",
+            "--ray divides a build among machines by itself",
             hint="leave it out, or leave out --job-index and --num-jobs",
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 import os
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
@@ -24,10 +25,9 @@ R = TypeVar("R")
 
 DEFAULT_SHARD_TOKENS = 256_000_000
 DEFAULT_MAX_DOCUMENT_BYTES = 16 << 20
-LOCAL, RAY = "local", "ray"
-"""Executors."""
 FAIL, SKIP = "fail", "skip"
 EXACT = "exact"
+_RAY_ADDRESS = re.compile(r"auto|local|(ray://)?[^\s/]+:\d+")
 _SHOWN = 60
 """Characters of a value in a message."""
 
@@ -47,12 +47,12 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
             ``documents`` of corpora, see `copy_corpus`.
         token_field: column of the ids; default: ``tokens``, ``input_ids`` or ``token_ids``, the first that is there.
         token_dtype: how ids are stored in files that do not say it, such as ``uint16``.
-        delimiter: id that ends documents in the sources, if it is not that of EOS.
+        source_eos: id that ends documents in the sources, if it is not that of EOS.
         text_field: dotted path of the text in a record.
         id_field: field to store as column ``id``.
-        keep: fields to store as columns, each ``FIELD`` or ``FIELD:TYPE`` (string, int64, float64, bool).
-        input_format: read every input as this format instead of going by its name.
-        text_mode: what a document is in plain text: a ``file``, ``line`` or ``paragraph``.
+        keep_field: fields to store as columns, each ``FIELD`` or ``FIELD:TYPE`` (string, int64, float64, bool).
+        format: read every input as this format instead of going by its name.
+        text_unit: what a document is in plain text: a ``file``, ``line`` or ``paragraph``.
         shard_tokens: a shard closes before the document that would exceed this; default: 256M, and of a copy as in the
             first corpus.
         task_bytes: size of the unit of work in bytes of input; default: by the size of the inputs.
@@ -66,7 +66,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         source: of a copy: take the documents of sources whose name matches this shell pattern.
         drop_ids: of a copy: leave out the documents that this file lists, by their ids or numbers: a text with an
             id in each line, or JSON lines, csv or parquet.
-        hashes: of a copy: take the documents whose hash lies in this half-open part of [0, 1). Equal documents are
+        hash_range: of a copy: take the documents whose hash lies in this half-open part of [0, 1). Equal documents are
             taken together, and parts that do not overlap divide a corpus.
         columns: of a copy: the kept columns to take; default: those of all corpora, with nulls where one has none.
         shuffle: of a copy: the seed of a random order; default: the order of the corpora.
@@ -74,13 +74,12 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         on_bad_source: ``fail``, or ``skip`` to leave out inputs that are damaged or gone, whole.
         max_bad_records: fail when more bad records than that would be skipped: a number, or a share of the records
             read, such as ``0.1%``.
-        limit: documents to write at most, in input order; with a validation split, in both corpora together.
+        max_documents: documents to write at most, in input order; with a validation split, in both corpora together.
         workers: processes; default: one for each CPU that this process may use. With Ray, the most tasks under way;
             default: enough to keep the CPUs of the cluster busy.
-        executor: what runs the tasks: ``local`` processes, or a ``ray`` cluster, whose nodes all need `out` and the
-            sources at the same paths.
-        ray_address: the cluster: ``auto`` for the one that runs on this machine or that RAY_ADDRESS names, HOST:PORT,
-            or ``local`` to start Ray here; default: ``auto``, or what the program has connected to.
+        ray: run the tasks on a Ray cluster, whose nodes all need `out` and the sources at the same paths: ``auto`` for
+            the cluster that the program has connected to, or that runs on this machine or that RAY_ADDRESS names;
+            HOST:PORT; or ``local`` to start Ray here. Default: processes of this machine.
         append: add the sources to the corpus in `out`, as its next generation; what is there stays unchanged.
         force: start over, removing the corpus or unfinished build in `out`; with `append`, only
             the generation that was being added.
@@ -93,12 +92,12 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     reads: Literal["text", "tokens", "documents"] = "text"
     token_field: str | None = None
     token_dtype: str | None = None
-    delimiter: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    source_eos: Annotated[int, msgspec.Meta(ge=0)] | None = None
     text_field: str = "text"
     id_field: str | None = None
-    keep: str | Sequence[str] = []
-    input_format: str | None = None
-    text_mode: Literal["file", "line", "paragraph"] = "file"
+    keep_field: str | Sequence[str] = []
+    format: str | None = None
+    text_unit: Literal["file", "line", "paragraph"] = "file"
     shard_tokens: Positive | None = None
     task_bytes: Positive | None = None
     max_document_bytes: Positive = DEFAULT_MAX_DOCUMENT_BYTES
@@ -109,16 +108,15 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     where: dict[str, str] = {}
     source: str | None = None
     drop_ids: str | None = None
-    hashes: tuple[float, float] | None = None
+    hash_range: tuple[float, float] | None = None
     columns: Sequence[str] | None = None
     shuffle: Annotated[int, msgspec.Meta(ge=0)] | None = None
     on_bad_record: Policy = "fail"
     on_bad_source: Policy = "fail"
     max_bad_records: str | int | None = None
-    limit: Positive | None = None
+    max_documents: Positive | None = None
     workers: Positive | None = None
-    executor: Literal["local", "ray"] = "local"
-    ray_address: str | None = None
+    ray: str | None = None
     append: bool = False
     force: bool = False
 
@@ -136,12 +134,12 @@ class OptionalBuildOptions(TypedDict, total=False):
     reads: Literal["text", "tokens", "documents"]
     token_field: str | None
     token_dtype: str | None
-    delimiter: int | None
+    source_eos: int | None
     text_field: str
     id_field: str | None
-    keep: str | Sequence[str]
-    input_format: str | None
-    text_mode: Literal["file", "line", "paragraph"]
+    keep_field: str | Sequence[str]
+    format: str | None
+    text_unit: Literal["file", "line", "paragraph"]
     shard_tokens: int | None
     task_bytes: int | None
     max_document_bytes: int
@@ -152,33 +150,52 @@ class OptionalBuildOptions(TypedDict, total=False):
     where: dict[str, str]
     source: str | None
     drop_ids: str | None
-    hashes: tuple[float, float] | None
+    hash_range: tuple[float, float] | None
     columns: Sequence[str] | None
     shuffle: int | None
     on_bad_record: Policy
     on_bad_source: Policy
     max_bad_records: str | int | None
-    limit: int | None
+    max_documents: int | None
     workers: int | None
-    executor: Literal["local", "ray"]
-    ray_address: str | None
+    ray: str | None
     append: bool
     force: bool
 
 
 _NOT_FOR = {
-    TEXT: ("token_field", "token_dtype", "delimiter", "where", "source", "drop_ids", "hashes", "columns", "shuffle"),
-    TOKENS: ("text_field", "text_mode", "where", "source", "drop_ids", "hashes", "columns", "shuffle"),
+    TEXT: (
+        "token_field",
+        "token_dtype",
+        "source_eos",
+        "where",
+        "source",
+        "drop_ids",
+        "hash_range",
+        "columns",
+        "shuffle",
+    ),
+    TOKENS: ("text_field", "text_unit", "where", "source", "drop_ids", "hash_range", "columns", "shuffle"),
     DOCUMENTS: (
-        *("eos", "bos", "token_field", "token_dtype", "delimiter", "text_field", "text_mode", "id_field", "keep"),
-        *("input_format", "max_document_bytes", "task_bytes"),
+        *(
+            "eos",
+            "bos",
+            "token_field",
+            "token_dtype",
+            "source_eos",
+            "text_field",
+            "text_unit",
+            "id_field",
+            "keep_field",
+        ),
+        *("format", "max_document_bytes", "task_bytes"),
     ),
 }
 """Options that mean nothing for what a build reads."""
 _COMMANDS = {TEXT: "build", TOKENS: "import", DOCUMENTS: "copy"}
-_RUN_ONLY = frozenset({"out", "workers", "executor", "ray_address", "force"})
+_RUN_ONLY = frozenset({"out", "workers", "ray", "force"})
 """Options that may differ from one run of a build to the next. The location may be spelled in another way."""
-_FLAGS = {"columns": "--keep-columns", "hashes": "--hash"}
+_FLAGS = {"columns": "--keep-columns", "token_dtype": "--dtype"}
 
 
 def takes_build_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -205,7 +222,7 @@ def checked_options(options: BuildOptions) -> BuildOptions:
         UsageError: one is of another type, or out of range, or unknown, or two of them contradict each other.
     """
     values = {name: _plain(getattr(options, name)) for name in options.__struct_fields__}
-    values["keep"] = [values["keep"]] if isinstance(values["keep"], str) else values["keep"]
+    values["keep_field"] = [values["keep_field"]] if isinstance(values["keep_field"], str) else values["keep_field"]
     try:
         options = msgspec.convert(values, BuildOptions)
     except msgspec.ValidationError as error:
@@ -246,22 +263,31 @@ def _check_pairs(options: BuildOptions) -> None:
             f"min_tokens is {low}, more than max_tokens, which is {high}",
             hint="give a --min-tokens that is not above --max-tokens",
         )
-    if options.hashes is not None and not 0 <= options.hashes[0] < options.hashes[1] <= 1:
+    if options.hash_range is not None and not 0 <= options.hash_range[0] < options.hash_range[1] <= 1:
         raise UsageError(
-            "hashes is {}:{}, expected a part of 0:1".format(*options.hashes), hint="give a part such as 0:0.9"
+            "hash_range is {}:{}, expected a part of 0:1".format(*options.hash_range), hint="give a part such as 0:0.9"
         )
     if options.max_bad_records is not None and options.on_bad_record != SKIP:
         raise UsageError(
             "max_bad_records bounds how many bad records are skipped, and on_bad_record is fail",
             hint="give --on-bad-record skip too",
         )
-    if options.ray_address is not None and options.executor != RAY:
-        raise UsageError(
-            f"ray_address is given, and executor is {options.executor}",
-            hint="give --executor ray too, or leave out --ray-address",
-        )
+    check_ray(options.ray)
     if options.token_dtype not in (None, *DTYPES):
         raise UsageError(f"token_dtype is {options.token_dtype!r}", hint=f"give one of {', '.join(DTYPES)}")
+
+
+def check_ray(address: str | None) -> None:
+    """Refuse what is no address of a Ray cluster, such as a source behind ``--ray``.
+
+    Raises:
+        UsageError: with the forms of an address.
+    """
+    if address is not None and _RAY_ADDRESS.fullmatch(address) is None:
+        raise UsageError(
+            f"ray is {address!r:.{_SHOWN}}, which is not the address of a cluster",
+            hint="give auto, local or HOST:PORT; in front of a SOURCE, write --ray=auto",
+        )
 
 
 def _check_reads(options: BuildOptions) -> None:
@@ -275,8 +301,8 @@ def _check_reads(options: BuildOptions) -> None:
                 hint=f"leave out {flag(name)}, or use tokshard {' or '.join(others)}",
             )
     known = TOKEN_FORMATS if options.reads == TOKENS else INPUT_FORMATS
-    if options.input_format not in (None, *known):
-        raise UsageError(f"input_format is {options.input_format!r}", hint=f"give one of {', '.join(known)}")
+    if options.format not in (None, *known):
+        raise UsageError(f"format is {options.format!r}", hint=f"give one of {', '.join(known)}")
 
 
 def check_used(options: BuildOptions, formats: Collection[str]) -> None:
@@ -342,7 +368,7 @@ def command_words(sources: Sequence[str], options: BuildOptions, *, is_array: bo
 def _words_of(name: str, value: Any) -> Iterator[str]:
     if name == "columns" and not value:
         yield "--no-columns"
-    elif name == "hashes":
+    elif name == "hash_range":
         yield from (flag(name), "{}:{}".format(*value))
     elif isinstance(value, dict):
         for key, wanted in value.items():

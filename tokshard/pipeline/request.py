@@ -104,15 +104,15 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
         tokens = TokenSpec(
             field=config.token_field,
             dtype=config.token_dtype,
-            delimiters=(eos,) if config.delimiter is None else (eos, config.delimiter),
+            delimiters=(eos,) if config.source_eos is None else (eos, config.source_eos),
             narrowest=self.facts.dtype,
             max_document_bytes=config.max_document_bytes,
         )
         return RecordSpec(
             text_field=config.text_field,
-            columns=parse_columns(self.options.id_field, self.options.keep),
+            columns=parse_columns(self.options.id_field, self.options.keep_field),
             max_document_bytes=config.max_document_bytes,
-            text_mode=config.text_mode,
+            text_unit=config.text_unit,
             tokens=tokens if config.reads == TOKENS else None,
         )
 

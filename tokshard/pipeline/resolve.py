@@ -16,7 +16,6 @@ from tokshard.pipeline.copies import copied_request
 from tokshard.pipeline.encode.tokenizer_file import read_tokenizer
 from tokshard.pipeline.options import (
     DEFAULT_SHARD_TOKENS,
-    RAY,
     SKIP,
     BuildOptions,
     check_used,
@@ -72,7 +71,7 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
         _check_tokenizer(options, target, is_folder=local_tokenizer.name.endswith("/"))
     found = discover(
         sources,
-        input_format=options.input_format,
+        input_format=options.format,
         reads=options.reads,
         keep_unreadable=options.on_bad_source == SKIP,
     )
@@ -82,9 +81,9 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
     check_field_name(options.text_field)
     try:
-        columns = parse_columns(options.id_field, options.keep)
+        columns = parse_columns(options.id_field, options.keep_field)
     except ValueError as error:
-        raise UsageError(str(error), hint="give --keep FIELD or --keep FIELD:TYPE") from error
+        raise UsageError(str(error), hint="give --keep-field FIELD or --keep-field FIELD:TYPE") from error
     given, total_bytes = options.task_bytes, found.inputs.num_bytes
     task_bytes = default_task_bytes(total_bytes) if given is None else round_task_bytes(given)
     labels = zip(sources, found.arguments, strict=True)
@@ -100,7 +99,9 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
         directory=os.getcwd(),
         config=config_of(
             options,
-            keep={path: kind for name, (path, kind) in columns.items() if name != "id" or path != options.id_field},
+            keep_field={
+                path: kind for name, (path, kind) in columns.items() if name != "id" or path != options.id_field
+            },
             shard_tokens=options.shard_tokens or DEFAULT_SHARD_TOKENS,
             task_bytes=task_bytes,
         ),
@@ -125,10 +126,10 @@ def _check_read_once(options: BuildOptions, read_once: Sequence[str]) -> None:
             f"--dedup exact reads its sources twice, and {name} can be read once only",
             hint="write it to a file first, or leave out --dedup",
         )
-    if options.executor == RAY:
+    if options.ray is not None:
         raise UsageError(
-            f"--executor ray reads its sources on other machines, and {name} can only be read by this process",
-            hint="write it to a file that all nodes can read, or leave out --executor",
+            f"--ray reads its sources on other machines, and {name} can only be read by this process",
+            hint="write it to a file that all nodes can read, or leave out --ray",
         )
 
 

@@ -61,7 +61,7 @@ def run_stages(build: Build, tasks: Sequence[AnyTask], run: RunStage) -> Settled
         reading = Stage(
             name=WRITE if build.options.shuffle is None else DEAL,
             tasks=tasks,
-            limit=build.options.limit,
+            limit=build.options.max_documents,
             made_of="" if drops is None else drops.digest,
             left_out=left_out,
             drops=drops,

@@ -192,7 +192,7 @@ def check_kept_fields(build: Build, receipts: Iterable[Receipt]) -> None:
     records = sum(receipt.records_read for receipt in receipts)
     for name, (path, _) in build.spec.columns.items() if records else ():
         if name not in found:
-            option = "--id-field" if name == "id" != path else "--keep"
+            option = "--id-field" if name == "id" != path else "--keep-field"
             raise UsageError(
                 f"none of {records:,} records has the field {path!r}",
                 hint=f"correct or leave out {option} {path}, and {build.start_over}",

@@ -23,7 +23,6 @@ from tokshard.store import absolute_location
 FormatName = Literal["megatron", "mds", "litdata", "fms", "hf"]
 FORMATS: tuple[str, ...] = get_args(FormatName)
 
-Delimiters = Literal["keep", "drop"]
 
 OnProgress = Callable[[int, int], None]
 """Called with the tokens exported so far, and with all that there are."""
@@ -64,8 +63,8 @@ def export_corpus(
     format: FormatName,  # noqa: A002 - as the option is called
     out: str | os.PathLike[str],
     split: str | None = None,
-    eos: Delimiters | None = None,
-    bos: Delimiters = "keep",
+    drop_eos: bool | None = None,
+    drop_bos: bool = False,
     file_bytes: int | None = None,
     with_columns: bool = True,
     on_progress: OnProgress | None = None,
@@ -79,9 +78,8 @@ def export_corpus(
         corpus: its directory or URI.
         out: a directory that does not exist or is empty; for ``mds`` and ``litdata`` also a URI.
         split: write into the folder `split` of `out` instead, as those loaders call a part of a data set.
-        eos: whether the token that ends each document is written; default: of ``fms`` it is dropped, because
-            that loader adds it, and otherwise kept.
-        bos: whether the token that begins each document is written, if the corpus has one.
+        drop_eos: leave out the token that ends each document; default: for ``fms``, because that loader adds it.
+        drop_bos: leave out the token that begins each document, if the corpus has one.
         file_bytes: close a file before the document that would exceed this; default: that of the format.
         with_columns: for ``hf``: write the kept columns, too.
 
@@ -94,9 +92,9 @@ def export_corpus(
     if format != "hf" and not with_columns:
         raise UsageError(f"{format} holds no columns but the ids", hint="leave out --no-columns, which is for hf")
     place = _joined(os.fspath(out), split)
-    drop_eos = (eos or ("drop" if format == "fms" else "keep")) == "drop"
+    drop_eos = format == "fms" if drop_eos is None else drop_eos
     with open_corpus(corpus) as opened:
-        drop_bos = bos == "drop" and opened.bos_id is not None
+        drop_bos = drop_bos and opened.bos_id is not None
         target = _format(format, _facts(opened, with_columns=with_columns and format == "hf"), file_bytes)
         _check_file_bytes(target, file_bytes)
         with new_place(place, is_marked=target.is_marked) as store:
@@ -149,7 +147,7 @@ def _write(
         if on_progress is not None:
             on_progress(done, corpus.num_tokens)
     if left_out == corpus.num_documents:
-        raise UsageError("every document holds nothing but its delimiters", hint="keep them with --eos keep")
+        raise UsageError("every document holds nothing but its delimiters", hint="write them: --keep-eos")
     return sequence.finish(), left_out
 
 

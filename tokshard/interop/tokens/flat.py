@@ -106,7 +106,7 @@ def _documents(ids: NumberFile, first: int, last: int, spec: TokenSpec) -> Itera
             raise SourceError(
                 f"{ids.store.where(ids.name)} has no delimiter in {spec.max_document_bytes:,} bytes; looked for id "
                 f"{' and '.join(map(str, spec.delimiters))} stored as {ids.dtype.name}",
-                hint="say how it is made with --delimiter and --dtype, or allow longer documents with "
+                hint="say how it is made with --source-eos and --dtype, or allow longer documents with "
                 "--max-document-bytes",
             )
     if held and start == 0:
@@ -114,7 +114,7 @@ def _documents(ids: NumberFile, first: int, last: int, spec: TokenSpec) -> Itera
             f"{ids.store.where(ids.name)} has {ids.count:,} ids and no delimiter among them; looked for id "
             f"{' and '.join(map(str, spec.delimiters))} stored as {ids.dtype.name}, and the last id is "
             f"{held[-1][-1]:,}",
-            hint="give the id that ends documents with --delimiter; a file that is one document needs its offsets, "
+            hint="give the id that ends documents with --source-eos; a file that is one document needs its offsets, "
             f"0 and {ids.count}, as NAME.offsets.npy beside NAME.npy",
         )
     if held:

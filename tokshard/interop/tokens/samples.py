@@ -219,7 +219,7 @@ def _kept_column(store: Store, name: str, entry: Json, path: str) -> tuple[int, 
     if path not in names:
         raise UsageError(
             f"{store.where(name)} has no column {path!r}; it has {', '.join(names)}",
-            hint="name an existing column with --keep or --id-field, or leave the option out",
+            hint="name an existing column with --keep-field or --id-field, or leave the option out",
         )
     at = names.index(path)
     if encodings[at] not in {*_MDS_TEXTS, *_MDS_NUMBERS}:

@@ -10,7 +10,7 @@ from tokshard.errors import UsageError
 from tokshard.pipeline.executors.base import Executor, InlineExecutor, MakeExecutor, OnProgress
 from tokshard.pipeline.executors.processes import ProcessExecutor
 from tokshard.pipeline.executors.worker import prepare_workers
-from tokshard.pipeline.options import RAY, BuildOptions
+from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.progress import Observer
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.tasks.planning import StreamTask
@@ -24,7 +24,7 @@ def executors(options: BuildOptions, observer: Observer) -> Iterator[MakeExecuto
     Raises:
         UsageError: Ray cannot be reached.
     """
-    if options.executor != RAY:
+    if options.ray is None:
         if options.workers != 1:
             prepare_workers()
         yield _local
@@ -32,13 +32,13 @@ def executors(options: BuildOptions, observer: Observer) -> Iterator[MakeExecuto
     from tokshard.pipeline.executors.ray import RayExecutor
     from tokshard.pipeline.executors.ray_cluster import connected
 
-    with connected(options.ray_address, num_workers=options.workers, observer=observer):
+    with connected(options.ray, num_workers=options.workers, observer=observer):
         yield lambda build, stage, _, on_progress: RayExecutor(build, stage, on_progress, most_tasks=options.workers)
 
 
 def _local(build: Build, stage: Stage, num_tasks: int, on_progress: OnProgress) -> Executor:
     num_workers = build.options.workers or cpu_count()
-    if build.options.limit is not None and build.inputs.read_once:
+    if build.options.max_documents is not None and build.inputs.read_once:
         num_workers = 1  # several read past the limit and then again up to it, and such inputs cannot be read again
     has_streams = any(isinstance(task, StreamTask) for task in stage.tasks)
     num_workers = num_workers if has_streams else min(num_workers, num_tasks)
@@ -53,14 +53,12 @@ def check_executor(options: BuildOptions) -> None:
     Raises:
         UsageError: Ray is asked for, and is not installed.
     """
-    if options.executor != RAY:
+    if options.ray is None:
         return
     try:
         import ray  # noqa: F401
     except ImportError as error:
-        raise UsageError(
-            f"--executor ray needs the package ray: {error}", hint="pip install 'tokshard[ray]'"
-        ) from error
+        raise UsageError(f"--ray needs the package ray: {error}", hint="pip install 'tokshard[ray]'") from error
 
 
 def cpu_count() -> int:

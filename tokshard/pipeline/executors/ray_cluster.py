@@ -33,27 +33,26 @@ def num_cpus() -> int:
 
 
 @contextlib.contextmanager
-def connected(address: str | None, *, num_workers: int | None, observer: Observer) -> Iterator[None]:
+def connected(address: str, *, num_workers: int | None, observer: Observer) -> Iterator[None]:
     """Connect to a cluster, unless the program has done so; then leave it as it was.
 
     Args:
         address: ``local`` to start Ray on this machine, ``auto`` for the cluster that runs on it or that RAY_ADDRESS
-            names, or HOST:PORT; None: ``auto``.
+            names, or HOST:PORT.
         num_workers: CPUs of a cluster that is started here.
 
     Raises:
-        UsageError: there is no such cluster, or the program is connected to one already and an address is given.
+        UsageError: there is no such cluster, or the program is connected to one already and another address is given.
     """
     if ray.is_initialized():
-        if address is not None:
+        if address != AUTO:
             raise UsageError(
-                f"ray_address is {address!r}, and this program has called ray.init already",
-                hint="leave out ray_address to use the cluster that the program is connected to",
+                f"ray is {address!r}, and this program has called ray.init already",
+                hint="leave the address at auto to use the cluster that the program is connected to",
             )
         _refuse_client(ray_client.is_connected())
         yield
         return
-    address = address or AUTO
     _refuse_client(address.startswith("ray://") or os.environ.get("RAY_ADDRESS", "").startswith("ray://"))
     variables = dict(os.environ)
     try:
@@ -96,13 +95,13 @@ def _start(address: str, num_workers: int | None) -> None:
             )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise UsageError(
-                f"Ray cannot be reached at --ray-address {address}: {str(error).partition(chr(10))[0]}",
+                f"Ray cannot be reached at --ray {address}: {str(error).partition(chr(10))[0]}",
                 hint=_HINTS.get(address, "look with 'ray status' on that machine whether the cluster runs"),
             ) from error
 
 
 _HINTS = {
-    AUTO: "run the command on a node of a cluster ('ray start --head' starts one), or give its --ray-address",
+    AUTO: "run the command on a node of a cluster ('ray start --head' starts one), or give its --ray",
     LOCAL: "look with 'ray start --head' why Ray cannot start on this machine",
 }
 

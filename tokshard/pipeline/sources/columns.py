@@ -60,7 +60,7 @@ class Columns:
                 raise UsageError(
                     f"{input_.location}: field {path!r} has type {kind}, which a build cannot keep",
                     hint="cast it to strings, numbers, or lists or structs of those in the source, or leave it out of "
-                    "--keep",
+                    "--keep-field",
                 )
 
     @property
@@ -157,7 +157,7 @@ class Columns:
         except (ValueError, OverflowError, pa.ArrowNotImplementedError) as error:  # inside of a struct or list
             problem = f"Nanoseconds in it: {error}" if isinstance(error, pa.ArrowInvalid) else str(error)
             raise SourceError(
-                f"{self._input.location}: field {path!r} cannot be read: {problem}", hint="leave it out of --keep"
+                f"{self._input.location}: field {path!r} cannot be read: {problem}", hint="leave it out of --keep-field"
             ) from error
         return values
 

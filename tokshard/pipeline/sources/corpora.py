@@ -220,7 +220,7 @@ class Chooser:
     """
 
     def __init__(self, copied: CopyConfig, labels: Sequence[str], columns: Mapping[str, str]) -> None:
-        self._hashes, pattern = copied.hashes, copied.source
+        self._hashes, pattern = copied.hash_range, copied.source
         self._of_source = None if pattern is None else np.array([fnmatchcase(label, pattern) for label in labels])
         if self._of_source is not None and not self._of_source.any():
             raise UsageError(f"no source is called {pattern}", hint=f"a source is called {labels[0]}; use * and ?")

@@ -110,7 +110,7 @@ def discover(
             known += [f"{known[0]}{suffix}" for suffix in _COMPRESSIONS if formats[0].is_compressible]
             raise UsageError(
                 f"{argument} holds no input" + (f"; it has {shown}" if shown else ""),
-                hint=f"known suffixes are {', '.join(known)}; {_option(reads)} reads every file as one format",
+                hint=f"known suffixes are {', '.join(known)}; --format reads every file as one format",
             )
         ignored.update(passed_over)
 
@@ -157,12 +157,8 @@ def _chosen(
         else:
             raise UsageError(
                 f"{location}: the name does not tell the format",
-                hint=f"give {_option(reads)}, one of {', '.join(choices(reads))}",
+                hint=f"give --format, one of {', '.join(choices(reads))}",
             )
-
-
-def _option(reads: str) -> str:
-    return "--input-format" if reads == TEXT else "--format"
 
 
 def _kind_of(

@@ -57,7 +57,7 @@ def choices(reads: str) -> tuple[str, ...]:
 
 
 INPUT_FORMATS, TOKEN_FORMATS = choices(TEXT), choices(TOKENS)
-"""Values of ``build --input-format`` and of ``import --format``."""
+"""Values of ``build --format`` and of ``import --format``."""
 
 FORMATS_OF_OPTION: Mapping[str, tuple[str, ...]] = {
     option: tuple(form.name for form in FORMATS if option in form.options and form.is_choice)
@@ -66,12 +66,12 @@ FORMATS_OF_OPTION: Mapping[str, tuple[str, ...]] = {
 """Options of an import that say something of the files, to the formats that do not say it themselves."""
 
 
-def divisibility_of(input_: Input, text_mode: str = FILE) -> Divisibility:
+def divisibility_of(input_: Input, text_unit: str = FILE) -> Divisibility:
     """How an input can be divided. Reads the footer of parquet and Arrow files, and leaves damage to the readers."""
     if input_.is_read_once:
         return Stream(is_here=True)
     form = next(form for form in FORMATS if form.name == input_.format)
-    return form.divide(input_, text_mode)
+    return form.divide(input_, text_unit)
 
 
 def notes_on_columns(inputs: InputTable, spec: RecordSpec) -> list[str]:
@@ -89,7 +89,7 @@ def notes_on_columns(inputs: InputTable, spec: RecordSpec) -> list[str]:
             if others := [name for name in found if name not in used]:
                 notes.append(
                     f"columns of {os.path.basename(input_.location)} that are left out: {', '.join(others)}; "
-                    "--keep NAME keeps one, with a value for each document"
+                    "--keep-field NAME keeps one, with a value for each document"
                 )
     return notes
 

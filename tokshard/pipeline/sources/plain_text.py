@@ -32,9 +32,9 @@ _BLANK_LINES = re.compile(rb"(?m)(?:^[ \t\r\f\v]*\n)+")
 
 def text_documents(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, Records]]:
     """The documents of a text by the mode of `spec`, in chunks, each with its place in the text."""
-    if spec.text_mode == FILE:
+    if spec.text_unit == FILE:
         yield 0, _whole_text(read, spec)
-    elif spec.text_mode == LINE:
+    elif spec.text_unit == LINE:
         for place, chunk in line_chunks(read, _max_line_bytes(spec)):
             yield place, _line_documents(place, chunk, spec)
     else:
@@ -49,7 +49,7 @@ def without_mark(data: bytes) -> tuple[bytes, int]:
 
 def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[int, Records]]:
     name = input_.path or os.path.basename(input_.location)
-    if spec.text_mode == LINE:
+    if spec.text_unit == LINE:
         for place, chunk in lines_of(input_, span, _max_line_bytes(spec)):
             records = _line_documents(place, chunk, spec)
             records.set_name(spec, name)
@@ -58,15 +58,15 @@ def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[int, 
     with open_bytes(input_) as stream:
         for place, records in counted(text_documents(stream.read, spec), stream.file_position):
             records.set_name(spec, name)
-            if spec.text_mode == FILE:
+            if spec.text_unit == FILE:
                 records.input_bytes = input_.num_bytes  # also where less was read of a text that is too long
             yield place, records
 
 
-def _divisibility(input_: Input, text_mode: str) -> Divisibility:
-    if text_mode == FILE:
+def _divisibility(input_: Input, text_unit: str) -> Divisibility:
+    if text_unit == FILE:
         return Indivisible()
-    return Lines() if text_mode == LINE and input_.compression is None else Stream()
+    return Lines() if text_unit == LINE and input_.compression is None else Stream()
 
 
 FORMAT = Format(name="txt", read=_chunks, divide=_divisibility, suffixes=(".txt",), is_compressible=True)

@@ -35,7 +35,7 @@ NAME = "__name__"
 """Field of a member of an archive and of a text file: its name in the archive, or its path below the argument."""
 
 FILE, LINE = "file", "line"
-"""Values of ``--text-mode``; the third is ``paragraph``."""
+"""Values of ``--text-unit``; the third is ``paragraph``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +46,14 @@ class RecordSpec:
         text_field: dotted path of the text. As with every path, a field of that very name is preferred to a nested one.
         columns: kept column to (dotted path, type name).
         max_document_bytes: a longer text is a bad record; UTF-8 bytes.
-        text_mode: what counts as a document in plain text: `FILE`, `LINE` or ``paragraph``.
+        text_unit: what counts as a document in plain text: `FILE`, `LINE` or ``paragraph``.
         tokens: how tokens are read; None where texts are.
     """
 
     text_field: str
     columns: Mapping[str, tuple[str, str]]
     max_document_bytes: int
-    text_mode: str = FILE
+    text_unit: str = FILE
     tokens: TokenSpec | None = None
 
     @property
@@ -330,7 +330,7 @@ def counted(chunks: Iterable[tuple[P, Records]], position: Callable[[], int]) ->
 
 
 def parse_columns(id_field: str | None, keep: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Parse ``--id-field`` and ``--keep FIELD[:TYPE]`` into column name to (dotted path, type).
+    """Parse ``--id-field`` and ``--keep-field FIELD[:TYPE]`` into column name to (dotted path, type).
 
     Raises:
         ValueError: a type is unknown, a name is empty or reserved, or two columns have one name.
@@ -385,7 +385,7 @@ def field_hint(path: str, spec: RecordSpec, what: str = "field") -> str:
     if path == spec.text_field and spec.tokens is None:
         return f"give the {what} that holds the text with --text-field"
     is_id = path == spec.columns.get("id", ("",))[0]
-    return f"name an existing {what} with {'--id-field' if is_id else '--keep'}, or leave the option out"
+    return f"name an existing {what} with {'--id-field' if is_id else '--keep-field'}, or leave the option out"
 
 
 def value_bytes(value: Any) -> int:

@@ -166,7 +166,7 @@ FORMATS = (
         fits=_is_listed_in(sample_index.SHARDS),
         arrange=_in_listed_order,
         columns=lambda input_, spec: samples.mds_columns(*store_of(input_.location), _token_spec(spec)),
-        options=("token_field", "token_dtype", "keep", "id_field"),
+        options=("token_field", "token_dtype", "keep_field", "id_field"),
     ),
     _format(
         "litdata",

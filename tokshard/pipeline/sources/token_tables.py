@@ -176,7 +176,7 @@ def _without_corpora(store: Store, entries: Sequence[Entry], _: bool) -> Sequenc
 
 
 def _of_tokens(form: Format, **more: Any) -> Format:
-    options = ("token_field", "keep", "id_field")
+    options = ("token_field", "keep_field", "id_field")
     return replace(form, reads=TOKENS, read=_chunks, columns=_other_columns, options=options, **more)
 
 
