@@ -38,7 +38,7 @@ class TokshardError(Exception):
 
     Args:
         problem: what is wrong with which value, where, and what was expected; one line.
-        hint: the next step; one line.
+        hint: the next step; one line. A traceback shows it as a note.
     """
 
     exit_code = 1
@@ -47,6 +47,7 @@ class TokshardError(Exception):
         super().__init__(problem)
         self.problem = problem
         self.hint = hint
+        self.add_note(f"hint: {hint}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # keyword-only arguments do not survive the default pickling, and workers send errors home

@@ -179,16 +179,16 @@ def test_a_named_file_of_unknown_format_is_refused():
 def test_an_argument_without_an_input_says_what_it_holds_instead():
     write("d/a.jsonl", "d/b.md", "e/c.rst", "e/d.rst")
     Path("empty").mkdir()
-    with pytest.raises(UsageError, match=r"^e holds no input; it has 2 x \.rst$") as caught:
+    with pytest.raises(UsageError, match=r"(?m)^e holds no input; it has 2 x \.rst$") as caught:
         discover(["d", "e"], input_format=None)
     assert "known suffixes are .jsonl, .ndjson, .json, .parquet" in caught.value.hint
     for argument in ("empty", "d/*.zst"):
-        with pytest.raises(UsageError, match=r"holds no input$"):
+        with pytest.raises(UsageError, match=r"(?m)holds no input$"):
             discover([argument], input_format=None)
 
 
 def test_a_missing_argument_is_named():
-    with pytest.raises(UsageError, match=r"^data/none\.jsonl does not exist$") as caught:
+    with pytest.raises(UsageError, match=r"(?m)^data/none\.jsonl does not exist$") as caught:
         discover(["data/none.jsonl"], input_format=None)
     assert "quote a glob" in caught.value.hint
 
@@ -229,14 +229,14 @@ def test_an_input_named_twice_is_refused_with_both_its_names(arguments):
 def test_two_links_to_one_file_in_a_directory_are_one_input_too_many():
     write("d/a.jsonl")
     os.symlink("a.jsonl", "d/b.jsonl")
-    with pytest.raises(UsageError, match=r"^d/b\.jsonl is an input twice: d/a\.jsonl is the same file$"):
+    with pytest.raises(UsageError, match=r"(?m)^d/b\.jsonl is an input twice: d/a\.jsonl is the same file$"):
         discover(["d"], input_format=None)
 
 
 def test_a_directory_reached_twice_is_refused_rather_than_left_out():
     write("d/a/x.jsonl")
     os.symlink("a", "d/b")
-    with pytest.raises(UsageError, match=r"^d/b/x\.jsonl is an input twice: d/a/x\.jsonl is the same file$"):
+    with pytest.raises(UsageError, match=r"(?m)^d/b/x\.jsonl is an input twice: d/a/x\.jsonl is the same file$"):
         discover(["d"], input_format=None)
 
 
@@ -285,7 +285,7 @@ def test_a_directory_that_cannot_be_listed_is_named(monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(SourceError, match=r"^d/locked cannot be listed: Permission denied$"):
+    with pytest.raises(SourceError, match=r"(?m)^d/locked cannot be listed: Permission denied$"):
         discover(["d"], input_format=None)
 
 
@@ -404,7 +404,7 @@ def test_a_changed_input_is_named_with_both_values():
     ):
         check_unchanged(source)
     write("a.jsonl", content=LINE * 2)
-    with pytest.raises(SourceError, match=f"now it is .*/{2 * len(LINE)}$"):
+    with pytest.raises(SourceError, match=f"(?m)now it is .*/{2 * len(LINE)}$"):
         check_unchanged(source)
     os.unlink("a.jsonl")
     with pytest.raises(SourceError, match="cannot be read: No such file"):

@@ -720,7 +720,7 @@ def test_a_path_that_begins_with_a_dot_is_never_looked_for_on_the_hub(location, 
 
 def test_a_name_without_an_owner_is_no_model_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TokenizerError, match=r"^there is no file or folder gpt2$") as caught:
+    with pytest.raises(TokenizerError, match=r"(?m)^there is no file or folder gpt2$") as caught:
         read(Path("gpt2"))
     assert caught.value.hint.endswith("or a model of the hub with its owner, such as openai-community/gpt2")
 

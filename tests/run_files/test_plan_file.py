@@ -57,6 +57,26 @@ def test_a_file_gives_the_plan_that_the_same_arguments_give_in_python(corpora: d
     assert mix.plan().cursor() == plan.cursor()
 
 
+def test_a_plan_is_loaded_from_a_file_of_a_mix_or_of_a_training_run(corpora: dict[str, str], tmp_path: Path) -> None:
+    mix = Path(written(SMALL + "seed = 17\nwindow_blocks = 3\nmemory_bytes = 4096"))
+    plan = StreamPlan.load(mix)
+    assert plan.fingerprint == load_mix(str(mix)).plan().fingerprint
+    assert (plan.seed, plan.names) == (17, ("code", "prose"))
+    assert plan.sources[0].memory_bytes == 0, "it is mapped"
+    (tmp_path / "recipe.toml").write_text(f"[data]\n{mix.read_text()}", encoding="utf-8")
+    assert StreamPlan.load(tmp_path / "recipe.toml").fingerprint == plan.fingerprint
+    mix.write_text(mix.read_text().replace("global_batch_size = 4\n", ""), encoding="utf-8")
+    assert StreamPlan.load(mix).fingerprint == plan.fingerprint
+    assert StreamPlan.load("shards/../mix.toml").fingerprint == plan.fingerprint
+
+
+def test_a_plan_of_a_file_with_a_mask_is_refused_instead_of_training_on_it(corpora: dict[str, str]) -> None:
+    Path("out.txt").write_text("1\n", encoding="utf-8")
+    with pytest.raises(PlanError, match=r"mix\.toml has a mask") as error:
+        StreamPlan.load(written(SMALL + 'mask = { code = ["out.txt"] }'))
+    assert "loader.mask" in error.value.hint
+
+
 def test_what_a_file_leaves_out_is_what_python_leaves_out(corpora: dict[str, str]) -> None:
     plan = load_mix(written(SMALL)).plan()
     assert plan.fingerprint == StreamPlan(corpora, seq_len=8).fingerprint

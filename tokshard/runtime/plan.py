@@ -164,6 +164,28 @@ class StreamPlan:
         self._kept_lengths: list[tuple[Length, StreamPlan]] = []
         self.identity = identity_of(self.shape, self.seed, self.num_streams, self.corpora)
 
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> StreamPlan:
+        """The plan of a file, as `tokshard plan` and `trace` take it: a mix.toml, or the recipe of a training run.
+
+        What the file says of a loader (`global_batch_size`, `uneven`) is an argument of `StreamingLoader` in Python.
+
+        Raises:
+            UsageError: the file does not exist or is not TOML, a key is unknown, or a value has the wrong type.
+            PlanError: a value is refused, or the file has a `mask`, which belongs to a loader.
+            CorpusError: a corpus cannot be opened.
+        """
+        # late, because files that describe a job are above the runtime; contracts and circles of imports know this one
+        from tokshard.run_files.plan_file import load_mix
+
+        mix = load_mix(os.fspath(path), defaults={"global_batch_size": 1})
+        if mix.mask:
+            raise PlanError(
+                f"{os.fspath(path)} has a mask, and a plan has all documents in the loss",
+                hint="leave mask out of the file, and call loader.mask(corpus, file)",
+            )
+        return mix.plan()
+
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (dict(zip(self.names, self.sources, strict=True)), self._arguments))
 
