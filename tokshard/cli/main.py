@@ -42,6 +42,9 @@ COMMANDS = {
     ),
     "commit": LazyCommand("tokshard.cli.commit:commit", "Make the corpus of a build that several jobs share."),
     "inspect": LazyCommand("tokshard.cli.inspect:inspect", "Show what a corpus holds, and some of its documents."),
+    "scan": LazyCommand(
+        "tokshard.cli.scan:scan", "Find the documents that share n-grams with a benchmark, or are on a list."
+    ),
     "status": LazyCommand("tokshard.cli.status:status", "Show how far a build has got, and how to continue it."),
     "verify": LazyCommand("tokshard.cli.verify:verify", "Check every byte of a corpus against its manifest."),
     "plan": LazyCommand("tokshard.cli.plan:plan", "Preview a mix before training: tokens, epochs, steps, bytes."),
