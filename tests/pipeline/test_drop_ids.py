@@ -162,7 +162,7 @@ def test_rows_that_name_no_document_are_counted_and_shown(
 
 def test_a_listed_document_counts_as_listed_whatever_other_conditions_say(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "ids.txt").write_text("\n".join(names(DROPPED)))
-    done = copy_corpus(corpus, out=tmp_path / "copy", drop_ids=tmp_path / "ids.txt", where={"id": "doc-5"})
+    done = copy_corpus(corpus, out=tmp_path / "copy", drop_ids=tmp_path / "ids.txt", where=["id=doc-5"])
     assert left_out(tmp_path / "copy") == {"in drop-ids": 4, "not copied": 55}
     assert not done.notes
 

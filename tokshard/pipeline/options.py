@@ -62,7 +62,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
             no text is read, documents are equal if their tokens are.
         validation_fraction: share of the documents that goes into ``OUT/validation``, by a hash of the text, the rest
             into ``OUT/train``; default: one corpus in `out`.
-        where: of a copy: take the documents that have these values in kept columns, as text.
+        where: of a copy: take the documents whose kept columns meet all of these conditions: ``lang=en``, ``lang!=en``,
+            ``score<0.5``, ``score>0.5`` or ``lang in en,fr``. A missing value only meets ``!=``.
         source: of a copy: take the documents of sources whose name matches this shell pattern.
         drop_ids: of a copy: leave out the documents that this file lists, by their ids or numbers: a text with an
             id in each line, or JSON lines, csv or parquet.
@@ -106,7 +107,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: Positive | None = None
     dedup: Literal["none", "exact"] = "none"
     validation_fraction: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
-    where: dict[str, str] = {}
+    where: str | Sequence[str] = []
     source: str | None = None
     drop_ids: str | None = None
     hashes: tuple[float, float] | None = None
@@ -149,7 +150,7 @@ class OptionalBuildOptions(TypedDict, total=False):
     max_tokens: int | None
     dedup: Literal["none", "exact"]
     validation_fraction: float | None
-    where: dict[str, str]
+    where: str | Sequence[str]
     source: str | None
     drop_ids: str | None
     hashes: tuple[float, float] | None
@@ -205,7 +206,8 @@ def checked_options(options: BuildOptions) -> BuildOptions:
         UsageError: one is of another type, or out of range, or unknown, or two of them contradict each other.
     """
     values = {name: _plain(getattr(options, name)) for name in options.__struct_fields__}
-    values["keep"] = [values["keep"]] if isinstance(values["keep"], str) else values["keep"]
+    for name in ("keep", "where"):
+        values[name] = [values[name]] if isinstance(values[name], str) else values[name]
     try:
         options = msgspec.convert(values, BuildOptions)
     except msgspec.ValidationError as error:
@@ -372,10 +374,12 @@ _CHANGED = {
 
 
 def _as_typed(value: Any) -> str:
-    if value is None or value == {}:
+    if value is None or value in ({}, []):
         return "not given"
     if isinstance(value, dict):
         value = " ".join(f"{name}:{kind}" for name, kind in value.items())
+    if isinstance(value, list):
+        value = " ".join(map(str, value))
     return shlex.quote(str(value)) if len(str(value)) <= _SHOWN else f"{value!s:.{_SHOWN}}..."
 
 
