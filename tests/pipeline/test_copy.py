@@ -173,9 +173,9 @@ def test_columns_of_one_name_and_several_types_are_refused_unless_they_are_left_
             lambda row: 10 <= len(row[0]) <= 40,
             {"over max-tokens", "under min-tokens"},
         ),
-        ({"where": {"lang": "fr"}}, lambda row: row[1]["lang"] == "fr", {"not copied"}),
+        ({"where": ["lang=fr"]}, lambda row: row[1]["lang"] == "fr", {"not copied"}),
         (
-            {"source": "*b.jsonl", "where": {"lang": "en"}},
+            {"source": "*b.jsonl", "where": ["lang=en"]},
             lambda row: row[2][1] == "b.jsonl" and row[1]["lang"] == "en",
             {"not copied"},
         ),
@@ -200,7 +200,7 @@ def test_a_copy_takes_the_documents_that_meet_all_conditions(
 
 
 def test_a_condition_may_be_about_a_column_that_is_not_copied(corpus, tmp_path):
-    copy_corpus(corpus, out=tmp_path / "copy", where={"lang": "en"}, columns=[])
+    copy_corpus(corpus, out=tmp_path / "copy", where=["lang=en"], columns=[])
     wanted = [(tokens, {}, *place) for tokens, kept, *place in rows(corpus) if kept["lang"] == "en"]
     assert rows(tmp_path / "copy") == wanted
 
@@ -437,7 +437,8 @@ def test_a_copy_replaces_nothing_without_force_and_never_what_it_reads(corpus, t
     ("options", "problem"),
     [
         (["--where", "lang"], "not a condition"),
-        (["--where", "lang=en", "--where", "lang=fr"], "names the column lang 2 times"),
+        (["--where", "lang<=en"], "not a condition"),
+        (["--where", "=en"], "not a condition"),
         (["--where", "country=en"], "no kept column 'country'"),
         (["--hash-range", "0.9:0.1"], "not a part of 0:1"),
         (["--source", "nothing"], "no source is called nothing"),

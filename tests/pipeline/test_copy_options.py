@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.contract import small
-from tests.corpora import TINY_TOKENIZER, append_generation, documents_of, write_corpus
+from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_of, write_corpus
 from tests.pipeline.arrays import commit_corpus, run_copy_job
 from tests.pipeline.inputs import texts_of
 from tests.pipeline.places import StoppedError, build, files, write
@@ -117,7 +117,7 @@ def test_texts_are_not_compared_with_tokens(place, tmp_path):
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"shuffle": 17},
-    {"where": {"lang": "en"}},
+    {"where": ["lang=en"]},
     {"dedup": "exact", "shuffle": 3},
     {"max_documents": 70},
     {"validation_fraction": 0.3, "max_tokens": 60},
@@ -148,7 +148,7 @@ def test_the_status_of_a_copy_that_was_stopped_names_the_command_that_continues_
     def refuse(*_: object) -> None:
         raise StoppedError
 
-    options: dict[str, Any] = {"where": {"lang": "en"}, "hash_range": (0.0, 0.9), "columns": ["lang"], "shuffle": seed}
+    options: dict[str, Any] = {"where": ["lang=en"], "hash_range": (0.0, 0.9), "columns": ["lang"], "shuffle": seed}
     with monkeypatch.context() as patch:
         patch.setattr(building, "commit", refuse)
         with pytest.raises(StoppedError):
@@ -176,9 +176,9 @@ def test_an_estimate_of_a_copy_writes_nothing(corpus, tmp_path, capsys):
 
 
 def test_another_condition_is_another_copy(corpus, tmp_path):
-    copy_corpus(corpus, out=tmp_path / "copy", where={"lang": "en"})
-    with pytest.raises(ConfigurationChangedError, match="--where was lang:en, now lang:fr") as caught:
-        copy_corpus(corpus, out=tmp_path / "copy", where={"lang": "fr"})
+    copy_corpus(corpus, out=tmp_path / "copy", where=["lang=en"])
+    with pytest.raises(ConfigurationChangedError, match="--where was lang=en, now lang=fr") as caught:
+        copy_corpus(corpus, out=tmp_path / "copy", where=["lang=fr"])
     assert "another --out" in caught.value.hint
 
 
@@ -241,3 +241,40 @@ def test_a_copy_of_nothing_is_refused(place, tmp_path):
     build(place, place / "only.jsonl")
     with pytest.raises(BuildError, match="no document was written"):
         copy_corpus(place / "out", out=tmp_path / "copy", min_tokens=1_000)
+
+
+@pytest.mark.parametrize(
+    ("where", "taken"),
+    [
+        (["size>3"], [4, 5, 6]),
+        (["size<3", "size>0"], [1, 2]),
+        (["size in 1, 5,9"], [1, 5]),
+        (["size!=2"], [0, 1, 3, 4, 5, 6, 7]),
+        (["size=2"], [2]),
+        (["lang in en,fr", "size>2"], [3, 4]),
+        (["lang != en"], [1, 2, 3, 4, 5, 6, 7]),
+        (["lang>en"], [2, 3, 4, 5, 6, 7]),
+        (["a=b=c"], [0, 2, 4, 6]),
+        (["flag!=true"], [1, 3, 5, 7]),
+        ("score>0.25", [6]),
+    ],
+    ids=str,
+)
+def test_documents_are_taken_by_comparisons_of_kept_values_and_missing_ones_meet_only_inequality(
+    tmp_path, where, taken
+):
+    lengths = list(range(2, 10))
+    metadata = {
+        "size": [*range(7), None],
+        "lang": ["en", " en", "fr ", "fr", "fr", "ga", "ha", "zu"],
+        "a=b": ["c", "d"] * 4,
+        "flag": [True, False] * 4,
+        "score": [0.25, -1.0, float("nan"), None, 0.0, 0.1, 0.3, 0.2],
+    }
+    columns = {"size": "int64", "lang": "string", "a=b": "string", "flag": "bool", "score": "float64"}
+    sources = [Source(documents=documents_of(lengths), path="a.jsonl", metadata=metadata)]
+    corpus = write_corpus(tmp_path / "corpus", sources=sources, columns=columns, tokenizer=TINY_TOKENIZER)
+    copy_corpus(corpus, out=tmp_path / "copy", where=where)
+    assert [len(row[0]) - 2 for row in rows(tmp_path / "copy")] == taken
+    with pytest.raises(UsageError, match="flag is bool, which has no order"):
+        copy_corpus(corpus, out=tmp_path / "other", where=["flag>false"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import click
@@ -30,19 +29,6 @@ _AS_IN_BUILD = (
     *("dry_run", "job_index", "num_jobs", "quiet", "verbose"),
 )
 """Options that mean the same for texts and for documents."""
-
-
-class Condition(click.ParamType):  # type: ignore[type-arg] # not yet generic in click 8.1
-    """``COLUMN=VALUE``."""
-
-    name = "condition"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        """The column and the value; anything else is a usage error."""
-        column, equals, text = value.partition("=")
-        if not column or not equals:
-            self.fail(f"{value!r} is not a condition such as lang=en", param, ctx)
-        return column, text
 
 
 class Share(click.ParamType):  # type: ignore[type-arg] # as above
@@ -83,7 +69,10 @@ def _options_of_build(command: click.Command) -> click.Command:
 @click.option("--min-tokens", type=COUNT, metavar="N", help="Take documents of at least N tokens.")
 @click.option("--max-tokens", type=POSITIVE_COUNT, metavar="N", help="Take documents of at most N tokens.")
 @click.option(
-    "--where", type=Condition(), multiple=True, metavar="COLUMN=VALUE", help="Take documents with this kept value."
+    "--where",
+    multiple=True,
+    metavar="CONDITION",
+    help="By a kept column: lang=en, lang!=en, score<0.5, score>0.5 or 'lang in en,fr'. All have to hold.",
 )
 @click.option("--source", metavar="PATTERN", help="Take documents of sources whose name fits, such as '*/wiki-*'.")
 @click.option(
@@ -112,21 +101,14 @@ def copy(context: click.Context, /, corpora: tuple[str, ...], **options: Any) ->
     \b
     tokshard copy shards/many-small --out shards/few-large --shard-tokens 1B
     tokshard copy shards/a shards/b --out s3://bucket/both
-    tokshard copy shards/code --out shards/python --where lang=python --max-tokens 8192
+    tokshard copy shards/code --out shards/python --where lang=python --where 'score>0.5'
     tokshard copy shards/web --out shards/web-without --drop-ids opted-out.txt
     tokshard copy shards/by-topic --out shards/mixed --shuffle 17
     """  # noqa: D301 - click's mark for lines that are kept
-    for column, times in Counter(column for column, _ in options["where"]).items():
-        if times > 1:
-            raise UsageError(
-                f"--where names the column {column} {times} times, and a document has one value there",
-                hint="give one value; to take several, make a copy for each and copy those into one",
-            )
     if options.pop("no_columns"):
         if options["columns"]:
             raise UsageError("--no-columns and --keep-columns contradict each other", hint="give one of them")
         options["columns"] = ()
     else:
         options["columns"] = options["columns"] or None
-    options["where"] = dict(options["where"])
     run_all(context, [one_corpus(corpora, options)], reads=DOCUMENTS)

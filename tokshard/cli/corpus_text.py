@@ -192,7 +192,7 @@ def _read_as(build: BuildConfig) -> list[str]:
 
 def _taken(copied: CopyConfig) -> list[str]:
     parts = [f"documents of {counted(len(copied.corpora), 'corpus', 'corpora')}"]
-    parts += [f"those with {name}={value}" for name, value in copied.where.items()]
+    parts += [f"those with {condition}" for condition in copied.where]
     if copied.source is not None:
         parts.append(f"those of sources {copied.source}")
     if copied.drop_ids is not None:

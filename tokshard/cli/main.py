@@ -45,6 +45,9 @@ COMMANDS = {
     "report": LazyCommand(
         "tokshard.cli.report:report", "Draw corpora, the plan of a mix, or a training run as a page of HTML."
     ),
+    "scan": LazyCommand(
+        "tokshard.cli.scan:scan", "Find the documents that share n-grams with a benchmark, or are on a list."
+    ),
     "status": LazyCommand("tokshard.cli.status:status", "Show how far a build has got, and how to continue it."),
     "verify": LazyCommand("tokshard.cli.verify:verify", "Check every byte of a corpus against its manifest."),
     "plan": LazyCommand("tokshard.cli.plan:plan", "Preview a mix before training: tokens, epochs, steps, bytes."),

@@ -8,23 +8,19 @@ the id of the row counts. ``tokshard scan`` writes rows that have all three.
 from __future__ import annotations
 
 import array
-import csv
 import hashlib
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import parquet
 
 from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
-from tokshard.store import local_file, locate
+from tokshard.format.row_files import read_rows
 
 ID = "id"
 """The kept column of ids, and their column in a list."""
@@ -33,8 +29,6 @@ MAX_ROWS = 1 << 26
 """Rows that a list may have: 24 bytes of memory for each, in every process."""
 
 _HASH_BYTES = 16
-_ROWS_AT_ONCE = 65_536
-_COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _HINT = (
     "give a text with one id in each line, or JSON lines, csv or parquet with a column 'id', or with 'document' and "
     "'fingerprint'"
@@ -179,45 +173,11 @@ def listed_rows(location: str) -> Iterator[ListedRow]:
     Raises:
         UsageError: the file cannot be read, or a row is none.
     """
-    number = 0
-    try:
-        store, name = locate(location)
-        store.stat(name)  # refuses what is no file, which might never end
-        with local_file(store, name) as path:
-            for row in _rows(path, name):
-                listed = _listed(row)
-                number += 1
-                yield listed
-    except (OSError, pa.ArrowException, msgspec.MsgspecError, TypeError, ValueError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)[:200]
-        where = f" after row {number}" if number else ""
-        raise UsageError(f"{location} cannot be read as a list of documents{where}: {reason}", hint=_HINT) from error
-
-
-def _rows(path: str, name: str) -> Iterator[Mapping[str, Any]]:
-    stem, _, suffix = name.rpartition(".")
-    compression = _COMPRESSION.get(f".{suffix}".lower())
-    kind = (stem if compression else name).lower().rpartition(".")[2]
-    if kind == "parquet":
-        with parquet.ParquetFile(path) as table:
-            columns = [column for column in ListedRow._fields if column in table.schema_arrow.names]
-            if not columns:
-                raise ValueError("it has no column 'id' or 'document'")
-            for batch in table.iter_batches(_ROWS_AT_ONCE, columns=columns):
-                yield from batch.to_pylist()
-        return
-    with (
-        pa.input_stream(path, compression=compression) as stream,
-        io.TextIOWrapper(
-            io.BufferedReader(stream), "utf-8-sig", newline="" if kind in {"csv", "tsv"} else None
-        ) as lines,
-    ):
-        if kind in {"csv", "tsv"}:
-            yield from csv.DictReader(lines, delimiter="\t" if kind == "tsv" else ",")
-        elif kind in {"jsonl", "ndjson", "json"}:
-            yield from (msgspec.json.decode(line, type=dict[str, Any]) for line in lines if not line.isspace())
-        else:
-            yield from ({ID: line.rstrip("\n")} for line in lines if not line.isspace())
+    for number, row in enumerate(read_rows(location, columns=ListedRow._fields, of_line=ID, hint=_HINT), 1):
+        try:
+            yield _listed(row)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"row {number} of {location}: {error}", hint=_HINT) from error
 
 
 def _listed(row: Mapping[str, Any]) -> ListedRow:
@@ -230,7 +190,7 @@ def _listed(row: Mapping[str, Any]) -> ListedRow:
         raise ValueError(f"the document {number!r:.60} is not a number from 0 on")
     listed = ListedRow(None if own in (None, "") else str(own), number, fingerprint or None)
     if listed.id is None and listed.document is None:
-        raise ValueError("the next one has neither 'id' nor 'document'")
+        raise ValueError("it has neither 'id' nor 'document'")
     return listed
 
 

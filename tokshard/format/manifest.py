@@ -63,7 +63,7 @@ class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         corpora: content fingerprints of the others, in order.
         recipes: their recipe fingerprints.
         hash_range: documents whose hash lies in this half-open range of [0, 1) were taken.
-        where: kept columns that had these values, as text.
+        where: conditions on kept columns that documents had to meet, such as ``lang=en``.
         source: pattern of the sources whose documents were taken.
         drop_ids: SHA-256 of the list of the documents that were left out.
         shuffle: seed of the random order, or None: the order of the others.
@@ -72,7 +72,7 @@ class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     corpora: list[Sha256]
     recipes: list[Sha256]
     hash_range: tuple[float, float] | None = None
-    where: dict[str, str] = {}
+    where: list[str] = []
     source: str | None = None
     drop_ids: Sha256 | None = None
     shuffle: int | None = None

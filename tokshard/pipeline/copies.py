@@ -44,7 +44,7 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
             corpora=[corpus.fingerprint for corpus in corpora],
             recipes=[corpus.manifest.fingerprints.recipe for corpus in corpora],
             hash_range=options.hash_range,
-            where=options.where,
+            where=list(options.where),
             source=options.source,
             drop_ids=_list_hash(options.drop_ids, corpora),
             shuffle=options.shuffle,

@@ -62,7 +62,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
             no text is read, documents are equal if their tokens are.
         validation_fraction: share of the documents that goes into ``OUT/validation``, by a hash of the text, the rest
             into ``OUT/train``; default: one corpus in `out`.
-        where: of a copy: take the documents that have these values in kept columns, as text.
+        where: of a copy: take the documents whose kept columns meet all of these conditions: ``lang=en``, ``lang!=en``,
+            ``score<0.5``, ``score>0.5`` or ``lang in en,fr``. A missing value only meets ``!=``.
         source: of a copy: take the documents of sources whose name matches this shell pattern.
         drop_ids: of a copy: leave out the documents that this file lists, by their ids or numbers: a text with an
             id in each line, or JSON lines, csv or parquet.
@@ -105,7 +106,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: Positive | None = None
     dedup: Literal["none", "exact"] = "none"
     validation_fraction: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
-    where: dict[str, str] = {}
+    where: str | Sequence[str] = []
     source: str | None = None
     drop_ids: str | None = None
     hash_range: tuple[float, float] | None = None
@@ -147,7 +148,7 @@ class OptionalBuildOptions(TypedDict, total=False):
     max_tokens: int | None
     dedup: Literal["none", "exact"]
     validation_fraction: float | None
-    where: dict[str, str]
+    where: str | Sequence[str]
     source: str | None
     drop_ids: str | None
     hash_range: tuple[float, float] | None
@@ -222,7 +223,8 @@ def checked_options(options: BuildOptions) -> BuildOptions:
         UsageError: one is of another type, or out of range, or unknown, or two of them contradict each other.
     """
     values = {name: _plain(getattr(options, name)) for name in options.__struct_fields__}
-    values["keep_field"] = [values["keep_field"]] if isinstance(values["keep_field"], str) else values["keep_field"]
+    for name in ("keep_field", "where"):
+        values[name] = [values[name]] if isinstance(values[name], str) else values[name]
     try:
         options = msgspec.convert(values, BuildOptions)
     except msgspec.ValidationError as error:
@@ -398,10 +400,12 @@ _CHANGED = {
 
 
 def _as_typed(value: Any) -> str:
-    if value is None or value == {}:
+    if value is None or value in ({}, []):
         return "not given"
     if isinstance(value, dict):
         value = " ".join(f"{name}:{kind}" for name, kind in value.items())
+    if isinstance(value, list):
+        value = " ".join(map(str, value))
     return shlex.quote(str(value)) if len(str(value)) <= _SHOWN else f"{value!s:.{_SHOWN}}..."
 
 

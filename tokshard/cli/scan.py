@@ -1,0 +1,281 @@
+"""``tokshard scan``: find documents that leaked into a corpus from benchmarks, or that a list names."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.output_file import OutputFile, output_file
+from tokshard.cli.progress import byte_progress
+from tokshard.cli.tables import shorten, table
+from tokshard.errors import UsageError
+from tokshard.format.corpus import Corpus
+from tokshard.format.decode import read_tokenizer
+from tokshard.format.opening import open_corpus
+from tokshard.inspect.corpus.scan import (
+    Benchmarks,
+    Encode,
+    SharedItems,
+    find_listed,
+    read_benchmarks,
+    scan_corpus,
+)
+from tokshard.pipeline.encode.encoder import Encoder, EncodingError
+from tokshard.wording import counted, one_line
+
+_DEFAULT_NGRAM = 13
+_SHOWN_ITEMS = 10
+_NAME_WIDTH = 50
+
+
+@click.command()
+@click.argument("corpora", nargs=-1, required=True, metavar="CORPUS...")
+@click.option(
+    "--against",
+    multiple=True,
+    metavar="FILE",
+    help="A benchmark: JSON lines, csv, tsv or parquet, or a text with an item in each line.  [may be given again]",
+)
+@click.option(
+    "--text-field",
+    "fields",
+    multiple=True,
+    default=("text",),
+    show_default=True,
+    metavar="FIELD",
+    help="Field of an item that holds a text, or a list of texts; may be given again.",
+)
+@click.option(
+    "--ngram",
+    type=click.IntRange(min=2, max=1024),
+    default=_DEFAULT_NGRAM,
+    show_default=True,
+    metavar="N",
+    help="Tokens in a row that a document has to share with an item.",
+)
+@click.option("--ids", metavar="FILE", help="In place of --against: find the documents that FILE lists by their ids.")
+@click.option(
+    "--out", metavar="FILE", help="Write a line of JSON for each document found, as copy --drop-ids takes it."
+)
+@click.option("--numbers", metavar="FILE", help="Write the number of each document found, as loader.mask takes it.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Number of processes.  [default: one for each CPU]"
+)
+@json_option
+@debug_option
+def scan(
+    *,
+    corpora: tuple[str, ...],
+    against: tuple[str, ...],
+    fields: tuple[str, ...],
+    ngram: int,
+    ids: str | None,
+    out: str | None,
+    numbers: str | None,
+    workers: int | None,
+    as_json: bool,
+) -> None:
+    """Find the documents of each CORPUS that share N tokens in a row with an item of a benchmark, or are on a list.
+
+    Items are encoded with the tokenizer of the corpus. Matches are exact: tokens are compared, not only hashes.
+    Items of fewer than N tokens are not scanned, and counted.
+
+    \b
+    tokshard scan shards/web --against evals.jsonl --text-field question --out leaked.jsonl
+    tokshard copy shards/web --out shards/clean --drop-ids leaked.jsonl
+    tokshard scan shards/web --ids opted-out.txt --numbers opted-out-numbers.txt
+    """  # noqa: D301 - click's mark for lines that are kept
+    if bool(against) == (ids is not None):
+        raise UsageError("scan needs something to find", hint="give either --against FILE, or --ids FILE")
+    if numbers is not None and len(corpora) > 1:
+        raise UsageError("--numbers is for one corpus: numbers do not say of which", hint="give one CORPUS, or --out")
+    with contextlib.ExitStack() as stack:
+        inputs = [*corpora, *against, *([] if ids is None else [ids])]
+        rows, lines = (
+            None if path is None else stack.enter_context(output_file(path, option=option, inputs=inputs))
+            for path, option in ((out, "--out"), (numbers, "--numbers"))
+        )
+        if ids is not None:
+            results = [_find(location, ids, rows, lines) for location in corpora]
+            shown = json.dumps(results) if as_json else "\n".join(map(_listed_text, results))
+        else:
+            tally, processes = _Tally(ngram), workers or len(os.sched_getaffinity(0))
+            for location in corpora:
+                _scan(location, against, tally, rows, lines, fields=fields, workers=processes)
+            shown = json.dumps(tally.as_json()) if as_json else tally.text()
+    click.echo(shown)
+
+
+def _find(location: str, ids: str, rows: OutputFile | None, lines: OutputFile | None) -> dict[str, Any]:
+    with open_corpus(location) as corpus, byte_progress(f"ids of {location}", unit="documents") as on_progress:
+        found = find_listed(corpus, ids, on_progress)
+        for document in found.documents.tolist():
+            own = corpus.metadata(document).get("id") if rows is not None else None
+            _write(
+                rows, lines, {"document": document, "id": own, "fingerprint": corpus.fingerprint, "corpus": location}
+            )
+    return {
+        "corpus": location,
+        "documents": len(found.documents),
+        "num_missing": found.num_missing,
+        "missing": list(found.missing),
+    }
+
+
+def _listed_text(result: dict[str, Any]) -> str:
+    text = f"{one_line(result['corpus'])}: {counted(result['documents'], 'document')} listed"
+    if result["num_missing"]:
+        shown = ", ".join(map(one_line, result["missing"]))
+        more = "" if result["num_missing"] == len(result["missing"]) else ", ..."
+        text += f"\n{counted(result['num_missing'], 'row')} without a document: {shown}{more}"
+    return text
+
+
+def _scan(
+    location: str,
+    against: Sequence[str],
+    tally: _Tally,
+    rows: OutputFile | None,
+    lines: OutputFile | None,
+    *,
+    fields: Sequence[str],
+    workers: int,
+) -> None:
+    with open_corpus(location) as corpus:
+        benchmarks = read_benchmarks(against, corpus, _encoder(corpus), fields=fields, n=tally.ngram)
+        tally.begin(location, corpus, benchmarks)
+        fingerprint = corpus.fingerprint
+    with byte_progress(f"scan {location}", unit="tokens") as on_progress:
+        for found in scan_corpus(location, benchmarks.grams, on_progress, workers=workers):
+            tally.add(found)
+            row = {"document": found.document, "id": found.id, "fingerprint": fingerprint, "corpus": location}
+            _write(rows, lines, {**row, "items": list(_items(benchmarks, found))} if rows is not None else row)
+
+
+def _encoder(corpus: Corpus) -> Encode:
+    encode = Encoder(read_tokenizer(corpus.store, corpus.manifest))
+
+    def encoded(text: str) -> NDArray[np.uint32]:
+        try:
+            return encode([text])[0]
+        except EncodingError as error:
+            raise UsageError(f"{error}: {text[:60]!r}", hint="leave this item out") from error
+
+    return encoded
+
+
+def _items(benchmarks: Benchmarks, found: SharedItems) -> Iterator[dict[str, Any]]:
+    for index, shared in zip(found.items.tolist(), found.num_grams.tolist(), strict=True):
+        item = benchmarks.items[index]
+        yield {
+            "benchmark": benchmarks.files[item.benchmark],
+            "row": item.row,
+            "id": item.id,
+            "shared": shared,
+            "ngrams": int(benchmarks.grams.num_of_item[index]),
+        }
+
+
+def _write(rows: OutputFile | None, lines: OutputFile | None, row: dict[str, Any]) -> None:
+    if rows is not None:
+        shown = {name: value for name, value in row.items() if name != "id" or value is not None}
+        rows.write(json.dumps(shown, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+    if lines is not None:
+        lines.write(b"%d\n" % row["document"])
+
+
+class _Tally:
+    """What was found in all corpora, by benchmark and item."""
+
+    def __init__(self, ngram: int) -> None:
+        self.ngram = ngram
+        self._corpora: list[dict[str, Any]] = []
+
+    def begin(self, location: str, corpus: Corpus, benchmarks: Benchmarks) -> None:
+        """Count a corpus from here on. All of them have the same items."""
+        if not self._corpora:
+            num_items, num_files = len(benchmarks.items), len(benchmarks.files)
+            self._documents_of_item = np.zeros(num_items, np.int64)
+            self._is_scanned = np.zeros(num_items, np.bool_)
+            self._file_of_item = np.array([item.benchmark for item in benchmarks.items])
+            self._documents_of_file = np.zeros(num_files, np.int64)
+        self._benchmarks = benchmarks
+        self._is_scanned |= benchmarks.is_scanned
+        self._corpora.append({"corpus": location, "tokens": corpus.num_tokens, "documents": 0})
+
+    def add(self, found: SharedItems) -> None:
+        """Count a document."""
+        self._corpora[-1]["documents"] += 1
+        self._documents_of_item[found.items] += 1
+        self._documents_of_file[np.unique(self._file_of_item[found.items])] += 1
+
+    def as_json(self) -> dict[str, Any]:
+        """All counts; of the items those that were found."""
+        found = np.flatnonzero(self._documents_of_item)
+        items = [self._benchmarks.items[index] for index in found.tolist()]
+        return {
+            "ngram": self.ngram,
+            "corpora": self._corpora,
+            "benchmarks": [self._of_file(number) for number in range(len(self._benchmarks.files))],
+            "items": [
+                {
+                    "benchmark": self._benchmarks.files[item.benchmark],
+                    "row": item.row,
+                    "id": item.id,
+                    "documents": count,
+                }
+                for item, count in zip(items, self._documents_of_item[found].tolist(), strict=True)
+            ],
+        }
+
+    def _of_file(self, number: int) -> dict[str, Any]:
+        mine = self._file_of_item == number
+        return {
+            "benchmark": self._benchmarks.files[number],
+            "items": int(mine.sum()),
+            "not_scanned": int((mine & ~self._is_scanned).sum()),
+            "found": int((mine & (self._documents_of_item > 0)).sum()),
+            "documents": int(self._documents_of_file[number]),
+        }
+
+    def text(self) -> str:
+        """For people: a table of the benchmarks, and the items that most documents share n-grams with."""
+        found = self.as_json()
+        header = ["benchmark", "items", f"under {self.ngram} tokens", "found", "in documents"]
+        rows = [
+            [
+                shorten(one_line(str(value)), _NAME_WIDTH) if key == "benchmark" else f"{value:,}"
+                for key, value in one.items()
+            ]
+            for one in found["benchmarks"]
+        ]
+        parts = [
+            "\n".join(
+                f"{one_line(one['corpus'])}: {counted(one['documents'], 'document')} share {self.ngram} tokens"
+                for one in found["corpora"]
+            ),
+            table([header, *rows], width=None),
+        ]
+        most = sorted(found["items"], key=lambda item: -item["documents"])
+        if most:
+            named = [
+                [
+                    shorten(one_line(item["benchmark"]), _NAME_WIDTH),
+                    str(item["row"]),
+                    shorten(one_line(item["id"] or ""), _NAME_WIDTH),
+                    f"{item['documents']:,}",
+                ]
+                for item in most[:_SHOWN_ITEMS]
+            ]
+            parts.append(table([["benchmark", "row", "id", "documents"], *named], width=None, left=(0, 2)))
+        if len(most) > _SHOWN_ITEMS:
+            parts.append(f"and {counted(len(most) - _SHOWN_ITEMS, 'more item')}: --json lists all")
+        return "\n\n".join(parts)
