@@ -16,6 +16,7 @@ from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tokshard import __version__
 from tokshard.cli.main import COMMANDS, cli, run
 from tokshard.errors import BuildError
+from tokshard.inspect.corpus.places import short_names
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "tokshard"]
@@ -403,6 +404,53 @@ def test_verify_prints_one_json_object_per_corpus(shell, corpus, tmp_path):
     assert second["num_documents"] == 1
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """Two corpora with a validation split, and one without."""
+    for number, name in enumerate(["code/train", "code/validation", "docs/train", "docs/validation", "prose"]):
+        place = tmp_path / "shards" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_corpus(place, documents_of([2 + number]), tokenizer=TINY_TOKENIZER)
+    (tmp_path / "shards/notes.txt").touch()
+    return tmp_path / "shards"
+
+
+def test_verify_takes_both_parts_of_a_split_and_all_corpora_of_a_folder(shell, folder):
+    code = [f"ok: {folder}/code/train", f"ok: {folder}/code/validation"]
+    docs = [f"ok: {folder}/docs/train", f"ok: {folder}/docs/validation"]
+    for given, expected in (("code", code), (".", [*code, *docs, f"ok: {folder}/prose"])):
+        exit_code, out, err = shell("verify", folder / given)
+        assert (exit_code, err) == (0, "")
+        assert [": ".join(line.split(": ")[:2]) for line in out.splitlines()] == expected
+    exit_code, _, err = shell("verify", folder / "absent")
+    assert (exit_code, "absent does not exist" in err) == (2, True)
+
+
+def test_inspect_names_several_corpora_by_what_tells_them_apart(shell, folder):
+    exit_code, out, _ = shell("inspect", folder, "--sample", "0")
+    assert exit_code == 0
+    heads = [word for line in out.splitlines() if line.startswith("corpus  ") for word in line.split()[1:]]
+    expected = ["code/train", "code/validation", "docs/train", "docs/validation", "prose"]
+    assert [head for head in heads if not head.startswith("/")] == expected
+    _, out, _ = shell("inspect", folder / "code", "--sample", "0")
+    assert out.split()[:3] == ["corpus", "code/train", "code/validation"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["a/code/train", "a/docs/train"], ["code/train", "docs/train"]),
+        (["a/code/train"], ["code/train"]),
+        (["x/a/code", "y/a/code", "y/b"], ["x/a/code", "y/a/code", "b"]),
+        (["s3://b/code", "code"], ["b/code", "code"]),
+        (["a/code", "a/code"], ["code", "code"]),
+        (["train"], ["train"]),
+    ],
+)
+def test_the_shortest_name_that_no_other_corpus_has(given, expected):
+    assert short_names(given) == expected
+
+
 def test_inspect_shows_summary_histogram_and_samples(shell, corpus):
     exit_code, out, err = shell("inspect", corpus, "--sample", "1", "--plain")
     assert (exit_code, err) == (0, "")
@@ -461,7 +509,7 @@ def test_inspect_shows_several_corpora_side_by_side(shell, corpus, tmp_path):
     other = write_corpus(tmp_path / "other", documents_of([7] * 5), tokenizer=TINY_TOKENIZER)
     _, out, _ = shell("inspect", corpus, other, "--sample", "0")
     lines = out.splitlines()
-    assert lines[0].split() == ["corpus", *(f"{str(path)[:11]}...{str(path)[-10:]}" for path in (corpus, other))]
+    assert lines[0].split() == ["corpus", "corpus", "other"]
     assert lines[1].split() == ["documents", "3", "5"]
     assert max(map(len, lines[: lines.index("")])) <= 80
 

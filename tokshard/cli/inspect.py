@@ -29,6 +29,7 @@ from tokshard.errors import UsageError
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.difference import compare_corpora, compare_mixes
 from tokshard.inspect.corpus.documents import EXCERPT_CHARACTERS, search
+from tokshard.inspect.corpus.places import corpora_at
 from tokshard.inspect.corpus.report import CorpusReport, read_document, read_report
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
 from tokshard.inspect.page import corpora as corpora_page
@@ -98,9 +99,10 @@ def inspect(
 ) -> None:
     """Show what is in each CORPUS: counts, tokenizer, settings, omitted records, document lengths, shards, tokens.
 
-    Several corpora are shown side by side. Unless --full is given, token statistics come from a sample, and percentiles
-    of more than 20M documents are estimates. --diff and --grep exit with 0 whatever they find: use --json in scripts,
-    which prints one line per corpus or document.
+    CORPUS may also be the folder of a corpus with a validation split, or a folder of corpora: then it stands for all of
+    them. Several corpora are shown side by side. Unless --full is given, token statistics come from a sample, and
+    percentiles of more than 20M documents are estimates. --diff and --grep exit with 0 whatever they find: use --json
+    in scripts, which prints one line per corpus or document.
 
     \b
     tokshard inspect shards/code shards/prose
@@ -108,6 +110,7 @@ def inspect(
     tokshard inspect --diff shards/code other/code
     tokshard inspect mix.toml --html plan.html
     """  # noqa: D301 - click's mark for lines that are kept
+    corpora = corpora if diff else tuple(corpora_at([*corpora]) if not any(map(_is_mix, corpora)) else corpora)
     modes = {"--document": document, "--grep": pattern, "--diff": diff or None, "--html": html}
     given = [name for name, value in modes.items() if value is not None]
     if len(given) > 1:
@@ -263,7 +266,7 @@ def _page(locations: tuple[str, ...], html: str, *, num_samples: int, is_full: b
         [*summary_lines(report.manifest, report.sources, width=_PAGE_WIDTH), *distribution_lines(report)]
         for report in reports
     ]
-    return corpora_page.corpora_page(reports, facts, list(map(column_of, reports)))
+    return corpora_page.corpora_page(reports, facts, [column_of(report, report.directory) for report in reports])
 
 
 def _is_mix(location: str) -> bool:
