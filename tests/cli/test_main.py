@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
+from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, documents_of, write_corpus
 from tokshard import __version__
 from tokshard.cli.main import COMMANDS, cli, run
 from tokshard.errors import BuildError
@@ -467,7 +467,7 @@ def test_inspect_shows_one_whole_document(shell, corpus):
     assert out.count(" ") > 600
     exit_code, _, err = shell("inspect", corpus, "--document", 3)
     assert exit_code == 2
-    assert "has no document 3: it has 3, counted from 0" in err
+    assert "has no document '3': it has 3, counted from 0" in err
 
 
 def test_inspect_prints_one_json_object_per_corpus(shell, corpus):
@@ -560,3 +560,40 @@ def test_a_missing_option_with_choices_is_said_in_one_line(tmp_path, capsys):
     assert run(["export", str(tmp_path), "--out", "x"]) == 2
     problem = capsys.readouterr().err.splitlines()[0]
     assert problem == "error: missing option '--format'. Choose from: megatron, mds, litdata, fms, hf"
+
+
+def build_with_ids(tmp_path, *options):
+    (tmp_path / "a.jsonl").write_text('{"text": "One main", "name": "x"}\n{"text": "two MAIN", "name": "7"}\n')
+    words = ["build", tmp_path / "a.jsonl", "--out", tmp_path / "ids", "--tokenizer", TOKENIZER.parent, "--quiet"]
+    assert run([str(word) for word in [*words, "--id-field", "name", "--workers", "1", *options]]) == 0
+    return tmp_path / "ids"
+
+
+def test_inspect_shows_a_document_by_its_id(shell, tmp_path):
+    place = build_with_ids(tmp_path)
+    shell("status", place)
+    _, out, _ = shell("inspect", place, "--document", "7", "--plain")
+    assert out.startswith("document 1: ")
+    assert "two MAIN" in out
+    assert shell("inspect", place, "--document", "#1", "--plain")[1] == out
+    exit_code, _, err = shell("inspect", place, "--document", "y")
+    assert (exit_code, "has no document with id 'y'" in err) == (2, True)
+    assert "--document #0 is its first document" in err
+
+
+def test_inspect_shows_the_document_of_the_corpora_that_have_the_id(shell, corpus, tmp_path):
+    place = build_with_ids(tmp_path)
+    shell("status", place)
+    exit_code, out, err = shell("inspect", corpus, place, "--document", "x", "--plain")
+    assert (exit_code, out.startswith("document 0: ")) == (0, True)
+    assert err == f"note: {corpus} has no document 'x': it has 3, counted from 0\n"
+    assert shell("inspect", corpus, place, "--document", "y")[0] == 2
+
+
+def test_a_search_shows_ids_and_ignores_case_on_request(shell, tmp_path):
+    place = build_with_ids(tmp_path)
+    shell("status", place)
+    _, out, _ = shell("inspect", place, "--grep", "main")
+    assert [line for line in out.splitlines() if line.startswith("document")] == ["document 0 (x): record 1 of a.jsonl"]
+    _, out, _ = shell("inspect", place, "--grep", "main", "-i", "--json")
+    assert [json.loads(line)["id"] for line in out.splitlines()] == ["x", "7"]
