@@ -12,10 +12,11 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
+from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, documents_of, write_corpus
 from tokshard import __version__
 from tokshard.cli.main import COMMANDS, cli, run
 from tokshard.errors import BuildError
+from tokshard.inspect.corpus.places import short_names
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "tokshard"]
@@ -404,6 +405,53 @@ def test_verify_prints_one_json_object_per_corpus(shell, corpus, tmp_path):
     assert second["num_documents"] == 1
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """Two corpora with a validation split, and one without."""
+    for number, name in enumerate(["code/train", "code/validation", "docs/train", "docs/validation", "prose"]):
+        place = tmp_path / "shards" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_corpus(place, documents_of([2 + number]), tokenizer=TINY_TOKENIZER)
+    (tmp_path / "shards/notes.txt").touch()
+    return tmp_path / "shards"
+
+
+def test_verify_takes_both_parts_of_a_split_and_all_corpora_of_a_folder(shell, folder):
+    code = [f"ok: {folder}/code/train", f"ok: {folder}/code/validation"]
+    docs = [f"ok: {folder}/docs/train", f"ok: {folder}/docs/validation"]
+    for given, expected in (("code", code), (".", [*code, *docs, f"ok: {folder}/prose"])):
+        exit_code, out, err = shell("verify", folder / given)
+        assert (exit_code, err) == (0, "")
+        assert [": ".join(line.split(": ")[:2]) for line in out.splitlines()] == expected
+    exit_code, _, err = shell("verify", folder / "absent")
+    assert (exit_code, "absent does not exist" in err) == (2, True)
+
+
+def test_inspect_names_several_corpora_by_what_tells_them_apart(shell, folder):
+    exit_code, out, _ = shell("inspect", folder, "--sample", "0")
+    assert exit_code == 0
+    heads = [word for line in out.splitlines() if line.startswith("corpus  ") for word in line.split()[1:]]
+    expected = ["code/train", "code/validation", "docs/train", "docs/validation", "prose"]
+    assert [head for head in heads if not head.startswith("/")] == expected
+    _, out, _ = shell("inspect", folder / "code", "--sample", "0")
+    assert out.split()[:3] == ["corpus", "code/train", "code/validation"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["a/code/train", "a/docs/train"], ["code/train", "docs/train"]),
+        (["a/code/train"], ["code/train"]),
+        (["x/a/code", "y/a/code", "y/b"], ["x/a/code", "y/a/code", "b"]),
+        (["s3://b/code", "code"], ["b/code", "code"]),
+        (["a/code", "a/code"], ["code", "code"]),
+        (["train"], ["train"]),
+    ],
+)
+def test_the_shortest_name_that_no_other_corpus_has(given, expected):
+    assert short_names(given) == expected
+
+
 def test_inspect_shows_summary_histogram_and_samples(shell, corpus):
     exit_code, out, err = shell("inspect", corpus, "--sample", "1", "--plain")
     assert (exit_code, err) == (0, "")
@@ -420,7 +468,7 @@ def test_inspect_shows_one_whole_document(shell, corpus):
     assert out.count(" ") > 600
     exit_code, _, err = shell("inspect", corpus, "--document", 3)
     assert exit_code == 2
-    assert "has no document 3: it has 3, counted from 0" in err
+    assert "has no document '3': it has 3, counted from 0" in err
 
 
 def test_inspect_prints_one_json_object_per_corpus(shell, corpus):
@@ -462,7 +510,7 @@ def test_inspect_shows_several_corpora_side_by_side(shell, corpus, tmp_path):
     other = write_corpus(tmp_path / "other", documents_of([7] * 5), tokenizer=TINY_TOKENIZER)
     _, out, _ = shell("inspect", corpus, other, "--sample", "0")
     lines = out.splitlines()
-    assert lines[0].split() == ["corpus", *(f"{str(path)[:11]}...{str(path)[-10:]}" for path in (corpus, other))]
+    assert lines[0].split() == ["corpus", "corpus", "other"]
     assert lines[1].split() == ["documents", "3", "5"]
     assert max(map(len, lines[: lines.index("")])) <= 80
 
@@ -513,3 +561,40 @@ def test_a_missing_option_with_choices_is_said_in_one_line(tmp_path, capsys):
     assert run(["export", str(tmp_path), "--out", "x"]) == 2
     problem = capsys.readouterr().err.splitlines()[0]
     assert problem == "error: missing option '--format'. Choose from: megatron, mds, litdata, fms, hf"
+
+
+def build_with_ids(tmp_path, *options):
+    (tmp_path / "a.jsonl").write_text('{"text": "One main", "name": "x"}\n{"text": "two MAIN", "name": "7"}\n')
+    words = ["build", tmp_path / "a.jsonl", "--out", tmp_path / "ids", "--tokenizer", TOKENIZER.parent, "--quiet"]
+    assert run([str(word) for word in [*words, "--id-field", "name", "--workers", "1", *options]]) == 0
+    return tmp_path / "ids"
+
+
+def test_inspect_shows_a_document_by_its_id(shell, tmp_path):
+    place = build_with_ids(tmp_path)
+    shell("status", place)
+    _, out, _ = shell("inspect", place, "--document", "7", "--plain")
+    assert out.startswith("document 1: ")
+    assert "two MAIN" in out
+    assert shell("inspect", place, "--document", "#1", "--plain")[1] == out
+    exit_code, _, err = shell("inspect", place, "--document", "y")
+    assert (exit_code, "has no document with id 'y'" in err) == (2, True)
+    assert "--document #0 is its first document" in err
+
+
+def test_inspect_shows_the_document_of_the_corpora_that_have_the_id(shell, corpus, tmp_path):
+    place = build_with_ids(tmp_path)
+    shell("status", place)
+    exit_code, out, err = shell("inspect", corpus, place, "--document", "x", "--plain")
+    assert (exit_code, out.startswith("document 0: ")) == (0, True)
+    assert err == f"note: {corpus} has no document 'x': it has 3, counted from 0\n"
+    assert shell("inspect", corpus, place, "--document", "y")[0] == 2
+
+
+def test_a_search_shows_ids_and_ignores_case_on_request(shell, tmp_path):
+    place = build_with_ids(tmp_path)
+    shell("status", place)
+    _, out, _ = shell("inspect", place, "--grep", "main")
+    assert [line for line in out.splitlines() if line.startswith("document")] == ["document 0 (x): record 1 of a.jsonl"]
+    _, out, _ = shell("inspect", place, "--grep", "main", "-i", "--json")
+    assert [json.loads(line)["id"] for line in out.splitlines()] == ["x", "7"]

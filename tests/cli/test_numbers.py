@@ -41,7 +41,7 @@ OPTIONS = {
         "--max-documents": COUNT,
         "--shuffle": COUNT,
     },
-    "inspect": {"--document": COUNT, "--sample": COUNT, "--limit": POSITIVE_COUNT, "--tokens": POSITIVE_COUNT},
+    "inspect": {"--sample": COUNT, "--limit": POSITIVE_COUNT, "--tokens": POSITIVE_COUNT},
     "plan": {
         "--tokens": POSITIVE_COUNT,
         "--simulate": POSITIVE_COUNT,

@@ -417,7 +417,7 @@ def test_kept_values_of_other_types_become_the_text_that_json_would_have(kind, t
         "half": pa.array([0.5], pa.float32()),
     }
     path = write_table(pa.table({"text": ["t"], **columns}), kind, tmp_path)
-    assert build(path, tmp_path / "out", keep=list(columns)).metadata(0) == {
+    assert build(path, tmp_path / "out", keep_field=list(columns)).metadata(0) == {
         "time": "1970-01-01 00:00:00.000000001",
         "zoned": "1970-01-01 00:00:00.000001Z",
         "day": "2020-01-02",

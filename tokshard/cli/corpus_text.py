@@ -14,6 +14,7 @@ from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, CopyConfig, DocumentLengths, Manifest, TokenizerInfo
 from tokshard.format.tables import ShardInfo, SourceInfo
 from tokshard.inspect.corpus.documents import source_label
+from tokshard.inspect.corpus.places import short_names
 from tokshard.inspect.corpus.report import (
     NUM_WORST_SOURCES,
     CorpusReport,
@@ -51,7 +52,8 @@ def report_text(report: CorpusReport, *, width: int, encoding: str, all_shards: 
 
 def comparison_text(reports: Sequence[CorpusReport], *, width: int) -> str:
     """Several corpora next to each other: a line per fact, a column per corpus."""
-    columns = [column_of(report) for report in reports]
+    found = short_names([report.directory for report in reports])
+    columns = [column_of(report, name) for report, name in zip(reports, found, strict=True)]
     labels = dict.fromkeys(label for column in columns for label in column)
     return table([[label, *(column.get(label, "-") for column in columns)] for label in labels], width=width)
 
@@ -278,12 +280,12 @@ def _bucket_text(index: int) -> str:
     return f"{first:,}" if first == last else f"{first:,}-{last:,}"
 
 
-def column_of(report: CorpusReport) -> dict[str, str]:
-    """What a comparison shows of a corpus: label to a short value, first the corpus itself."""
+def column_of(report: CorpusReport, name: str) -> dict[str, str]:
+    """What a comparison shows of a corpus: label to a short value, first the `name` that tells it from the others."""
     manifest, about = report.manifest, "" if report.lengths.is_exact else "~"
     percentiles = report.lengths.percentiles().items()
     column = {
-        "corpus": shorten(one_line(report.directory), _NAME_WIDTH),
+        "corpus": shorten(one_line(name), _NAME_WIDTH),
         "documents": f"{manifest.num_documents:,}",
         "tokens": f"{manifest.num_tokens:,}",
         "bytes per token": f"{manifest.text_bytes / manifest.num_tokens:.2f}",

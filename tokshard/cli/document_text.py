@@ -33,8 +33,9 @@ def bounded_text(pieces: Iterable[TokenPiece]) -> str:
 def match_text(match: Match) -> str:
     """Two lines: where the match is, and its context, with the match in angle quotes."""
     more = "" if match.count == 1 else f", {match.count:,} places"
+    name = "" if match.id is None else f" ({one_line(str(match.id))})"
     return (
-        f"document {match.document:,}: record {match.record_number:,} of {one_line(match.source)}{more}\n"
+        f"document {match.document:,}{name}: record {match.record_number:,} of {one_line(match.source)}{more}\n"
         f"    {one_line(match.before)}\u00bb{one_line(match.text)}\u00ab{one_line(match.after)}"
     )
 
@@ -69,7 +70,7 @@ def plain_value(value: Any) -> Any:
 
 def match_json(match: Match, corpus: Corpus) -> dict[str, Any]:
     """A match as plain values."""
-    return {"corpus": corpus.location, **asdict(match)}
+    return {"corpus": corpus.location, **asdict(match), "id": plain_value(match.id)}
 
 
 def difference_json(difference: Difference) -> dict[str, Any]:

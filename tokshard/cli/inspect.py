@@ -24,8 +24,9 @@ from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.difference import compare_corpora, compare_mixes
-from tokshard.inspect.corpus.documents import EXCERPT_CHARACTERS, search
-from tokshard.inspect.corpus.report import CorpusReport, read_document, read_report
+from tokshard.inspect.corpus.documents import EXCERPT_CHARACTERS, DocumentView, search
+from tokshard.inspect.corpus.places import corpora_at
+from tokshard.inspect.corpus.report import CorpusReport, read_documents, read_report
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
 from tokshard.inspect.verify.verification import check_hashes
 from tokshard.run_files.plan_file import load_mix
@@ -38,9 +39,9 @@ _SAMPLES = 3
 @click.argument("corpora", nargs=-1, required=True, metavar="CORPUS...")
 @click.option(
     "--document",
-    type=COUNT,
-    metavar="N",
-    help="Show the whole of document N, counted from 0, with a bar after each token.",
+    metavar="N|ID",
+    help="Show the whole of document N, counted from 0, with a bar after each token; or by the id that --id-field "
+    "kept, where #N is the number.",
 )
 @click.option(
     "--sample",
@@ -52,6 +53,7 @@ _SAMPLES = 3
 @click.option("--plain", is_flag=True, help="Leave out the bars after tokens.")
 @click.option("--grep", "pattern", metavar="TEXT", help="List the documents whose text contains TEXT.")
 @click.option("--regex", is_flag=True, help="Treat TEXT as a regular expression.")
+@click.option("-i", "--ignore-case", is_flag=True, help="With --grep: find upper and lower case alike.")
 @click.option("--limit", type=POSITIVE_COUNT, metavar="N", help="Stop after N matching documents.  [default: list all]")
 @click.option("--diff", is_flag=True, help="Compare two corpora, or two mixes.")
 @click.option("--shards", is_flag=True, help="List every shard.")
@@ -65,11 +67,12 @@ _SAMPLES = 3
 def inspect(
     *,
     corpora: tuple[str, ...],
-    document: int | None,
+    document: str | None,
     sample: int | None,
     plain: bool,
     pattern: str | None,
     regex: bool,
+    ignore_case: bool,
     limit: int | None,
     diff: bool,
     shards: bool,
@@ -78,9 +81,10 @@ def inspect(
 ) -> None:
     """Show what is in each CORPUS: counts, tokenizer, settings, omitted records, document lengths, shards, tokens.
 
-    Several corpora are shown side by side. Unless --full is given, token statistics come from a sample, and percentiles
-    of more than 20M documents are estimates. --diff and --grep exit with 0 whatever they find: use --json in scripts,
-    which prints one line per corpus or document.
+    CORPUS may also be the folder of a corpus with a validation split, or a folder of corpora: then it stands for all of
+    them. Several corpora are shown side by side. Unless --full is given, token statistics come from a sample, and
+    percentiles of more than 20M documents are estimates. --diff and --grep exit with 0 whatever they find: use --json
+    in scripts, which prints one line per corpus or document.
 
     \b
     tokshard inspect shards/code shards/prose
@@ -88,6 +92,7 @@ def inspect(
     tokshard inspect --diff shards/code other/code
     tokshard inspect --diff mix.toml other/mix.toml
     """  # noqa: D301 - click's mark for lines that are kept
+    corpora = corpora if diff else tuple(corpora_at([*corpora]) if not any(map(is_mix, corpora)) else corpora)
     modes = {"--document": document, "--grep": pattern, "--diff": diff or None}
     given = [name for name, value in modes.items() if value is not None]
     if len(given) > 1:
@@ -95,7 +100,8 @@ def inspect(
     if diff:
         _diff(corpora, is_full=full, as_json=as_json)
     elif pattern is not None:
-        _grep(corpora, pattern, is_regex=regex, limit=limit, as_json=as_json)
+        wanted = compile_pattern(pattern, is_regex=regex, is_any_case=ignore_case)
+        _grep(corpora, pattern, wanted, limit=limit, as_json=as_json)
     elif document is not None:
         _show_document(corpora, document, with_boundaries=not plain, as_json=as_json)
     else:
@@ -150,17 +156,22 @@ def _show(reports: list[CorpusReport], *, all_shards: bool, as_json: bool) -> No
                 click.echo(f"\n{view_text(view)}")
 
 
-def _show_document(corpora: tuple[str, ...], document: int, *, with_boundaries: bool, as_json: bool) -> None:
-    for number, location in enumerate(corpora):
-        view = read_document(location, document, with_boundaries=with_boundaries)
-        if as_json:
-            click.echo(json.dumps(view_json(view)))
-        else:
-            click.echo(("\n" if number else "") + view_text(view))
+def _show_document(corpora: tuple[str, ...], document: str, *, with_boundaries: bool, as_json: bool) -> None:
+    views, missing = list[DocumentView](), list[UsageError]()
+    for location in corpora:
+        try:
+            views += read_documents(location, document, with_boundaries=with_boundaries)
+        except UsageError as error:  # one of several corpora has it
+            missing.append(error)
+    if missing and not views:
+        raise missing[0]
+    for one in missing:
+        click.echo(f"note: {one_line(one.problem)}", err=True)
+    for number, view in enumerate(views):
+        click.echo(json.dumps(view_json(view)) if as_json else ("\n" if number else "") + view_text(view))
 
 
-def _grep(corpora: tuple[str, ...], pattern: str, *, is_regex: bool, limit: int | None, as_json: bool) -> None:
-    wanted = compile_pattern(pattern, is_regex=is_regex)
+def _grep(corpora: tuple[str, ...], pattern: str, wanted: re.Pattern[str], *, limit: int | None, as_json: bool) -> None:
     left, normalizers = limit, dict[str, None]()
     is_found = False
     for location in corpora:
@@ -181,7 +192,7 @@ def _grep(corpora: tuple[str, ...], pattern: str, *, is_regex: bool, limit: int 
         click.echo(f"note: text was changed before it was encoded ({names}): search for the changed text", err=True)
 
 
-def compile_pattern(pattern: str, *, is_regex: bool) -> re.Pattern[str]:
+def compile_pattern(pattern: str, *, is_regex: bool, is_any_case: bool = False) -> re.Pattern[str]:
     """The pattern of ``--grep``: plain text or a Python regular expression.
 
     Raises:
@@ -190,7 +201,7 @@ def compile_pattern(pattern: str, *, is_regex: bool) -> re.Pattern[str]:
     if not pattern:
         raise UsageError("--grep is empty: every document contains it", hint="give a text")
     try:
-        return re.compile(pattern if is_regex else re.escape(pattern))
+        return re.compile(pattern if is_regex else re.escape(pattern), re.IGNORECASE if is_any_case else 0)
     except re.error as error:
         raise UsageError(
             f"{pattern!r} is not a regular expression: {error}", hint="leave out --regex to search for the text itself"

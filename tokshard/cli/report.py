@@ -15,6 +15,7 @@ from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.output_file import is_stdout, output_file, refuse_inputs
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
+from tokshard.inspect.corpus.places import corpora_at
 from tokshard.inspect.page.corpora import EXCERPT_CHARACTERS, corpora_page
 from tokshard.inspect.page.plan import plan_page
 from tokshard.inspect.page.run import metrics_of, run_page
@@ -90,10 +91,10 @@ def _page(targets: list[str], out: str, *, num_samples: int, is_full: bool, num_
         return plan_page(mix, preview, name=os.path.basename(alone[0]), num_samples=num_samples)
     reports = [
         corpus_report(target, num_samples, is_full=is_full, with_boundaries=True, characters=EXCERPT_CHARACTERS)
-        for target in targets
+        for target in corpora_at(targets)
     ]
     facts = [
         [*summary_lines(report.manifest, report.sources, width=_WIDTH), *distribution_lines(report)]
         for report in reports
     ]
-    return corpora_page(reports, facts, list(map(column_of, reports)))
+    return corpora_page(reports, facts, [column_of(report, report.directory) for report in reports])

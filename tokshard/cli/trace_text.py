@@ -10,9 +10,10 @@ from typing import Any
 from tokshard.cli.document_text import plain_value
 from tokshard.cli.plan_text import step_text
 from tokshard.cli.tables import table, table_line
+from tokshard.inspect.corpus.documents import ID
 from tokshard.inspect.plan.occurrences import DocumentOccurrences, current_epoch
 from tokshard.inspect.plan.run import Run
-from tokshard.inspect.plan.trace import ID, DocumentFacts, TraceRow
+from tokshard.inspect.plan.trace import DocumentFacts, TraceRow
 from tokshard.wording import aligned, counted, one_line, wrapped
 
 _HEADER = ("step", "rank", "row", "sample", "corpus", "document", "tokens", "shard", "record")

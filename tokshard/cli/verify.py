@@ -12,6 +12,7 @@ from tokshard.cli.failures import Failure, describe, show
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
 from tokshard.errors import RESTORE, CorpusError
+from tokshard.inspect.corpus.places import corpora_at
 from tokshard.inspect.verify.verification import VerifyReport, verify_corpus
 from tokshard.wording import bytes_text, counted, one_line
 
@@ -28,8 +29,10 @@ from tokshard.wording import bytes_text, counted, one_line
 def verify(context: click.Context, corpora: tuple[str, ...], quick: bool, workers: int | None, as_json: bool) -> None:
     """Check every byte of each CORPUS: hashes, structure, and the rules of the format.
 
-    Exits with 1 if a corpus is damaged or not finished. --json prints one line per corpus.
+    CORPUS may also be the folder of a corpus with a validation split, or a folder of corpora. Exits with 1 if a corpus
+    is damaged or not finished. --json prints one line per corpus.
     """
+    corpora = tuple(corpora_at(corpora))
     damaged, exit_code = 0, 0
     for location in corpora:
         started = time.monotonic()

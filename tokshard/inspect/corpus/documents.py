@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
@@ -24,6 +26,12 @@ _EXCERPT_LINE = 40
 
 EXCERPT_CHARACTERS = 300
 """Length of an excerpt on a terminal."""
+
+ID = "id"
+"""The column of the ids that ``--id-field`` stores."""
+
+_MAX_DOCUMENTS = 16
+"""Documents that share an id and are all meant."""
 
 _REPLACEMENT = "\ufffd"
 _MAX_JOINED = 8
@@ -82,6 +90,7 @@ class Match:
 
     Args:
         document: number in the corpus, from 0.
+        id: what the corpus keeps as its id; None without ids.
         source, record_number: see `Origin`.
         count: occurrences in the document.
         offset: characters of the document's text before the first occurrence.
@@ -89,6 +98,7 @@ class Match:
     """
 
     document: int
+    id: Any
     source: str
     record_number: int
     count: int
@@ -109,6 +119,50 @@ def origin_of(corpus: Corpus, sources: Sequence[SourceInfo], document: int) -> O
     place = corpus.provenance(document)
     is_known = 0 <= place.source < len(sources)
     return Origin(source_label(corpus.manifest, sources[place.source]) if is_known else "unknown", place.record)
+
+
+def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str) -> list[int]:
+    """The documents that a user names: by number or, in a corpus that keeps ids, by id, which several may share.
+
+    Finding an id reads the ids of the whole corpus.
+
+    Args:
+        key: a number, or an id if the corpus has ids; ``#N`` is always the number.
+        corpus_name: the corpus, for messages.
+        prefix: what stands in front of a key where the user writes it.
+
+    Raises:
+        UsageError: there is no such document, or there are too many.
+        CorpusError: the corpus cannot be read.
+    """
+    number = key.removeprefix("#")
+    has_ids = ID in corpus.manifest.columns
+    if key.startswith("#") or not has_ids:
+        if not (number.isascii() and number.isdecimal() and int(number) < corpus.num_documents):
+            raise UsageError(
+                f"{corpus_name} has no document {key!r}: it has {corpus.num_documents:,}, counted from 0",
+                hint=f"give {prefix}0 to {prefix}{corpus.num_documents - 1}"
+                + ("" if has_ids else "; it was built without --id-field, so it keeps no ids"),
+            )
+        return [int(number)]
+    found, first = list[int](), 0
+    for index in range(len(corpus.shards)):
+        shard = corpus.shard(index)
+        for batch, place in enumerate(shard.places):
+            is_equal = pc.equal(pc.cast(shard.columns(batch)[ID], "string"), key)
+            rows = np.flatnonzero(is_equal.fill_null(False).to_numpy(zero_copy_only=False))
+            found += (rows + first).tolist()
+            first += place.num_documents
+    if not found:
+        raise UsageError(
+            f"{corpus_name} has no document with id {key!r}", hint=f"{prefix}#0 is its first document, by number"
+        )
+    if len(found) > _MAX_DOCUMENTS:
+        raise UsageError(
+            f"{len(found):,} documents of {corpus_name} have id {key!r}",
+            hint=f"give one by its number, such as {prefix}#{found[0]}",
+        )
+    return found
 
 
 def spread(count: int, length: int) -> list[int]:
@@ -219,6 +273,7 @@ def search(corpus: Corpus, pattern: re.Pattern[str], *, on_progress: OnProgress 
             if found is not None:
                 yield Match(
                     document=first + row,
+                    id=corpus.metadata(first + row).get(ID),
                     **origin_of(corpus, sources, first + row)._asdict(),
                     count=sum(1 for _ in pattern.finditer(text)),
                     offset=found.start(),

@@ -12,7 +12,7 @@ from tokshard.format.decode import load_decoder
 from tokshard.format.manifest import IN_OTHER_SPLIT, Manifest
 from tokshard.format.opening import open_corpus
 from tokshard.format.tables import ShardInfo, SourceInfo
-from tokshard.inspect.corpus.documents import EXCERPT_CHARACTERS, DocumentView, spread, view_document
+from tokshard.inspect.corpus.documents import EXCERPT_CHARACTERS, DocumentView, document_numbers, spread, view_document
 from tokshard.inspect.corpus.statistics import Lengths, TokenCounts, corpus_lengths, count_tokens
 from tokshard.inspect.progress import OnProgress, no_progress
 
@@ -57,6 +57,20 @@ def read_document(location: str | os.PathLike[str], index: int, *, with_boundari
     with open_corpus(location) as corpus:
         sources, decode = corpus.sources(), load_decoder(corpus.store, corpus.manifest)
         return view_document(corpus, sources, decode, index, with_boundaries=with_boundaries)
+
+
+def read_documents(
+    location: str | os.PathLike[str], key: str, *, with_boundaries: bool = False
+) -> Sequence[DocumentView]:
+    """The whole documents that a user names, see `document_numbers`.
+
+    Raises:
+        TokshardError: the corpus cannot be read, or has no such document.
+    """
+    with open_corpus(location) as corpus:
+        sources, decode = corpus.sources(), load_decoder(corpus.store, corpus.manifest)
+        found = document_numbers(corpus, key, corpus_name=corpus.location, prefix="--document ")
+        return [view_document(corpus, sources, decode, one, with_boundaries=with_boundaries) for one in found]
 
 
 def read_report(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.inspect.corpus.documents import DocumentView
+from tokshard.inspect.corpus.places import short_names
 from tokshard.inspect.corpus.report import CorpusReport
 from tokshard.inspect.corpus.statistics import Lengths, TokenCounts
 from tokshard.inspect.page.page import Facts, Section, chart, facts, heading, lines, render_page, table, token_section
@@ -36,7 +36,7 @@ def corpora_page(
     Raises:
         UsageError: plotly is not installed.
     """
-    names = [Path(report.directory).name or report.directory for report in reports]
+    names = short_names([report.directory for report in reports])
     sections: list[Section] = []
     if len(reports) > 1:
         columns = [{"name": label} for label in side_by_side[0]]

@@ -8,19 +8,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import pyarrow.compute as pc
 
 from tokshard.errors import UsageError
-from tokshard.format.corpus import Corpus
+from tokshard.inspect.corpus.documents import document_numbers
 from tokshard.inspect.plan.run import Run
-from tokshard.inspect.plan.trace import ID, DocumentFacts, DocumentReader
+from tokshard.inspect.plan.trace import DocumentFacts, DocumentReader
 from tokshard.runtime import trace
 from tokshard.runtime.bytes.corpus import CorpusSource
 
 _MAX_EPOCHS = 16
 """Epochs that are searched by default: the next one, the current one, and those before."""
-
-_MAX_DOCUMENTS = 16
 
 When = Literal["read", "skipped", "to come", "never", "not kept"]
 
@@ -77,7 +74,7 @@ def find_documents(
     if epochs is None:
         stop = min(current_epoch(run, name) + 2, run.plan.epochs or sys.maxsize)
         epochs = range(max(0, stop - _MAX_EPOCHS), stop)
-    for document in _numbers(name, source.corpus, key):
+    for document in document_numbers(source.corpus, key, corpus_name=f"corpus {name!r}", prefix=f"{name}:"):
         found, span = run.plan.find(name, document, run.cursor, epochs=epochs), source.place_of(document)
         samples = np.array([-1 if reading.sample is None else reading.sample for reading in found], np.int64)
         starts = np.full(len(found), span.start)
@@ -130,34 +127,3 @@ def _corpus_of(run: Run, wanted: str) -> tuple[str, CorpusSource, str]:
     raise UsageError(
         f"{wanted!r} names no document of the plan", hint=f"give CORPUS:ID; corpora are {', '.join(run.plan.names)}"
     )
-
-
-def _numbers(name: str, corpus: Corpus, key: str) -> list[int]:
-    number = key.removeprefix("#")
-    has_ids = ID in corpus.manifest.columns
-    if key.startswith("#") or not has_ids:
-        if not (number.isascii() and number.isdecimal() and int(number) < corpus.num_documents):
-            raise UsageError(
-                f"corpus {name!r} has no document {key!r}: it has {corpus.num_documents:,}, counted from 0",
-                hint=f"give {name}:0 to {name}:{corpus.num_documents - 1}"
-                + ("" if has_ids else "; it was built without --id-field, so it keeps no ids"),
-            )
-        return [int(number)]
-    found, first = list[int](), 0
-    for index in range(len(corpus.shards)):
-        shard = corpus.shard(index)
-        for batch, place in enumerate(shard.places):
-            is_equal = pc.equal(pc.cast(shard.columns(batch)[ID], "string"), key)
-            rows = np.flatnonzero(is_equal.fill_null(False).to_numpy(zero_copy_only=False))
-            found += (rows + first).tolist()
-            first += place.num_documents
-    if not found:
-        raise UsageError(
-            f"corpus {name!r} has no document with id {key!r}", hint=f"{name}:#0 is its first document, by number"
-        )
-    if len(found) > _MAX_DOCUMENTS:
-        raise UsageError(
-            f"{len(found):,} documents of corpus {name!r} have id {key!r}",
-            hint=f"give one by its number, such as {name}:#{found[0]}",
-        )
-    return found

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from tokshard.errors import UsageError
 from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.tables import SourceInfo
-from tokshard.inspect.corpus.documents import origin_of
+from tokshard.inspect.corpus.documents import ID, origin_of
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.runtime.rows.narrow import PADDING_INDEX
 
-ID = "id"
 """The column that ``--id-field`` creates."""
 
 _SAMPLES_AT_ONCE = 1_024
