@@ -109,8 +109,8 @@ def relatives(tmp_path) -> dict[str, Path]:
     write_corpus(found["other"], documents_of([15, 16]), tokenizer=TINY_TOKENIZER)
     copy_corpus(found["grown"], out=found["flat"])
     copy_corpus([found["grown"], found["other"]], out=found["joined"])
-    copy_corpus(found["grown"], out=found["low"], hashes=(0, 0.5))
-    copy_corpus(found["grown"], out=found["high"], hashes=(0.5, 1))
+    copy_corpus(found["grown"], out=found["low"], hash_range=(0, 0.5))
+    copy_corpus(found["grown"], out=found["high"], hash_range=(0.5, 1))
     return found | {"newest": found["grown"] / "generation-01"}
 
 
