@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -18,8 +17,6 @@ from typing import Self
 
 import pytest
 
-from tokshard.run_files.plan_file import Mix
-
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / name
@@ -32,49 +29,65 @@ PAGES = [
     )
 ]
 """In this order: the later ones use files that the examples of the first have made."""
+GUIDES = sorted((ROOT / "recipes/guides").glob("*.md"))
 TEXT = "".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
     """A directory in which a reader tries the examples, with the recipes of the repository."""
-    path = tmp_path_factory.mktemp("reader")
-    shutil.copytree(ROOT / "recipes", path / "recipes")
-    return path
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    return tmp_path
 
 
-def examples() -> list[tuple[str, str]]:
-    """Commands and Python examples, in the order in which a reader meets them."""
-    blocks = re.findall(r"^```(console|python)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+def examples(text: str) -> list[tuple[str, str, list[str]]]:
+    """Commands and Python examples, as a reader meets them, each with the lines of output that the page shows."""
+    blocks = re.findall(r"^```(console|python)\n(.*?)^```(?:\n\n```output\n(.*?)^```)?", text, re.MULTILINE | re.DOTALL)
     found = []
-    for kind, block in blocks:
-        if kind == "console":
-            found += [(kind, line[2:]) for line in block.splitlines() if line.startswith("$ ")]
-        else:
-            found.append((kind, block))
+    for kind, block, output in blocks:
+        if kind == "python":
+            found.append((kind, block, output.splitlines()))
+            continue
+        for command in re.findall(r"^\$ (.*\n(?:[^$].*\n|\n)*)", block, re.MULTILINE):
+            line, *shown = command.splitlines()
+            found.append((kind, line, shown))
     return found
+
+
+def assert_shown(example: str, shown: list[str], said: str) -> None:
+    """Every line that the page shows is a line of what the example printed, in the same order; `...` is any text."""
+    lines = iter(" ".join(line.split()) for line in said.splitlines())
+    for line in filter(None, (" ".join(line.split()) for line in shown)):
+        if line != "...":
+            pattern = re.compile(".*".join(map(re.escape, line.split("..."))))
+            assert any(pattern.fullmatch(candidate) for candidate in lines), f"{example}: no line {line!r} in\n{said}"
 
 
 def may_fork(kind: str, example: str) -> bool:
     """Whether most of an example's time would be what it imports. Commands with workers are processes of their own."""
     if kind == "python":
         return "runtime import" in example
+    if ";" in example:  # a line for the shell
+        return False
     return example.startswith("tokshard ") and not example.startswith(("tokshard build", "tokshard copy"))
 
 
-def run(arguments: list[str] | str, directory: Path) -> None:
+def run(arguments: list[str] | str, directory: Path) -> str:
+    """Run a program or a line of shell; gives what it printed."""
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         arguments,
         cwd=directory,
         shell=isinstance(arguments, str),
         env={**os.environ, "PATH": tools},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"{arguments}\n{done.stdout}"
+    return done.stdout
 
 
 class Forks:
@@ -98,14 +111,15 @@ class Forks:
     def __exit__(self, *_: object) -> None:
         self._server.communicate()
 
-    def run(self, arguments: list[str]) -> None:
-        """Run `tokshard` with arguments, or a script."""
+    def run(self, arguments: list[str]) -> str:
+        """Run `tokshard` with arguments, or a script; gives what it printed."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.write(json.dumps(arguments) + "\n")
         self._server.stdin.flush()
         exit_code, said = json.loads(self._server.stdout.readline())
         assert exit_code == 0, f"{arguments}\n{said}"
+        return str(said)
 
 
 def serve() -> None:
@@ -151,31 +165,43 @@ def _become(arguments: list[str], output: int) -> None:
         os._exit(code)
 
 
-@pytest.mark.timeout(300)  # some thirty processes, one after another
-def test_the_commands_and_the_python_examples_run_one_after_another(directory: Path) -> None:
-    assert {kind for kind, _ in examples()} == {"console", "python"}
+def run_page(text: str, directory: Path) -> None:
     with Forks(directory) as forks:
-        for number, (kind, example) in enumerate(examples()):
+        for number, (kind, example, shown) in enumerate(examples(text)):
             script = directory / f"example_{number}.py"
             script.write_text(example, encoding="utf-8")
             if may_fork(kind, example):
-                forks.run([str(script)] if kind == "python" else shlex.split(example))
+                said = forks.run([str(script)] if kind == "python" else shlex.split(example))
             else:
-                run([sys.executable, str(script)] if kind == "python" else example, directory)
+                said = run([sys.executable, str(script)] if kind == "python" else example, directory)
+            assert_shown(example, shown, said)
+
+
+@pytest.mark.timeout(300)  # some thirty processes, one after another
+def test_the_commands_and_the_python_examples_run_one_after_another(directory: Path) -> None:
+    assert {kind for kind, _, _ in examples(TEXT)} == {"console", "python"}
+    run_page(TEXT, directory)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "guide", [page for page in GUIDES if page.stem != "stream-from-s3"], ids=lambda page: page.stem
+)
+def test_a_guide_runs_in_a_new_directory_and_prints_what_it_shows(guide: Path, directory: Path) -> None:
+    # that for S3 needs a server: tests/store/test_guide.py
+    text = guide.read_text(encoding="utf-8")
+    assert any(shown for _, _, shown in examples(text))
+    assert len(text.splitlines()) <= 200
+    run_page(text, directory)
 
 
 def test_every_block_says_what_it_is() -> None:
-    kinds = re.findall(r"^```(.*)\n", TEXT, re.MULTILINE)[::2]
-    assert set(kinds) == {"console", "python", "py", "text", "toml"}
+    for page in PAGES + GUIDES:
+        kinds = re.findall(r"^```(.*)\n", page.read_text(encoding="utf-8"), re.MULTILINE)[::2]
+        assert set(kinds) <= {"console", "output", "python", "py", "text", "toml"}, page
 
 
-def test_the_table_of_keys_names_every_key_of_a_mix_in_toml() -> None:
-    keys = re.findall(r"^\| `(\w+)` \|", TEXT.partition("| key of a `mix.toml`")[2], re.MULTILINE)
-    assert sorted(keys) == sorted(item.name for item in dataclasses.fields(Mix))
-    assert keys[:3] == ["corpora", "seq_len", "global_batch_size"]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", PAGES + GUIDES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_file_and_section_that_a_page_links_to_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^):]+)\)", text)

@@ -1,0 +1,19 @@
+"""The guide "Stream from S3", on a server."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.readme.test_readme import ROOT, run_page
+
+pytestmark = [pytest.mark.remote, pytest.mark.timeout(300)]
+
+
+def test_the_guide_to_s3_runs_and_prints_what_it_shows(moto: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    text = (ROOT / "recipes/guides/stream-from-s3.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 200
+    run_page(text.replace("s3://my-bucket", moto), tmp_path)
