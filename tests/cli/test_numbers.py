@@ -41,7 +41,8 @@ OPTIONS = {
         "--max-documents": COUNT,
         "--shuffle": COUNT,
     },
-    "inspect": {"--sample": COUNT, "--limit": POSITIVE_COUNT, "--tokens": POSITIVE_COUNT},
+    "inspect": {"--sample": COUNT, "--limit": POSITIVE_COUNT},
+    "report": {"--sample": COUNT, "--tokens": POSITIVE_COUNT},
     "plan": {
         "--tokens": POSITIVE_COUNT,
         "--simulate": POSITIVE_COUNT,
@@ -192,6 +193,7 @@ def test_options_share_the_same_number_types():
         plain = {param.opts[0] for param in _params(command) if isinstance(param.type, click.types.IntParamType)}
         assert plain <= {
             "--workers",
+            "--ngram",
             "--seed",
             "--dp-rank",
             "--dp-world-size",

@@ -118,9 +118,9 @@ def test_a_copy_leaves_out_the_documents_of_a_list_in_any_form(
         {},
         {"shuffle": 3, "dedup": "exact"},
         {"validation_fraction": 0.4},
-        {"max_tokens": 20, "hashes": (0.0, 0.8)},
+        {"max_tokens": 20, "hash_range": (0.0, 0.8)},
         {"columns": []},
-        {"limit": 30},
+        {"max_documents": 30},
     ],
     ids=str,
 )
@@ -142,7 +142,7 @@ def test_workers_and_jobs_of_an_array_leave_out_the_same(
     for part in parts:
         assert files(tmp_path / "jobs" / part) == files(tmp_path / "one" / part)
         assert files(tmp_path / "workers" / part) == files(tmp_path / "local" / part)
-        num_listed = 2 if "limit" in options else len(DROPPED)
+        num_listed = 2 if "max_documents" in options else len(DROPPED)
         assert left_out(tmp_path / "one" / part)["in drop-ids"] >= num_listed
 
 
