@@ -32,7 +32,17 @@ OF_BUILDS: Groups = {
         "no_columns",
     ),
     "What is left out": (
-        *("where", "source", "hash_range", "min_tokens", "max_tokens", "dedup", "max_documents", "on_bad_record"),
+        *(
+            "where",
+            "source",
+            "drop_ids",
+            "hash_range",
+            "min_tokens",
+            "max_tokens",
+            "dedup",
+            "max_documents",
+            "on_bad_record",
+        ),
         *("max_bad_records", "max_document_bytes"),
     ),
     "Cluster": ("workers", "ray", "job_index", "num_jobs"),
