@@ -18,7 +18,7 @@ GLOBAL_BATCH = 12
 
 
 def stream(plan: StreamPlan, world_size: int, steps: int, state: dict | None) -> tuple[list[dict], dict]:
-    """Run so many steps on so many ranks, from a state on. Returns the rows of all ranks in order, and the state."""
+    """Run so many steps on so many ranks, from a state on. Returns the rows of all ranks by sample, and the state."""
     loaders = [
         StreamingLoader(plan, global_batch_size=GLOBAL_BATCH, dp_rank=rank, dp_world_size=world_size)
         for rank in range(world_size)
@@ -37,7 +37,7 @@ def stream(plan: StreamPlan, world_size: int, steps: int, state: dict | None) ->
     assert all(other == states[0] for other in states), "every rank saves the same state"
     for loader in loaders:
         loader.close()
-    return rows, states[0]
+    return sorted(rows, key=lambda row: int(row["sample_index"])), states[0]  # ranks take turns
 
 
 def main() -> None:
