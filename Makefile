@@ -30,7 +30,8 @@ ONCE := $(addprefix tests/,architecture/% benchmark/% readme/% trainer/test_loop
 	inspect/test_damage.py pipeline/test_directory.py pipeline/test_hub.py pipeline/test_plaintext.py pipeline/test_judge.py \
 	runtime/test_shuffle_quality.py store/test_posix.py store/test_record_cache.py \
 	runtime/test_finding.py runtime/test_order.py runtime/test_plan.py runtime/test_take.py runtime/test_mixture.py runtime/test_weight_changes.py \
-	runtime/test_preparing.py runtime/test_limits.py runtime/test_recycling.py runtime/test_processes.py)
+	runtime/test_preparing.py runtime/test_limits.py runtime/test_recycling.py runtime/test_processes.py runtime/test_seq_len.py \
+	runtime/test_state_model.py inspect/test_run_page.py trainer/test_document_losses.py pipeline/test_drop_ids.py)
 # of `make test-interop`, with other packages than the rest of it
 BY_LOADERS := $(LOADERS:%=tests/interop/test_with_%.py)
 BY_TRAINERS := $(wildcard tests/interop/test_cluster_*.py tests/interop/test_trainers.py)
