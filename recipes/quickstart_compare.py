@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from tokshard.run_files.recipe import load_config
+from tokshard.runtime.plan import StreamPlan
 from tokshard.trainer.metrics_file import row_digest, step_digest
 
 
@@ -20,7 +21,7 @@ def main() -> None:
     """Print one line per run; exit 1 if a step differs."""
     recipe, *runs = sys.argv[1:]
     settings = load_config(recipe).data
-    plan, batch = settings.plan(), settings.global_batch_size
+    plan, batch = StreamPlan(**settings.arguments()), settings.global_batch_size
     expected: dict[int, str] = {}
     undisturbed: dict[int, float] = {}
     for run in runs:

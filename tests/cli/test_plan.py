@@ -8,7 +8,7 @@ import pytest
 
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tokshard.cli.main import run
-from tokshard.run_files.plan_file import load_mix
+from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 
 MIX = 'corpora = { code = "code", prose = "prose" }\nweights = { code = 3, prose = 1 }\n'
@@ -41,7 +41,7 @@ def report_of(shell, *arguments):
 def test_a_plan_says_for_each_corpus_its_share_tokens_epochs_and_documents(shell, tmp_path):
     exit_code, out, err = shell("mix.toml", "--tokens", "100k")
     assert (exit_code, err) == (0, "")
-    plan = load_mix("mix.toml").plan()
+    plan = StreamPlan.load("mix.toml")
     code, prose = (corpus.source.fingerprint[:12] for corpus in plan.corpora)
     assert out.splitlines()[:4] == [
         f"plan {plan.fingerprint}",
@@ -71,7 +71,7 @@ def test_on_a_narrow_terminal_columns_go_below_and_no_word_is_broken(shell, monk
 def test_json_holds_the_same_numbers_and_they_are_those_of_a_loader(shell):
     report = report_of(shell, "mix.toml", "--tokens", "20k")
     assert (report["num_steps"], report["num_samples"], report["num_tokens"]) == (40, 320, 20_480)
-    loader = StreamingLoader(load_mix("mix.toml").plan(), global_batch_size=8)
+    loader = StreamingLoader(StreamPlan.load("mix.toml"), global_batch_size=8)
     batches = iter(loader)
     for _ in range(40):
         next(batches)
@@ -155,7 +155,7 @@ def test_a_simulation_measures_the_next_samples(shell, tmp_path):
     found = report_of(shell, "mix.toml", "--simulate", "1k")["simulation"]
     assert sum(corpus["num_samples"] for corpus in found["corpora"]) == 1000
     assert all(corpus["worst_error"] < 1 for corpus in found["corpora"])
-    loader = StreamingLoader(load_mix("mix.toml").plan(), global_batch_size=8)
+    loader = StreamingLoader(StreamPlan.load("mix.toml"), global_batch_size=8)
     next(iter(loader))
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
     loader.close()

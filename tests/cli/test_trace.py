@@ -17,6 +17,7 @@ from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import PlanError
 from tokshard.run_files.plan_file import load_mix
+from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 
 TOKENIZER = Path(__file__).parents[2] / "recipes" / "tokenizer"
@@ -87,7 +88,7 @@ def tokens_of(rows, rank, row):
 
 
 def test_every_row_of_every_rank_is_what_the_loader_gives_to_that_rank(rows):
-    plan = load_mix("mix.toml").plan()
+    plan = StreamPlan.load("mix.toml")
     for rank in range(3):
         loader = StreamingLoader(plan, global_batch_size=6, dp_rank=rank, dp_world_size=3)
         found = rows("mix.toml", "--step", "1:5", "--dp-world-size", "3", "--dp-rank", rank, "--no-text")
@@ -103,7 +104,7 @@ def test_every_row_of_every_rank_is_what_the_loader_gives_to_that_rank(rows):
 
 
 def test_ranks_that_do_not_divide_the_batch_have_the_rows_that_uneven_pad_gives_them(rows, shell):
-    plan = load_mix("mix.toml").plan()
+    plan = StreamPlan.load("mix.toml")
     for rank in range(4):
         options = {"dp_rank": rank, "dp_world_size": 4, "uneven": "pad"}
         loader = StreamingLoader(plan, global_batch_size=6, **options)
@@ -123,7 +124,7 @@ def test_ranks_that_do_not_divide_the_batch_have_the_rows_that_uneven_pad_gives_
 @pytest.mark.parametrize("asked", [("--step", "1"), ("--sample", "3"), ("--document", "prose:3")])
 def test_ranks_that_do_not_divide_the_batch_are_refused_as_the_loader_refuses_them(shell, asked):
     with pytest.raises(PlanError) as refused:
-        StreamingLoader(load_mix("mix.toml").plan(), global_batch_size=6, dp_rank=0, dp_world_size=4)
+        StreamingLoader(StreamPlan.load("mix.toml"), global_batch_size=6, dp_rank=0, dp_world_size=4)
     exit_code, out, err = shell("mix.toml", *asked, "--dp-world-size", "4")
     assert (exit_code, out) == (2, "")
     assert err.splitlines() == [
@@ -237,7 +238,7 @@ def loop(plan, events):
 def saved(request, tmp_path, directory, monkeypatch):
     """The arguments for a checkpoint of each kind, and the samples of its steps."""
     monkeypatch.chdir(directory)
-    loader, seen = loop(load_mix("mix.toml").plan(), [0, 0, 0, 12, 0, 5, 0])
+    loader, seen = loop(StreamPlan.load("mix.toml"), [0, 0, 0, 12, 0, 5, 0])
     state, path = loader.state_dict(), tmp_path / "saved"
     match request.param:
         case "trainer" | "trainer alone":
@@ -283,7 +284,7 @@ def test_a_checkpoint_of_any_kind_says_which_samples_were_skipped_and_when_a_doc
 
 
 def test_a_step_of_another_batch_size_is_shown_with_a_note(shell, tmp_path):
-    loader, _ = loop(load_mix("mix.toml").plan(), [0, 0, 0])
+    loader, _ = loop(StreamPlan.load("mix.toml"), [0, 0, 0])
     tmp_path.joinpath("state.json").write_text(json.dumps({"step": 3, "loader": loader.state_dict()}))
     checkpoint = ["--checkpoint", tmp_path, "--global-batch-size", "9"]
     exit_code, out, err = shell("mix.toml", *checkpoint, "--step", "3", "--no-text", "--json")
@@ -294,13 +295,13 @@ def test_a_step_of_another_batch_size_is_shown_with_a_note(shell, tmp_path):
 
 
 def test_a_run_that_changed_its_seq_len_is_traced_on_both_sides_and_says_what_was_left_out(shell, directory, tmp_path):
-    plan = load_mix(str(directory / "mix.toml")).plan()
+    plan = StreamPlan.load(str(directory / "mix.toml"))
     loader = StreamingLoader(plan, global_batch_size=6)
     deque(itertools.islice(loader, 3), maxlen=0)
     longer = tmp_path / "longer.toml"
     mix = (directory / "mix.toml").read_text().replace("seq_len = 32", "seq_len = 64\nblock_tokens = 65536")
     longer.write_text(f"{mix.replace('shards/', f'{directory}/shards/')}window_blocks = {plan.shape.window_blocks}\n")
-    resumed = StreamingLoader(load_mix(str(longer)).plan(), global_batch_size=6)
+    resumed = StreamingLoader(StreamPlan.load(str(longer)), global_batch_size=6)
     resumed.load_state_dict(loader.state_dict(), seq_len="plan")
     deque(itertools.islice(resumed, 2), maxlen=0)
     (tmp_path / "state.json").write_text(json.dumps(resumed.state_dict()))
@@ -316,7 +317,7 @@ def test_a_run_that_changed_its_seq_len_is_traced_on_both_sides_and_says_what_wa
 
 
 def test_a_sample_of_weights_that_a_checkpoint_does_not_keep_is_refused(shell, rows, tmp_path):
-    loader = StreamingLoader(load_mix("mix.toml").plan(), global_batch_size=6)
+    loader = StreamingLoader(StreamPlan.load("mix.toml"), global_batch_size=6)
     for number in range(20):
         next(iter(loader))
         loader.set_weights({"code": 1 + number, "prose": 1})
@@ -371,7 +372,7 @@ def test_wrong_usage_is_refused_with_a_hint(shell, arguments, error, hint):
     Path("pass.toml").write_text(
         'corpora = { code = "shards/code" }\nseq_len = 32\nglobal_batch_size = 6\nepochs = 1\n'
     )
-    loader, _ = loop(load_mix("mix.toml").plan(), [0])
+    loader, _ = loop(StreamPlan.load("mix.toml"), [0])
     Path("state.json").write_text(json.dumps(loader.state_dict()))
     exit_code, out, err = shell(*arguments)
     assert (exit_code, out) == (2, "")
@@ -389,7 +390,7 @@ def test_the_last_sample_of_a_finite_plan_can_be_asked_for_alone(shell, rows):
     Path("one.toml").write_text(
         'corpora = { prose = "shards/prose" }\nseq_len = 32\nglobal_batch_size = 6\nepochs = 1\n'
     )
-    count = load_mix("one.toml").plan().num_samples
+    count = StreamPlan.load("one.toml").num_samples
     assert {one["sample"] for one in rows("one.toml", "--sample", f"{count - 1}:{count}", "--no-text")} == {count - 1}
     assert shell("one.toml", "--sample", f"{count - 1}:{count + 1}")[0] == 2
 
@@ -411,7 +412,7 @@ def test_truncated_text_ends_in_dots_even_if_it_has_fewer_characters_than_tokens
 
 def test_a_trace_shows_masked_documents_from_the_sample_on_from_which_they_are(shell, rows, directory, tmp_path):
     (first,) = rows("mix.toml", "--sample", 40)[:1]
-    plan = load_mix(str(directory / "mix.toml")).plan()
+    plan = StreamPlan.load(str(directory / "mix.toml"))
     with StreamingLoader(plan, global_batch_size=6) as loader:
         loader.skip(30)
         (tmp_path / "masked.txt").write_text(f"{first['document']}\n")

@@ -12,7 +12,6 @@ from tokshard.cli.main import run
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run, open_run
 from tokshard.inspect.plan.trace import DocumentReader, trace_samples, trace_steps
-from tokshard.run_files.plan_file import load_mix
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.state import save_state
 
@@ -54,7 +53,7 @@ def test_a_finished_pass_has_done_the_step_that_was_padded(corpus, tmp_path):
     mix.write_text(
         f'corpora = {{ a = "{corpus}" }}\nseq_len = 3\nglobal_batch_size = 2\nepochs = 1\nallow_small_blocks = true\n'
     )
-    plan = load_mix(str(mix)).plan()
+    plan = StreamPlan.load(str(mix))
     for samples, step in ((7, 4), (6, 3), (5, None)):
         state = save_state(plan, plan.cursor().advanced(samples))["cursor"]
         (tmp_path / "state.json").write_text(state)

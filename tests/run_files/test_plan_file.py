@@ -53,14 +53,14 @@ def test_a_file_gives_the_plan_that_the_same_arguments_give_in_python(corpora: d
         schedule=[(100, {"code": 1, "prose": 0})],
     )
     assert mix.global_batch_size == 4
-    assert mix.plan().fingerprint == plan.fingerprint
-    assert mix.plan().cursor() == plan.cursor()
+    assert StreamPlan(**mix.arguments()).fingerprint == plan.fingerprint
+    assert StreamPlan(**mix.arguments()).cursor() == plan.cursor()
 
 
 def test_a_plan_is_loaded_from_a_file_of_a_mix_or_of_a_training_run(corpora: dict[str, str], tmp_path: Path) -> None:
     mix = Path(written(SMALL + "seed = 17\nwindow_blocks = 3\nmemory_bytes = 4096"))
     plan = StreamPlan.load(mix)
-    assert plan.fingerprint == load_mix(str(mix)).plan().fingerprint
+    assert plan.fingerprint == StreamPlan.load(str(mix)).fingerprint
     assert (plan.seed, plan.names) == (17, ("code", "prose"))
     assert plan.sources[0].memory_bytes == 0, "it is mapped"
     (tmp_path / "recipe.toml").write_text(f"[data]\n{mix.read_text()}", encoding="utf-8")
@@ -78,7 +78,7 @@ def test_a_plan_of_a_file_with_a_mask_is_refused_instead_of_training_on_it(corpo
 
 
 def test_what_a_file_leaves_out_is_what_python_leaves_out(corpora: dict[str, str]) -> None:
-    plan = load_mix(written(SMALL)).plan()
+    plan = StreamPlan.load(written(SMALL))
     assert plan.fingerprint == StreamPlan(corpora, seq_len=8).fingerprint
     assert plan.cursor() == StreamPlan(corpora, seq_len=8).cursor()
 
@@ -95,7 +95,7 @@ def test_one_number_or_one_per_corpus_is_handed_to_the_plan_only_if_it_is_given(
     corpora: dict[str, str], text: str, options: dict[str, Any]
 ) -> None:
     found, expected = (
-        load_mix(written(f"{SMALL}block_tokens = 40\n{text}")).plan(),
+        StreamPlan.load(written(f"{SMALL}block_tokens = 40\n{text}")),
         StreamPlan(corpora, seq_len=8, block_tokens=40, **options),
     )
     assert (found.fingerprint, found.max_epochs) == (expected.fingerprint, expected.max_epochs)
@@ -117,7 +117,7 @@ def test_a_recipe_of_the_trainer_gives_its_data_table() -> None:
 def test_one_corpus_is_a_mix_with_the_options(corpora: dict[str, str]) -> None:
     mix = load_mix("shards/code", {"seq_len": 16, "global_batch_size": 2, "seed": None})
     assert (mix.corpora, mix.seq_len, mix.global_batch_size, mix.seed) == ({"code": "shards/code"}, 16, 2, 0)
-    assert mix.plan().fingerprint == StreamPlan("shards/code", seq_len=16).fingerprint
+    assert StreamPlan(**mix.arguments()).fingerprint == StreamPlan("shards/code", seq_len=16).fingerprint
 
 
 def test_options_override_the_file_and_defaults_do_not(corpora: dict[str, str]) -> None:
@@ -140,7 +140,7 @@ def test_paths_are_relative_to_the_file_and_those_of_a_recipe_to_the_working_dir
     mix_file.write_text(SMALL.replace('"shards/prose"', f'"{tmp_path}/shards/prose"'), encoding="utf-8")
     recipe.write_text(f"[data]\n{SMALL}", encoding="utf-8")
     assert load_mix("../mix.toml").corpora == {"code": "../shards/code", "prose": f"{tmp_path}/shards/prose"}
-    assert load_mix("../mix.toml").plan().names == ("code", "prose")
+    assert StreamPlan.load("../mix.toml").names == ("code", "prose")
     assert load_mix("../mix.toml", {"mask": {"code": ["a.txt", "s3://a/b"]}}).mask == {"code": ["../a.txt", "s3://a/b"]}
     assert load_mix("../recipe.toml").corpora == corpora
 
@@ -200,6 +200,6 @@ def test_a_missing_file_a_missing_corpus_and_weights_of_others_are_refused(corpo
         load_mix("nowhere.toml")
     nowhere = load_mix("nowhere", {"seq_len": 8, "global_batch_size": 2})
     with pytest.raises(CorpusError, match="nowhere"):
-        nowhere.plan()
+        StreamPlan(**nowhere.arguments())
     with pytest.raises(PlanError, match="weights are for code"):
-        load_mix(written(SMALL + "weights = { code = 1 }")).plan()
+        StreamPlan.load(written(SMALL + "weights = { code = 1 }"))

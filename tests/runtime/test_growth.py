@@ -11,7 +11,6 @@ import pytest
 
 from tests.corpora import TINY_TOKENIZER, append_generation, documents_of, write_corpus
 from tokshard.errors import PlanError, PlanMismatchError, UsageError
-from tokshard.run_files.plan_file import load_mix
 from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
@@ -158,7 +157,7 @@ def test_a_mix_file_pins_generations(corpus: Path) -> None:
         'corpora = { code = "code", new = "code/generation-01" }\ngenerations = { code = 0 }\n'
         "seq_len = 8\nglobal_batch_size = 4\nblock_tokens = 32\n"
     )
-    plan = load_mix(str(file)).plan()
+    plan = StreamPlan.load(str(file))
     assert [source.num_tokens for source in plan.sources] == [sum(map(len, part)) for part in (FIRST, SECOND)]
 
 

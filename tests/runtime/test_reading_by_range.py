@@ -26,7 +26,6 @@ from tests.store import memory
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard.errors import DamagedCorpusError, PlanError, StoreError, UsageError
 from tokshard.format import stride_hashes
-from tokshard.run_files.plan_file import load_mix
 from tokshard.runtime import NumpyLoader, StreamPlan
 from tokshard.runtime.bytes import ranged
 from tokshard.runtime.bytes.cache import Cache, Memory
@@ -330,7 +329,7 @@ def test_a_cache_in_another_store_is_refused(tmp_path, local):
         f'seq_len = 64\nglobal_batch_size = 4\ncache_dir = "s3://bucket/kept"\n[corpora]\na = "{local}"\n'
     )
     with pytest.raises(UsageError, match="cache_dir is s3://bucket/kept"):
-        load_mix(str(tmp_path / "mix.toml")).plan()
+        StreamPlan.load(str(tmp_path / "mix.toml"))
     assert not (tmp_path / "s3:").exists()
 
 
@@ -338,7 +337,7 @@ def test_a_mix_file_says_how_much_is_kept_and_where(local, tmp_path):
     mix = tmp_path / "mix.toml"
     keys = 'seq_len = 64\nglobal_batch_size = 4\nmemory_bytes = "64MiB"\ncache_dir = "kept"\ncache_bytes = "2GiB"\n'
     mix.write_text(f'corpora = {{ a = "{local.name}" }}\n{keys}')
-    plan = load_mix(str(mix)).plan()
+    plan = StreamPlan.load(str(mix))
     cache = plan.sources[0].cache  # type: ignore[attr-defined]
     assert cache.memory_bytes == 64 << 20
     assert cache._arguments["cache_dir"] == str(tmp_path / "kept")

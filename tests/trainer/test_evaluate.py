@@ -67,7 +67,7 @@ def test_a_run_that_is_evaluated_trains_as_one_that_is_not(paths: dict[str, str]
 def test_evaluation_corpora_share_the_memory_of_the_trained_ones_also_in_another_process(paths: dict[str, str]) -> None:
     """`memory_bytes` limits a process, whatever it reads."""
     settings = resolve(small(paths, Path("out"), evaluation__corpora=paths, data__memory_bytes="1MiB"))
-    trained = settings.data.plan()
+    trained = StreamPlan(**settings.data.arguments())
     plans = [trained, *(evaluation_plan(name, settings, trained) for name in paths)]
     for each in (plans, pickle.loads(pickle.dumps(plans))):
         caches = {id(source.cache): source.cache for plan in each for source in plan.sources}
@@ -98,7 +98,7 @@ def test_so_many_tokens_of_a_corpus_are_read_in_whole_blocks(
 ) -> None:
     changes = {"evaluation__tokens": asked, "data__block_tokens": 128, "data__allow_small_blocks": True}
     settings = resolve(small(paths, Path("out"), **changes if asked is not None else {}))
-    plan = evaluation_plan("held out", settings, settings.data.plan())
+    plan = evaluation_plan("held out", settings, StreamPlan(**settings.data.arguments()))
     whole = StreamPlan(paths["held out"], seq_len=32, epochs=1).num_samples
     assert plan.num_samples == (whole if num_blocks is None else num_blocks * 128 // 32)
 
@@ -109,7 +109,7 @@ def test_an_evaluation_says_what_it_reads_and_how_far_it_is(
     """It may take minutes, and was taken for a hang."""
     monkeypatch.setattr("tokshard.trainer.evaluate.PROGRESS_SECONDS", 0.0)
     settings = resolve(small(paths, tmp_path / "out"))
-    num_samples = evaluation_plan("held out", settings, settings.data.plan()).num_samples or 0
+    num_samples = evaluation_plan("held out", settings, StreamPlan(**settings.data.arguments())).num_samples or 0
     assert train(settings) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step 3: evaluat")]
     assert said[0] == (
@@ -128,7 +128,7 @@ def test_it_is_due_every_n_steps_and_at_the_end_and_once_per_step(paths: dict[st
     settings = resolve(small(paths, tmp_path / "out", evaluation__every=2))
     with process_group(settings.parallel) as device:
         mesh = make_mesh(settings.parallel, device)
-        evaluation = Evaluation(settings, settings.data.plan(), mesh, received=())
+        evaluation = Evaluation(settings, StreamPlan(**settings.data.arguments()), mesh, received=())
         assert [evaluation.is_due(step, is_end=step == 5) for step in range(1, 6)] == [False, True, False, True, True]
         evaluation.losses(Transformer(SHAPE), 4)
         assert [evaluation.is_due(step, is_end=True) for step in (4, 5)] == [False, True]
@@ -142,7 +142,7 @@ def test_a_signal_ends_an_evaluation_and_leaves_the_parameters_sharded(paths: di
         model = sharded_model(SHAPE, mesh, settings.parallel, settings.compute)
         initialise(model, seed=0)
         before = {name: type(value) for name, value in model.named_parameters()}
-        evaluation = Evaluation(settings, settings.data.plan(), mesh, received=received)
+        evaluation = Evaluation(settings, StreamPlan(**settings.data.arguments()), mesh, received=received)
         model.register_forward_hook(lambda *_: received.append(15))
         with pytest.raises(Interrupted) as stop:
             evaluation.losses(model, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,11 +17,13 @@ from tokshard.run_files.checkpoint_directory import is_checkpoint, state_of
 from tokshard.run_files.strict_toml import convert, example_of, key, read_toml
 from tokshard.runtime.bytes.cache import CACHE_BYTES, MEMORY_BYTES, Cache
 from tokshard.runtime.bytes.corpus import CorpusSource
-from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.trace import TracedPlan
 from tokshard.store import is_uri
 
 _HINT = "the keys are the arguments of StreamPlan, and global_batch_size, uneven and mask of StreamingLoader"
+
+_NOT_OF_PLANS = {"global_batch_size", "uneven", "mask", "memory_bytes", "cache_dir", "cache_bytes"}
+"""Keys of a mix that are arguments of a loader or of its cache."""
 
 Positive = Annotated[int, Meta(ge=1)]
 
@@ -82,29 +83,16 @@ class Mix:
     cache_dir: str | None = field(default=None, metadata=key('cache_dir = "/local/tokshard"'))
     cache_bytes: int = field(default=CACHE_BYTES, metadata=key('cache_bytes = "500GiB"', read=read_bytes))
 
-    def plan(self) -> StreamPlan:
-        """Open the corpora, and make the plan.
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `StreamPlan`.
 
         Raises:
-            PlanError: a value is refused.
-            CorpusError: a corpus cannot be opened.
+            PlanError: a size of the cache is refused.
         """
-        names = inspect.signature(StreamPlan).parameters.keys() & {item.name for item in dataclasses.fields(Mix)}
+        names = {item.name for item in dataclasses.fields(Mix)} - _NOT_OF_PLANS
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        given |= {"weights": self.weights or None, "epochs": self.epochs or None}
         cache = Cache(memory_bytes=self.memory_bytes, cache_dir=self.cache_dir, cache_bytes=self.cache_bytes)
-        return StreamPlan(**given, cache=cache)
-
-    def masked(self, plan: StreamPlan, cursor: Cursor) -> Cursor:
-        """A cursor with the documents of `mask` out of the loss, from its sample on if they were not before.
-
-        Raises:
-            PlanError: a corpus or document does not exist, or a file cannot be read.
-        """
-        for name, files in self.mask.items():
-            for file in files:
-                cursor = plan.masking(cursor, name, file)
-        return cursor
+        return given | {"weights": self.weights or None, "epochs": self.epochs or None, "cache": cache}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +118,7 @@ class TrainerData(Mix):
         return [-(-size // num_ranks) for size in (self.global_batch_size, *(size for _, size in self.batch_ramp))]
 
 
-def corpora_of(plan: StreamPlan) -> dict[str, Corpus]:
+def corpora_of(plan: TracedPlan) -> dict[str, Corpus]:
     """The corpora of a plan by their names in it."""
     sources = zip(plan.names, plan.sources, strict=True)
     return {name: source.corpus for name, source in sources if isinstance(source, CorpusSource)}

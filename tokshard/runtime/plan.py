@@ -175,7 +175,7 @@ class StreamPlan:
             PlanError: a value is refused, or the file has a `mask`, which belongs to a loader.
             CorpusError: a corpus cannot be opened.
         """
-        # late, because files that describe a job are above the runtime; contracts and circles of imports know this one
+        # late, because files that describe a job are above the runtime, and this one of them does not know plans
         from tokshard.run_files.plan_file import load_mix
 
         mix = load_mix(os.fspath(path), defaults={"global_batch_size": 1})
@@ -184,7 +184,7 @@ class StreamPlan:
                 f"{os.fspath(path)} has a mask, and a plan has all documents in the loss",
                 hint="leave mask out of the file, and call loader.mask(corpus, file)",
             )
-        return mix.plan()
+        return StreamPlan(**mix.arguments())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (dict(zip(self.names, self.sources, strict=True)), self._arguments))

@@ -80,7 +80,7 @@ def document_losses(run: str, steps: range) -> Iterator[pa.RecordBatch]:
     # what was masked, and which weights the samples have, is on record in a state from after the steps
     after = [path for step, path in saved.items() if step >= steps.stop - 1]
     settings = resolve(state_of(before[-1]).config, where=os.path.join(before[-1], STATE_FILE))
-    plan = settings.data.plan()
+    plan = StreamPlan(**settings.data.arguments())
     cursor = load_state(plan, state_of([*after[:1], before[-1]][0]).loader)
     parallel, compute = replace(settings.parallel, replicas=1), replace(settings.compute, compile="off")
     with process_group(parallel) as device:

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tokshard.errors import UsageError
 from tokshard.run_files.model_shape import model_shape
 from tokshard.run_files.recipe import Config, check_ranks, load_config, vocabulary_of
+from tokshard.runtime.plan import StreamPlan
 from tokshard.trainer.batches import padding
 from tokshard.trainer.launcher import exit_code_of
 from tokshard.trainer.loop import num_parameters
@@ -56,7 +57,7 @@ def estimate(settings: Config, *, ranks: int) -> Estimate:
         UsageError: the sizes do not fit, or the vocabulary is not known.
     """
     check_ranks(settings, ranks)
-    needed = 1 if settings.model.vocab_size else vocabulary_of(settings.data.plan())
+    needed = 1 if settings.model.vocab_size else vocabulary_of(StreamPlan(**settings.data.arguments()))
     shape, device = model_shape(settings.model, needed), torch.device("cpu")
     batch = padding(max(settings.data.rows_of_rank(ranks)), settings.data.seq_len)
     parts = list(micro_batches(batch, settings.train.micro_batch_size, device))

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from tokshard.run_files.checkpoint_directory import State
 from tokshard.run_files.model_shape import model_shape
 from tokshard.run_files.recipe import Config, check_start, vocabulary_of
+from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer import checkpoint
 from tokshard.trainer.batches import Batches
@@ -45,7 +46,7 @@ def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
     """
     with process_group(settings.parallel) as device, stop_signals() as received:
         with together():
-            plan = settings.data.plan()
+            plan = StreamPlan(**settings.data.arguments())
         check_same(
             plan.fingerprint,
             "the plan of [data] is not that of rank 0",

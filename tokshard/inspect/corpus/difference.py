@@ -13,6 +13,7 @@ import numpy as np
 from tokshard.errors import DamagedCorpusError
 from tokshard.format.corpus import Corpus
 from tokshard.run_files.plan_file import Mix
+from tokshard.runtime.plan import StreamPlan
 
 _MAX_NAMES = 10
 
@@ -85,7 +86,7 @@ def compare_mixes(first: Mix, second: Mix) -> Difference:
         PlanError: one of them is not a valid plan.
         CorpusError: a corpus cannot be read.
     """
-    plans = [mix.plan() for mix in (first, second)]
+    plans = [StreamPlan(**mix.arguments()) for mix in (first, second)]
     same_order = plans[0].fingerprint == plans[1].fingerprint
     same_weights = plans[0].cursor() == plans[1].cursor()
     # a recipe of the trainer says more, of how it loads a mix

@@ -23,6 +23,7 @@ from tokshard.format.corpus import Corpus
 from tokshard.format.schema import HASH_STRIDE
 from tokshard.run_files.plan_file import Mix, corpora_of
 from tokshard.runtime.bytes.cache import CONNECTIONS
+from tokshard.runtime.plan import StreamPlan
 
 DOCUMENT_TOKENS = 1_000
 """Length of the documents that the speed of memory is measured with."""
@@ -128,7 +129,7 @@ def measure_speed(mix: Mix, *, seconds: float, on_stage: Callable[[str], None] =
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     extra_module("torch", "batches are tensors, and torch is not installed", extra="torch")
     import_module("tokshard.runtime.tensors")  # so that no reading pays for it
-    plan = mix.plan()  # refuses a wrong mix before anything is measured
+    plan = StreamPlan(**mix.arguments())  # refuses a wrong mix before anything is measured
     weights = plan.cursor().segments[0].weights
     shares = {name: weight / sum(weights) for name, weight in zip(plan.names, weights, strict=True)}
     corpora = {corpus: shares[name] for name, corpus in corpora_of(plan).items()}
@@ -167,7 +168,7 @@ def _measure_reading(mix: Mix, batches: str, *, seconds: float) -> Reading:
     started, size = time.perf_counter(), mix.global_batch_size
     world_size = size if batches == "one row" else 1
     with StreamingLoader(
-        mix.plan(),
+        StreamPlan(**mix.arguments()),
         global_batch_size=size,
         dp_rank=0,
         dp_world_size=world_size,

@@ -239,7 +239,7 @@ def open_run(
     if (location := location or checkpoint) is None:
         raise UsageError("no plan is given", hint="give a mix.toml, a corpus directory or a checkpoint")
     mix, record = load_mix(location, options), _NO_RECORD
-    plan = mix.plan()
+    plan = StreamPlan(**mix.arguments())
     cursor, done = plan.cursor(), cast("int | None", 0)
     if checkpoint is None and is_checkpoint(location):
         checkpoint = location
@@ -247,11 +247,13 @@ def open_run(
         state = read_state(checkpoint)
         cursor, done = load_state(plan, {"cursor": state.cursor}), state.step
         record = _NO_RECORD if done is None else _read_record(checkpoint, done, cursor.sample)
+    for name, file in ((name, file) for name, files in mix.mask.items() for file in files):
+        cursor = plan.masking(cursor, name, file)  # from here on, unless they were masked before
     run = Run(
         plan=plan,
         global_batch_size=mix.global_batch_size,
         ramp=mix.batch_ramp if isinstance(mix, TrainerData) and options.get("global_batch_size") is None else [],
-        cursor=mix.masked(plan, cursor),
+        cursor=cursor,
         step=done,
         checkpoint=os.path.normpath(checkpoint) if checkpoint else "",
         world_size=world_size,
