@@ -16,12 +16,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokshard.errors import BuildError, UsageError
+from tokshard.format.arrays import value_array
 from tokshard.format.corpus import Corpus
 from tokshard.format.document_list import ID, DocumentList, read_document_list
 from tokshard.format.files import file_sha256
+from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 from tokshard.format.manifest import CopyConfig
 from tokshard.format.opening import open_corpus
-from tokshard.format.schema import SUPPORTED_COLUMN_TYPES
+from tokshard.format.schema import COLUMN_TYPES
 from tokshard.format.tables import SourceInfo
 from tokshard.format.whole_corpus import checked_batches
 from tokshard.pipeline.encode.documents import Documents, Made
@@ -170,12 +172,11 @@ class CorporaReader:
         """What is taken, with the columns that are wanted: nulls where a corpus has none."""
         assert documents.sources is not None
         is_wanted = self._is_wanted(documents)
-        columns = {
-            name: documents.columns[name]
-            if name in documents.columns
-            else pa.nulls(len(documents), SUPPORTED_COLUMN_TYPES[kind])
-            for name, kind in self._columns.items()
-        }
+        columns = dict[str, pa.Array]()
+        for name, kind in self._columns.items():
+            columns[name] = documents.columns.get(name)
+            if columns[name] is None:
+                columns[name] = _missing(kind, documents, columns)
         return Made(
             count=len(documents),
             input_bytes=input_bytes,
@@ -202,6 +203,20 @@ class CorporaReader:
             left_out={**others, LISTED: positions} if len(positions) else made.left_out,
             listed=rows,
         )
+
+
+def _missing(kind: str, documents: Documents, before: Mapping[str, pa.Array]) -> pa.Array:
+    """A column that a corpus does not have: nulls; or loss spans of all tokens but the first; or weights of 1.
+
+    Args:
+        before: the columns of the documents that come before it.
+    """
+    if kind == LOSS_COLUMNS[LOSS]:
+        lengths = documents.lengths.tolist()
+        return value_array([[1, length] if length > 1 else [] for length in lengths], COLUMN_TYPES[kind])
+    if kind == LOSS_COLUMNS[WEIGHTS]:
+        return value_array([[1.0] * (len(spans) // 2) for spans in before[LOSS].to_pylist()], COLUMN_TYPES[kind])
+    return pa.nulls(len(documents), COLUMN_TYPES[kind])
 
 
 def source_labels(corpus: Corpus, sources: Sequence[SourceInfo]) -> list[str]:
