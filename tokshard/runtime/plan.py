@@ -39,7 +39,7 @@ from tokshard.runtime.trace import Occurrence, Piece, occurrences, pieces_of_sam
 class StreamPlan:
     """What a job reads and in which order.
 
-    The constructor opens the corpora. A plan pickles as its arguments, corpora as their paths.
+    The constructor opens the corpora. A plan pickles without its tables, corpora as their paths.
 
     Args:
         corpora: name to corpus directory, or one directory. A corpus is known by its content: it may be moved or
@@ -109,23 +109,6 @@ class StreamPlan:
         cache = Cache() if cache is None else cache
         self.sources = tuple(_open(corpus, wanted[name], cache) for name, corpus in named.items())
         options.check_sources(self.names, self.sources)
-        # all but those that the sources stand for
-        self._arguments: dict[str, Any] = {
-            "seq_len": seq_len,
-            "seed": seed,
-            "weights": weights,
-            "epochs": epochs,
-            "block_tokens": block_tokens,
-            "window_blocks": window_blocks,
-            "num_streams": num_streams,
-            "schedule": schedule,
-            "start_epoch": start_epoch,
-            "take": take,
-            "max_epochs": max_epochs,
-            "on_max_epochs": on_max_epochs,
-            "transforms": transforms,
-            "allow_small_blocks": allow_small_blocks,
-        }
         self.has_default_windows = window_blocks is None
         self.num_streams = options.num_streams_of(num_streams)
         self.shape = options.shape_of(
@@ -186,8 +169,14 @@ class StreamPlan:
             )
         return StreamPlan(**mix.arguments())
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (dict(zip(self.names, self.sources, strict=True)), self._arguments))
+    def __getstate__(self) -> dict[str, Any]:
+        corpora = tuple(map(replace, self.corpora))  # without the permutations that they keep
+        found = {**self.__dict__, "corpora": corpora, "_kept_mixture": None, "_kept_masks": ((), None)}
+        return found | {"readers": (), "_kept_lengths": []}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.readers, self._kept_lengths = tuple(map(PieceReader, self.corpora)), []
 
     def __repr__(self) -> str:
         return f"<StreamPlan of {', '.join(self.names)}: {self.fingerprint[:12]}>"
@@ -199,10 +188,7 @@ class StreamPlan:
 
     def reader(self) -> StreamPlan:
         """The same plan with tables of its own, so that readers at different places do not evict each other's."""
-        reader = object.__new__(StreamPlan)
-        reader.__dict__.update(self.__dict__)
-        reader.readers, reader._kept_lengths = tuple(map(PieceReader, self.corpora)), []
-        return reader
+        return self._with()
 
     def at(self, cursor: Cursor, sample: int | None = None) -> StreamPlan:
         """The plan as a run reads it that changed its `seq_len`, with the places at which its corpora went on.
@@ -216,15 +202,14 @@ class StreamPlan:
         for kept, plan in self._kept_lengths:
             if kept is length:
                 return plan
-        plan = self.reader()
-        plan.shape, plan.seq_len = replace(self.shape, seq_len=length.seq_len), length.seq_len
+        shape = replace(self.shape, seq_len=length.seq_len)
         places = [length.of_corpus(number) for number in range(len(self.corpora))]
-        plan.corpora = tuple(
-            replace(corpus, shape=plan.shape, place=None if place is None else place.place)
+        corpora = tuple(
+            replace(corpus, shape=shape, place=None if place is None else place.place)
             for corpus, place in zip(self.corpora, places, strict=True)
         )
-        plan.readers = tuple(map(PieceReader, plan.corpora))
-        plan.num_samples = _samples_of_pass(plan.corpora, self.epochs)
+        num_samples = _samples_of_pass(corpora, self.epochs)
+        plan = self._with(shape=shape, seq_len=length.seq_len, corpora=corpora, num_samples=num_samples)
         self._kept_lengths.append((length, plan))
         return plan
 
@@ -233,7 +218,15 @@ class StreamPlan:
 
         A thread of the parent may have held a lock of a corpus at the fork, which no thread of the child releases.
         """
-        return StreamPlan(dict(zip(self.names, _reopened(self.sources), strict=True)), **self._arguments)
+        sources = _reopened(self.sources)
+        corpora = (replace(corpus, source=source) for corpus, source in zip(self.corpora, sources, strict=True))
+        return self._with(sources=sources, corpora=tuple(corpora))
+
+    def _with(self, **changes: Any) -> StreamPlan:
+        """The plan with some attributes changed, and tables of its own."""
+        plan = object.__new__(StreamPlan)
+        plan.__setstate__(self.__dict__ | changes)
+        return plan
 
     def cursor(self) -> Cursor:
         """The start of the plan."""
@@ -421,10 +414,6 @@ def _checked_sample(sample: int) -> int:
     if sample > MAX_SAMPLE:
         raise IndexError(f"sample {sample}: samples are counted up to 2**62")
     return sample
-
-
-def _rebuild(corpora: Mapping[str, TokenSource], arguments: Mapping[str, Any]) -> StreamPlan:
-    return StreamPlan(corpora, **arguments)
 
 
 def _open(corpus: CorpusLike, generation: int | None, cache: Cache) -> TokenSource:
