@@ -283,7 +283,7 @@ def test_worker_processes_end_where_a_thread_does() -> None:
         ({"max_epochs": 0}, "max_epochs is 0"),
         ({"max_epochs": -1.0}, "max_epochs is -1.0"),
         ({"max_epochs": {"a": float("nan")}}, "max_epochs is {'a': nan}"),
-        ({"max_epochs": {"x": 1}}, "max_epochs is for x; the plan has a, b"),
+        ({"max_epochs": {"x": 1}}, "max_epochs is {'x': 1}; the plan has a, b"),
         ({"max_epochs": 1, "on_max_epochs": "repeat"}, "on_max_epochs is 'repeat'"),
     ],
 )

@@ -220,7 +220,7 @@ def test_the_whole_of_a_corpus_may_be_taken_as_an_integer() -> None:
         (-0.1, "take is -0.1 for corpus 'a'"),
         (1.5, "take is 1.5 for corpus 'a'"),
         (float("nan"), "take is nan for corpus 'a'"),
-        ({"x": 0.5}, "take is for x; the plan has a"),
+        ({"x": 0.5}, "take is {'x': 0.5}; the plan has a"),
         (0.1, "take=0.1 of corpus 'a' is less than one of its 4 blocks of 20 tokens"),
     ],
 )

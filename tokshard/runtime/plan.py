@@ -10,7 +10,6 @@ a job in its plan; a loader feeds the rows of a plan to a training loop.
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
@@ -110,12 +109,12 @@ class StreamPlan:
         self.sources = tuple(_open(corpus, wanted[name], cache) for name, corpus in named.items())
         options.check_sources(self.names, self.sources)
         self.has_default_windows = window_blocks is None
-        self.num_streams = options.num_streams_of(num_streams)
+        self.num_streams = integer("num_streams", num_streams, least=1, most=options.MAX_STREAMS)
         self.shape = options.shape_of(
             seq_len, block_tokens, window_blocks, self.num_streams, allow_small_blocks=allow_small_blocks
         )
         self.seq_len = self.shape.seq_len
-        self.seed = options.seed_of(seed)
+        self.seed = integer("seed", seed, least=0, most=(1 << 64) - 1)
         self.epochs = options.epochs_of(epochs, len(self.names), self.num_streams)
         self.transforms = options.transforms_of(transforms)
         self.corpora = options.corpora_of(
@@ -135,9 +134,7 @@ class StreamPlan:
                 f"{epochs} epochs are {self.num_samples} samples, expected at most 2**62", hint="give fewer"
             )
         self.on_max_epochs = on_max_epochs
-        most = math.inf if max_epochs is None else max_epochs
-        self.max_epochs = options.per_corpus("max_epochs", most, self.names, default=math.inf)
-        options.check_max_epochs(max_epochs, self.max_epochs, on_max_epochs, self.num_streams)
+        self.max_epochs = options.max_epochs_of(max_epochs, self.names, on_max_epochs, self.num_streams)
         default = {name: float(corpus.num_tokens) for name, corpus in zip(self.names, self.corpora, strict=True)}
         self.schedule = options.schedule_of(self.names, default if weights is None else weights, schedule)
         # one object, so that `mixture` recognizes its weights
