@@ -171,7 +171,7 @@ def test_each_corpus_of_a_plan_has_its_own_part() -> None:
 def test_limits_and_epochs_count_the_tokens_that_are_taken() -> None:
     source = ListSource([10] * 8)
     plan = StreamPlan({"a": source}, take=0.5, max_epochs=2, seq_len=5, block_tokens=20)
-    assert used_up(plan, plan.cursor())[0].sample == 2 * 40 // 5
+    assert used_up(plan, plan.cursor())[0][0] == 2 * 40 // 5
     loader = StreamingLoader(plan, global_batch_size=4)
     take_batches(loader, 3)
     assert loader.stats()["corpora"]["a"] == {"samples": 12, "tokens": 60, "left_out": 0, "epoch": 1.5}
