@@ -290,7 +290,8 @@ class StreamPlan:
         for number in np.unique(which).tolist():
             here = np.flatnonzero(which == number)
             plan = self.at(cursor, int(samples[here[0]]))
-            of_plan = pieces_of_samples(plan, mixture, samples[here], self.masked(cursor))
+            corpora = list(zip(self.names, plan.readers, strict=True))
+            of_plan = pieces_of_samples(corpora, mixture, samples[here], self.masked(cursor))
             for row, pieces in zip(here.tolist(), of_plan, strict=True):
                 found[row] = pieces
         return found
