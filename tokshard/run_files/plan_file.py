@@ -11,13 +11,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from tokshard.errors import UsageError
-from tokshard.format.corpus import Corpus
 from tokshard.numbers import read_bytes, read_count, read_length
 from tokshard.run_files.checkpoint_directory import is_checkpoint, state_of
 from tokshard.run_files.strict_toml import convert, example_of, key, read_toml
 from tokshard.runtime.bytes.cache import CACHE_BYTES, MEMORY_BYTES, Cache
-from tokshard.runtime.bytes.corpus import CorpusSource
-from tokshard.runtime.trace import TracedPlan
 from tokshard.store import is_uri
 
 _HINT = "the keys are the arguments of StreamPlan, and global_batch_size, uneven and mask of StreamingLoader"
@@ -116,12 +113,6 @@ class TrainerData(Mix):
     def rows_of_rank(self, num_ranks: int) -> list[int]:
         """Rows that a rank has in a step, for each batch size of the recipe."""
         return [-(-size // num_ranks) for size in (self.global_batch_size, *(size for _, size in self.batch_ramp))]
-
-
-def corpora_of(plan: TracedPlan) -> dict[str, Corpus]:
-    """The corpora of a plan by their names in it."""
-    sources = zip(plan.names, plan.sources, strict=True)
-    return {name: source.corpus for name, source in sources if isinstance(source, CorpusSource)}
 
 
 def load_mix(

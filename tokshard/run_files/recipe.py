@@ -16,11 +16,12 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from tokshard.errors import UsageError
+from tokshard.format.corpus import Corpus
 from tokshard.numbers import read_count
 from tokshard.run_files.model_shape import Model, Positive, model_shape
 from tokshard.run_files.plan_file import TrainerData as Data
-from tokshard.run_files.plan_file import corpora_of
 from tokshard.run_files.strict_toml import convert, key, read_toml
+from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.steps import RankRows
 from tokshard.store import is_uri
@@ -180,6 +181,12 @@ class Config:
     optimizer: Optimizer = field(default_factory=Optimizer)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     evaluation: Evaluation = field(default_factory=Evaluation)
+
+
+def corpora_of(plan: StreamPlan) -> dict[str, Corpus]:
+    """The corpora of a plan by their names in it."""
+    sources = zip(plan.names, plan.sources, strict=True)
+    return {name: source.corpus for name, source in sources if isinstance(source, CorpusSource)}
 
 
 def vocabulary_of(plan: StreamPlan) -> int:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.run_files.checkpoint_directory import is_checkpoint
-from tokshard.run_files.plan_file import TrainerData, corpora_of, load_mix
+from tokshard.run_files.plan_file import TrainerData, load_mix
+from tokshard.run_files.recipe import corpora_of
 from tokshard.run_files.saved_state import read_state
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.order.mixture import Segment
