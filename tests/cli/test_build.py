@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -152,14 +153,46 @@ def test_without_a_recipe_tokenizer_and_directory_are_required(shell, missing):
 
 
 def test_the_recipe_of_the_repository_is_one(shell):
-    assert shell("build", str(RECIPES / "corpora.toml"), "--dry-run")[2].startswith("error: notes.jsonl does not exist")
+    Path("recipes").mkdir()
+    shutil.copy(RECIPES / "corpora.toml", "recipes")
+    shutil.copytree(".tokenizer", "recipes/tokenizer")
+    assert shell("build", "recipes/corpora.toml", "--dry-run")[2].startswith("error: notes.jsonl does not exist")
     write("notes.jsonl", ["one", "two", "one"])
     write("note.txt", ["three"])
-    exit_code, out, err = shell(
-        "build", str(RECIPES / "corpora.toml"), "--tokenizer", ".tokenizer", "--json", "--quiet"
-    )
+    exit_code, out, err = shell("build", "recipes/corpora.toml", "--json", "--quiet")
     assert (exit_code, err) == (0, "")
     assert [json.loads(line)["manifest"]["num_documents"] for line in out.splitlines()] == [2, 1]
+
+
+def test_paths_in_a_recipe_are_relative_to_the_recipe_and_options_to_the_working_directory(shell, monkeypatch):
+    folder = Path("my [1] recipes")
+    (folder / "raw").mkdir(parents=True)
+    Path("here").mkdir()
+    shutil.copytree(".tokenizer", folder / "tokenizers" / "tiny")
+    write("one.jsonl", ["one", "two"])
+    for name in ("a.txt", "b.txt"):
+        (folder / "raw" / name).write_text(name)
+    (folder / "r.toml").write_text(
+        '[defaults]\ntokenizer = "tokenizers/tiny"\nworkers = 1\n[corpora.one]\nsources = "../one.jsonl"\n'
+        'out = "../one"\n[corpora.two]\nsources = ["raw/*.txt"]\nout = "shards/two"\n'
+    )
+    monkeypatch.chdir("here")
+    recipe = f"../{folder}/r.toml"
+    assert shell("build", recipe, "--quiet")[0] == 0
+    with open_corpus("../one") as one, open_corpus(f"../{folder}/shards/two") as two:
+        assert (one.num_documents, [two.text(number) for number in range(2)]) == (2, ["a.txt", "b.txt"])
+    monkeypatch.chdir("..")
+    assert shell("build", recipe[3:], "--quiet")[1].count("nothing to do") == 2, "the same build, from elsewhere"
+    shutil.move(folder / "tokenizers", "tokenizers")
+    assert shell("build", recipe[3:], "--quiet", "--tokenizer", "tokenizers/tiny")[1].count("nothing to do") == 2
+    exit_code, _, err = shell("build", recipe[3:], "--quiet")
+    assert (exit_code, err.splitlines()) == (
+        2,
+        [
+            f"error: {recipe[3:]}: corpora.one: there is no {folder}/tokenizers/tiny",
+            "hint: paths in a recipe are relative to the recipe, and tokenizers/tiny is in the working directory",
+        ],
+    )
 
 
 # dry runs

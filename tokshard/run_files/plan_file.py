@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -13,7 +14,7 @@ from msgspec import Meta
 from tokshard.errors import UsageError
 from tokshard.numbers import read_bytes, read_count, read_length
 from tokshard.run_files.checkpoint_directory import is_checkpoint, state_of
-from tokshard.run_files.strict_toml import convert, example_of, key, read_toml
+from tokshard.run_files.strict_toml import change_paths, convert, example_of, key, path_beside, read_toml
 from tokshard.runtime.bytes.cache import CACHE_BYTES, MEMORY_BYTES, Cache
 from tokshard.store import is_uri
 
@@ -30,7 +31,7 @@ class Mix:
     """Corpora and how they are read. The arguments of `StreamPlan`, `Cache` and `StreamingLoader` say more.
 
     Args:
-        corpora: name to corpus directory or URI; in a mix.toml relative to the file, else to the working directory.
+        corpora: name to corpus directory or URI.
         seq_len: tokens of a sample.
         global_batch_size: samples of an optimizer step, over all ranks.
         weights: name to weight; default: the corpora's numbers of tokens.
@@ -47,16 +48,17 @@ class Mix:
         start_epoch: name to the epoch that counts as the first, for corpora that were read before.
         schedule: weights that change at a sample, as `[[1_000_000, { code = 0.5, prose = 0.5 }]]`.
         uneven: whether ranks that do not divide the batch are refused or padded.
-        mask: name to files that list documents which are out of the loss, one number in each line or as .npy; in a
-            mix.toml relative to the file.
+        mask: name to files that list documents which are out of the loss, one number in each line or as .npy.
         allow_small_blocks: accept blocks of fewer than four samples, which shuffle long documents badly.
         memory_bytes: how much of corpora in buckets and on web servers each process keeps in memory, those that a
             trainer evaluates on included.
-        cache_dir: a directory on a disk of each machine that keeps it, too; in a mix.toml relative to the file.
+        cache_dir: a directory on a disk of each machine that keeps it, too.
         cache_bytes: the limit of that directory.
     """
 
-    corpora: Annotated[dict[str, str], Meta(min_length=1)] = field(metadata=key('corpora = { code = "shards/code" }'))
+    corpora: Annotated[dict[str, str], Meta(min_length=1)] = field(
+        metadata=key('corpora = { code = "shards/code" }', is_path=True)
+    )
     seq_len: Positive = field(metadata=key("seq_len = 4096", read=read_length))
     global_batch_size: Positive = field(metadata=key("global_batch_size = 512", read=read_count))
     weights: dict[str, float] = field(default_factory=dict, metadata=key("weights = { code = 0.7, prose = 0.3 }"))
@@ -74,10 +76,12 @@ class Mix:
         default_factory=list, metadata=key("schedule = [[1_000_000, { code = 0.5, prose = 0.5 }]]")
     )
     uneven: Literal["refuse", "pad"] = field(default="refuse", metadata=key('uneven = "pad"'))
-    mask: dict[str, list[str]] = field(default_factory=dict, metadata=key('mask = { code = ["opted-out.txt"] }'))
+    mask: dict[str, list[str]] = field(
+        default_factory=dict, metadata=key('mask = { code = ["opted-out.txt"] }', is_path=True)
+    )
     allow_small_blocks: bool = field(default=False, metadata=key("allow_small_blocks = true"))
     memory_bytes: int = field(default=MEMORY_BYTES, metadata=key('memory_bytes = "2GiB"', read=read_bytes))
-    cache_dir: str | None = field(default=None, metadata=key('cache_dir = "/local/tokshard"'))
+    cache_dir: str | None = field(default=None, metadata=key('cache_dir = "/local/tokshard"', is_path=True))
     cache_bytes: int = field(default=CACHE_BYTES, metadata=key('cache_bytes = "500GiB"', read=read_bytes))
 
     def arguments(self) -> dict[str, Any]:
@@ -120,8 +124,7 @@ def load_mix(
 ) -> Mix:
     """A mix from a TOML file or one corpus directory; `TrainerData` from a trainer's recipe or checkpoint.
 
-    The paths of the corpora in a mix.toml are relative to the file; in a recipe or checkpoint of the trainer they are
-    relative to the working directory, as they are for the trainer itself.
+    Paths in a file are relative to it; those in `options` are relative to the working directory.
 
     Args:
         location: a file, a checkpoint directory or a corpus directory.
@@ -133,12 +136,11 @@ def load_mix(
     """
     prefix, fields = "", {}
     kind: type[Mix] = Mix
-    is_mix_file = False
     if location.endswith(".toml") or os.path.isfile(location):
         fields = read_toml(location, hint="give a mix such as mix.toml, or a corpus directory")
-        is_mix_file = not isinstance(fields.get("data"), Mapping)
-        if not is_mix_file:
+        if isinstance(fields.get("data"), Mapping):
             kind, fields, prefix = TrainerData, dict(fields["data"]), "data."
+        fields = change_paths(fields, kind, partial(path_beside, location))
     elif is_checkpoint(location):
         kind, fields, prefix = TrainerData, dict(state_of(location).config.get("data", {})), "data."
     else:
@@ -152,19 +154,4 @@ def load_mix(
             option = "" if name == "corpora" else f", or --{name.replace('_', '-')} on the command line"
             hint = f"give {example_of(Mix, name)} in a mix.toml{option}"
             raise UsageError(f"{location}: no {prefix}{name}", hint=hint)
-    found = convert(fields, kind, where=location, hint=_HINT, prefix=prefix)
-    return _beside(found, os.path.dirname(location)) if is_mix_file else found
-
-
-def _beside(mix: Mix, directory: str) -> Mix:
-    """A mix whose paths are relative to a directory, as one whose paths are relative to the working directory."""
-
-    def there(path: str) -> str:
-        return path if is_uri(path) else os.path.join(directory, path)
-
-    return dataclasses.replace(
-        mix,
-        corpora={name: there(path) for name, path in mix.corpora.items()},
-        mask={name: [there(path) for path in paths] for name, paths in mix.mask.items()},
-        cache_dir=None if mix.cache_dir is None else there(mix.cache_dir),
-    )
+    return convert(fields, kind, where=location, hint=_HINT, prefix=prefix)
