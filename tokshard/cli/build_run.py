@@ -43,16 +43,17 @@ def run_all(
     is_recipe = bool(requests[0].name)
     job = _job(given, is_recipe=is_recipe)
     fits = True
+    display = BuildDisplay(is_quiet=bool(given["quiet"]), is_verbose=bool(given["verbose"]))
     for number, request in enumerate(requests):
         if is_recipe and not given["as_json"]:
             click.echo(f"{'' if not number else chr(10)}{one_line(request.name)}")
         options = {name: value for name, value in request.options.items() if name not in _RUN_OPTIONS}
         tokenizer, out = options.pop("tokenizer", ""), options.pop("out")
         asked = options_of(tokenizer, out, {**options, "reads": reads})
-        display = BuildDisplay(is_quiet=bool(given["quiet"]), is_verbose=bool(given["verbose"]))
         with leaving_the_program_alone():
             if given["dry_run"]:
                 estimate = estimate_build(request.sources, asked)
+                display.say_speed(reads, estimate.input_bytes)
                 _show(estimate_lines(estimate), estimate_json(estimate), given, is_recipe=is_recipe)
                 fits = fits and estimate.fits
             elif job is not None:
