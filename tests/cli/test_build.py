@@ -278,18 +278,42 @@ def test_the_summary_says_what_is_unusual_and_writes_numbers_one_way(shell, monk
     assert lines["on disk"].endswith(" in 1 shard")
 
 
-def test_the_summary_of_a_split_says_where_the_other_documents_are(shell, monkeypatch):
+def test_the_summary_of_a_build_has_ten_lines_on_a_terminal_of_80_columns(shell, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    write("a.jsonl", ["", "text", "text", *(f"text {number}" for number in range(20))])
+    options = ["--tokenizer", ".tokenizer", "--workers", "1", "--quiet", "--dedup", "exact"]
+    for split in ([], ["--validation-fraction", "0.25"]):
+        _, out, _ = shell("build", "a.jsonl", *options, *split, "--out", f"out{len(split)}")
+        assert len(out.splitlines()) <= 10
+        assert "settings" not in out
+    _, out, _ = shell("build", "a.jsonl", *options, "--out", "out0", "-v")
+    assert {"sources", "settings", "content", "recipe"} <= summary(out).keys()
+
+
+def test_the_summary_of_a_split_shows_both_parts_in_one_table(shell, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    write("a.jsonl", ["", *(f"text {number}" for number in range(20))])
+    write("a.jsonl", ["", *(f"text {number}" for number in range(19)), "a <|endoftext|>"])
     options = ["--tokenizer", ".tokenizer", "--out", "out", "--workers", "1", "--quiet"]
     _, out, _ = shell("build", "a.jsonl", *options, "--validation-fraction", "0.25")
-    found = [line for line in out.splitlines() if "read =" in line or "a.jsonl: " in line]
-    assert found == [
-        "records     21 read = 16 written + 4 in the validation split + 1 left out (1 empty)",
-        "            a.jsonl: 1 of 21 left out (1 empty)",
-        "records     21 read = 4 written + 16 in the train split + 1 left out (1 empty)",
-        "            a.jsonl: 1 of 21 left out (1 empty)",
-    ]
+    parts = [open_corpus(f"out/{split}") for split in ("train", "validation")]
+    lines = out.splitlines()
+    assert lines[0].split() == ["train", "validation"]
+    assert lines[1].split() == ["documents", *(f"{part.num_documents:,}" for part in parts)]
+    assert lines[2].split() == ["tokens", *(f"{part.num_tokens:,}" for part in parts)]
+    train, validation = (part.num_documents for part in parts)
+    assert summary(out)["records"] == (
+        f"21 read = {train} for train + {validation} for validation + 1 left out (1 empty)"
+    )
+    assert summary(out)["specials"].startswith("1 document spells")
+
+
+def test_side_by_side_a_document_of_the_other_part_is_not_left_out(shell):
+    write("a.jsonl", ["", *(f"text {number}" for number in range(20))])
+    options = ["--tokenizer", ".tokenizer", "--out", "out", "--workers", "1", "--quiet"]
+    shell("build", "a.jsonl", *options, "--validation-fraction", "0.25")
+    _, out, _ = shell("inspect", "out", "--sample", "0")
+    (line,) = (line for line in out.splitlines() if line.startswith("records left out"))
+    assert line.split()[3:] == ["1", "1"]
 
 
 # names that steer a terminal

@@ -128,7 +128,7 @@ def test_copies_are_equal(tmp_path):
     difference = compare_corpora(*copies)
     assert difference.is_equal
     assert difference_text(difference, ("a", "b")) == (
-        "equal: the same tokens by their manifests, built in the same way; the bytes were not read, --full hashes them"
+        "equal: the same tokens by their manifests, built in the same way; the bytes were not read, --hash reads them"
     )
     check_hashes(copies)
     difference = compare_corpora(*copies, is_hashed=True)
@@ -143,23 +143,23 @@ def test_damaged_corpora_are_not_reported_as_equal(tmp_path, capsys):
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
-    assert run(["inspect", "--diff", first, second]) == 0
+    assert run(["diff", first, second]) == 0
     assert "the bytes were not read" in capsys.readouterr().out
     for pair in ([first, second], [second, first]):
-        assert run(["inspect", "--diff", *pair, "--full"]) == 1
+        assert run(["diff", *pair, "--hash"]) == 1
         out, err = capsys.readouterr()
         assert out == ""
         assert err.startswith(f"error: {shard} has SHA-256 ")
         assert f"hint: 'tokshard verify {second}' lists everything that is damaged\n" in err
     os.truncate(shard, 100)
     for pair in ([first, second], [second, first]):
-        assert run(["inspect", "--diff", *pair]) == 1
+        assert run(["diff", *pair]) == 1
         assert f"error: {shard} has 100 bytes, expected {len(content)}" in capsys.readouterr().err
 
 
 def test_a_full_comparison_says_that_the_bytes_were_compared(tmp_path, capsys):
     corpora(tmp_path, documents_of([3, 4]), documents_of([3, 4]))
-    assert run(["inspect", "--diff", str(tmp_path / "first"), str(tmp_path / "second"), "--full", "--json"]) == 0
+    assert run(["diff", str(tmp_path / "first"), str(tmp_path / "second"), "--hash", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["equal"], found["hashed"]) == (True, True)
 
@@ -169,7 +169,10 @@ def test_the_first_document_that_differs_is_named_with_the_shards_that_differ(tm
     changed = [*documents[:7], [3, 3, 3, 3, 0], *documents[8:]]
     difference = compare_corpora(*corpora(tmp_path, documents, changed, shard_tokens=10))
     assert not difference.is_equal
-    assert difference.notes[1] == "the first document that differs is 7"
+    assert difference.notes[1:] == [
+        "the first document that differs is 7, from token 0 on (tokens: 5 and 5)",
+        "it is record 8 of source-0.jsonl in the first, record 8 of source-0.jsonl in the second",
+    ]
     assert difference.notes[0] == (
         "shards: 4 with the same name and hash, 1 with another hash (shard-00-0000000-000000-0003.arrow)"
     )
@@ -182,7 +185,7 @@ def test_a_document_that_differs_is_found_wherever_it_is(tmp_path, document):
     changed = [list(tokens) for tokens in documents]
     changed[document][1] = documents[document][1] % 3 + 1
     difference = compare_corpora(*corpora(tmp_path, documents, changed, shard_tokens=10))
-    assert difference.notes[1] == f"the first document that differs is {document}"
+    assert difference.notes[1].startswith(f"the first document that differs is {document}, from token 1 on")
 
 
 def test_the_same_documents_in_other_shards_are_equal_and_the_settings_differ(tmp_path):
