@@ -259,7 +259,8 @@ class _Tally:
         ]
         parts = [
             "\n".join(
-                f"{one_line(one['corpus'])}: {counted(one['documents'], 'document')} share {self.ngram} tokens"
+                f"{one_line(one['corpus'])}: {counted(one['documents'], 'document')} "
+                f"{'shares' if one['documents'] == 1 else 'share'} {self.ngram} tokens in a row"
                 for one in found["corpora"]
             ),
             table([header, *rows], width=None),
