@@ -32,7 +32,10 @@ def sections() -> dict[str, type]:
 def keys_of(kind: type) -> list[Key]:
     """The keys of a table, in the order of its fields, those without a default first."""
     meanings, types = _meanings(kind), get_type_hints(kind)
-    found = [Key(item.name, _default(item), _meaning(meanings[item.name], types[item.name])) for item in _fields(kind)]
+    found = [
+        Key(item.name, _default(item), _meaning(meanings[item.name], types[item.name]))
+        for item in dataclasses.fields(kind)
+    ]
     return sorted(found, key=lambda one: one.default != "required")
 
 
@@ -69,10 +72,6 @@ def _cell(default: str) -> str:
     return default if default in ("", "required") else f"`{default}`"
 
 
-def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(kind)
-
-
 def _default(item: dataclasses.Field[Any]) -> str:
     value = item.default
     if value is dataclasses.MISSING:
@@ -101,7 +100,7 @@ def _first_line(kind: type) -> str:
 
 def _meanings(kind: type) -> dict[str, str]:
     """What the docstrings of a dataclass and of its bases say of each key; python -OO has none."""
-    found = {item.name: "" for item in _fields(kind)}
+    found = {item.name: "" for item in dataclasses.fields(kind)}
     for base in reversed(kind.__mro__[:-1]):
         found |= dict(_arguments(inspect.cleandoc(base.__doc__ or "")))
     return found
