@@ -31,7 +31,10 @@ def sections() -> dict[str, type]:
 def keys_of(kind: type) -> list[Key]:
     """The keys of a table, in the order of its fields, those without a default first."""
     meanings, types = _meanings(kind), get_type_hints(kind)
-    found = [Key(item.name, _default(item), _meaning(meanings[item.name], types[item.name])) for item in _fields(kind)]
+    found = [
+        Key(item.name, _default(item), _meaning(meanings[item.name], types[item.name]))
+        for item in dataclasses.fields(kind)
+    ]
     return sorted(found, key=lambda one: one.default != "required")
 
 
@@ -46,10 +49,6 @@ def help_text() -> str:
             text = f"{head:<34}  {key.meaning.replace('`', '')}"
             lines += textwrap.wrap(text, _WIDTH, subsequent_indent=" " * 36, break_long_words=False)
     return "\n".join(lines[1:])
-
-
-def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(kind)
 
 
 def _default(item: dataclasses.Field[Any]) -> str:
@@ -80,7 +79,7 @@ def _first_line(kind: type) -> str:
 
 def _meanings(kind: type) -> dict[str, str]:
     """What the docstrings of a dataclass and of its bases say of each key; python -OO has none."""
-    found = {item.name: "" for item in _fields(kind)}
+    found = {item.name: "" for item in dataclasses.fields(kind)}
     for base in reversed(kind.__mro__[:-1]):
         found |= dict(_arguments(inspect.cleandoc(base.__doc__ or "")))
     return found

@@ -188,14 +188,9 @@ def view_document(
         with_boundaries: also split the text into tokens.
 
     Raises:
-        UsageError: the document does not exist.
+        IndexError: the document does not exist.
         CorpusError: the document cannot be read.
     """
-    if index >= corpus.num_documents:
-        raise UsageError(
-            f"{corpus.location} has no document {index}: it has {corpus.num_documents:,}, counted from 0",
-            hint=f"give --document 0 to {corpus.num_documents - 1}",
-        )
     tokens = corpus.document(index)
     text, is_excerpt = (decode(tokens), False) if excerpt is None else _excerpt(tokens, decode, excerpt)
     pieces: list[TokenPiece] = []
