@@ -19,12 +19,12 @@ from tokshard.cli.tables import shorten, table
 from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.format.decode import read_tokenizer
+from tokshard.format.document_list import find_listed
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.scan import (
     Benchmarks,
     Encode,
     SharedItems,
-    find_listed,
     read_benchmarks,
     scan_corpus,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -18,9 +18,9 @@ from tokshard.run_files.strict_toml import change_paths, convert, example_of, ke
 from tokshard.runtime.bytes.cache import CACHE_BYTES, MEMORY_BYTES, Cache
 from tokshard.store import is_uri
 
-_HINT = "the keys are the arguments of StreamPlan, and global_batch_size, uneven and mask of StreamingLoader"
+_HINT = "the keys are the arguments of StreamPlan, and global_batch_size, uneven, mask and mask_ids of its loader"
 
-_NOT_OF_PLANS = {"global_batch_size", "uneven", "mask", "memory_bytes", "cache_dir", "cache_bytes"}
+_NOT_OF_PLANS = {"global_batch_size", "uneven", "mask", "mask_ids", "memory_bytes", "cache_dir", "cache_bytes"}
 """Keys of a mix that are arguments of a loader or of its cache."""
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -49,6 +49,7 @@ class Mix:
         schedule: weights that change at a sample, as `[[1_000_000, { code = 0.5, prose = 0.5 }]]`.
         uneven: whether ranks that do not divide the batch are refused or padded.
         mask: name to files that list documents which are out of the loss, one number in each line or as .npy.
+        mask_ids: name to files that list such documents by id, as `tokshard copy --drop-ids` takes them.
         allow_small_blocks: accept blocks of fewer than four samples, which shuffle long documents badly.
         memory_bytes: how much of corpora in buckets and on web servers each process keeps in memory, those that a
             trainer evaluates on included.
@@ -79,6 +80,9 @@ class Mix:
     mask: dict[str, list[str]] = field(
         default_factory=dict, metadata=key('mask = { code = ["opted-out.txt"] }', is_path=True)
     )
+    mask_ids: dict[str, list[str]] = field(
+        default_factory=dict, metadata=key('mask_ids = { code = ["takedowns.jsonl"] }', is_path=True)
+    )
     allow_small_blocks: bool = field(default=False, metadata=key("allow_small_blocks = true"))
     memory_bytes: int = field(default=MEMORY_BYTES, metadata=key('memory_bytes = "2GiB"', read=read_bytes))
     cache_dir: str | None = field(default=None, metadata=key('cache_dir = "/local/tokshard"', is_path=True))
@@ -94,6 +98,11 @@ class Mix:
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         cache = Cache(memory_bytes=self.memory_bytes, cache_dir=self.cache_dir, cache_bytes=self.cache_bytes)
         return given | {"weights": self.weights or None, "epochs": self.epochs or None, "cache": cache}
+
+    def masks(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """A corpus, and the argument of `mask` that lists its documents, for each list."""
+        for argument, lists in (("file", self.mask), ("ids_file", self.mask_ids)):
+            yield from ((name, {argument: file}) for name, files in lists.items() for file in files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

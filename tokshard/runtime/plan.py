@@ -152,17 +152,17 @@ class StreamPlan:
 
         Raises:
             UsageError: the file does not exist or is not TOML, a key is unknown, or a value has the wrong type.
-            PlanError: a value is refused, or the file has a `mask`, which belongs to a loader.
+            PlanError: a value is refused, or the file has a `mask` or `mask_ids`, which belong to a loader.
             CorpusError: a corpus cannot be opened.
         """
         # late, because files that describe a job are above the runtime, and this one of them does not know plans
         from tokshard.run_files.plan_file import load_mix
 
         mix = load_mix(os.fspath(path), defaults={"global_batch_size": 1})
-        if mix.mask:
+        if mix.mask or mix.mask_ids:
             raise PlanError(
                 f"{os.fspath(path)} has a mask, and a plan has all documents in the loss",
-                hint="leave mask out of the file, and call loader.mask(corpus, file)",
+                hint="leave mask and mask_ids out of the file, and call loader.mask(corpus, file)",
             )
         return StreamPlan(**mix.arguments())
 
@@ -327,10 +327,22 @@ class StreamPlan:
         readers = [plan.readers[number] for plan, _ in plans] or [self.readers[number]]
         return occurrences(list(zip(readers, ends, strict=True)), self.mixture(cursor), number, document, checked)
 
-    def masking(self, cursor: Cursor, corpus: str, file: str | os.PathLike[str]) -> Cursor:
+    def masking(
+        self,
+        cursor: Cursor,
+        corpus: str,
+        file: str | os.PathLike[str] | None = None,
+        *,
+        ids_file: str | os.PathLike[str] | None = None,
+    ) -> Cursor:
         """The cursor after documents are taken out of the loss, as `StreamingLoader.mask` does it, with its errors."""
-        fingerprint = self.sources[self._number_of(corpus)].fingerprint
-        masks = masking(cursor.masks, file, sample=cursor.sample, fingerprint=fingerprint, name=corpus)
+        source = self.sources[self._number_of(corpus)]
+        if (file is None) == (ids_file is None):
+            raise PlanError("mask needs one list of documents", hint="give either a file of numbers, or ids_file=")
+        file = source.numbers_file(corpus, ids_file) if ids_file is not None else file
+        if file is None:
+            return cursor
+        masks = masking(cursor.masks, file, sample=cursor.sample, fingerprint=source.fingerprint, name=corpus)
         after = replace(cursor, masks=masks)
         self.masked(after)  # refuses what does not exist
         return after

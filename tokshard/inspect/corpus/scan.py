@@ -1,4 +1,4 @@
-"""``tokshard scan``: the documents that share n-grams of tokens with the items of benchmarks, or that a list names."""
+"""``tokshard scan``: the documents that share n-grams of tokens with the items of benchmarks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
-from tokshard.format.document_list import ID, read_document_list, rows_not_found
+from tokshard.format.document_list import ID
 from tokshard.format.opening import open_corpus
 from tokshard.format.row_files import read_rows
 from tokshard.format.whole_corpus import checked_batches
@@ -32,7 +32,6 @@ Encode = Callable[[str], NDArray[np.uint32]]
 
 _START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 _TASKS_PER_WORKER = 2
-_SHOWN_ROWS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,46 +219,3 @@ def _scan_shard(corpus: Corpus, index: int, grams: Grams) -> list[SharedItems]:
             )
         first += len(offsets) - 1
     return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedDocuments:
-    """The documents of a corpus that a list names.
-
-    Args:
-        documents: int64 [n], ascending: their numbers.
-        num_missing: rows of the list that name no document.
-        missing: the first of them.
-    """
-
-    documents: NDArray[np.int64]
-    num_missing: int
-    missing: Sequence[str]
-
-
-def find_listed(corpus: Corpus, file: str, on_progress: OnProgress = no_progress) -> ListedDocuments:
-    """Find the documents that a list names, by number or id. Reads no token, and all ids where there are ids to find.
-
-    Args:
-        on_progress: receives documents.
-
-    Raises:
-        UsageError: the file is not a list.
-        CorpusError: the corpus cannot be read.
-    """
-    listed = read_document_list(file, [corpus])
-    documents, rows = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for index in range(len(corpus.shards)):
-        first, stop = map(int, corpus.shards.first_documents[index : index + 2])
-        shard = corpus.shard(index) if len(listed.ids) else None
-        for batch in range(1 if shard is None else shard.num_batches):
-            count = stop - first if shard is None else len(shard.batch(batch)[0]) - 1
-            numbers = np.arange(first, first + count)
-            is_listed, of_rows = listed.find(0, numbers, None if shard is None else shard.columns(batch).get(ID))
-            documents.append(numbers[is_listed])
-            rows.append(of_rows)
-            first += count
-        corpus.close()
-        on_progress(stop, corpus.num_documents)
-    num_missing, missing = rows_not_found(file, listed, np.concatenate(rows), most=_SHOWN_ROWS)
-    return ListedDocuments(documents=np.concatenate(documents), num_missing=num_missing, missing=missing)

@@ -248,8 +248,8 @@ def open_run(
         state = read_state(checkpoint)
         cursor, done = load_state(plan, {"cursor": state.cursor}), state.step
         record = _NO_RECORD if done is None else _read_record(checkpoint, done, cursor.sample)
-    for name, file in ((name, file) for name, files in mix.mask.items() for file in files):
-        cursor = plan.masking(cursor, name, file)  # from here on, unless they were masked before
+    for name, listed in mix.masks():
+        cursor = plan.masking(cursor, name, **listed)  # from here on, unless they were masked before
     run = Run(
         plan=plan,
         global_batch_size=mix.global_batch_size,
