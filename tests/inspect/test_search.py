@@ -14,6 +14,7 @@ from tokshard.cli.document_text import difference_text, match_text
 from tokshard.cli.inspect import compile_pattern
 from tokshard.cli.main import run
 from tokshard.errors import UsageError
+from tokshard.format import writer
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.difference import compare_corpora, compare_mixes
 from tokshard.inspect.corpus.documents import search
@@ -113,6 +114,58 @@ def test_a_search_that_finds_nothing_says_so_and_what_may_have_hidden_it(tmp_pat
 @given(pattern=st.text(st.sampled_from("main() a\u6570"), min_size=1, max_size=4))
 def test_what_is_found_is_what_python_finds_in_the_texts(corpus, pattern):
     assert found(corpus, pattern) == [index for index, text in enumerate(TEXTS) if pattern in text]
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """A corpus of two shards of several record batches, with kept columns."""
+    monkeypatch.setattr(writer, "MAX_BATCH_TOKENS", 40)
+    texts = [f"main {number}" for number in range(60)]
+    columns = {"id": "string", "lang": "string", "score": "float64"}
+    rows = [{"id": f"d{n}", "lang": None if n % 7 == 0 else ["en", "de"][n % 2], "score": n / 60} for n in range(60)]
+    source = Source(
+        documents=[encode(text) for text in texts],
+        metadata={name: [row[name] for row in rows] for name in columns},
+    )
+    place = write_corpus(tmp_path / "kept", sources=[source], columns=columns, shard_tokens=100)
+    with open_corpus(place) as opened:
+        assert len(opened.shards) > 1
+        assert len(opened.shards.batch_places(0)) > 1
+    return place
+
+
+@pytest.mark.parametrize("workers", ["1", "3"])
+def test_a_search_takes_the_conditions_of_a_copy_with_any_number_of_workers(kept, tmp_path, capsys, workers):
+    for where in ([], ["lang!=en", "score>0.3"]):
+        options = [part for text in where for part in ("--where", text)]
+        grep = ["inspect", str(kept), "--grep", "MAIN", "-i", "--workers", workers, *options]
+        assert run([*grep, "--json"]) == 0
+        matches = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        copy = tmp_path / f"copy{len(options)}{where[-1:]}"
+        assert run(["copy", str(kept), "--out", str(copy), *options, "--quiet"]) == 0
+        capsys.readouterr()
+        with open_corpus(copy) as copied, open_corpus(kept) as opened:
+            assert [one["id"] for one in matches] == [copied.metadata(n)["id"] for n in range(copied.num_documents)]
+            for one in matches:
+                assert opened.metadata(one["document"])["id"] == one["id"]
+        assert run([*grep, "--limit", "7"]) == 0
+        shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("document ")]
+        assert [line.split()[1] for line in shown] == [f"{one['document']}" for one in matches[:7]]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--grep", "main", "--where", "language=en"], "no kept column 'language'"),
+        (["--grep", "main", "--where", "score"], "'score' is not a condition"),
+        (["--where", "lang=en"], "--where is for --grep"),
+        (["--document", "3", "-i"], "--ignore-case is for --grep"),
+        (["--workers", "2"], "--workers is for --grep"),
+    ],
+)
+def test_a_search_that_cannot_be_is_wrong_usage(kept, capsys, options, problem):
+    assert run(["inspect", str(kept), *options]) == 2
+    assert problem in capsys.readouterr().err.splitlines()[0]
 
 
 def corpora(tmp_path, first, second, **options):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -51,6 +50,15 @@ _SAMPLES = 3
 @click.option("--grep", "pattern", metavar="TEXT", help="List the documents whose text contains TEXT.")
 @click.option("--regex", is_flag=True, help="Treat TEXT as a regular expression.")
 @click.option("-i", "--ignore-case", is_flag=True, help="With --grep: find upper and lower case alike.")
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="CONDITION",
+    help="With --grep: only documents whose kept columns meet this, as in copy: lang=en, 'score>0.5', 'lang in en,fr'.",
+)
+@click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="With --grep: processes.  [default: one for each CPU]"
+)
 @click.option("--limit", type=POSITIVE_COUNT, metavar="N", help="Stop after N matching documents.  [default: list all]")
 @click.option("--shards", is_flag=True, help="List every shard.")
 @click.option("--full", is_flag=True, help="Count all tokens and read all document lengths, however many there are.")
@@ -65,6 +73,8 @@ def inspect(
     pattern: str | None,
     regex: bool,
     ignore_case: bool,
+    where: tuple[str, ...],
+    workers: int | None,
     limit: int | None,
     shards: bool,
     full: bool,
@@ -80,13 +90,19 @@ def inspect(
     \b
     tokshard inspect shards/code shards/prose
     tokshard inspect shards/code --grep 'def main' --limit 5
+    tokshard inspect shards/code --grep todo -i --where lang=py
     """  # noqa: D301 - click's mark for lines that are kept
     corpora = corpora if any(map(is_mix, corpora)) else tuple(corpora_at(corpora))
     if document is not None and pattern is not None:
         raise click.UsageError("--document and --grep exclude each other.")
+    of_grep = {"--regex": regex, "--ignore-case": ignore_case, "--where": where, "--workers": workers, "--limit": limit}
+    given = [name for name, value in of_grep.items() if value not in (False, (), None)]
+    if pattern is None and given:
+        raise click.UsageError(f"{given[0]} is for --grep.")
     if pattern is not None:
         wanted = compile_pattern(pattern, is_regex=regex, is_any_case=ignore_case)
-        _grep(corpora, pattern, wanted, limit=limit, as_json=as_json)
+        workers = workers or len(os.sched_getaffinity(0))
+        _grep(corpora, pattern, wanted, where=where, limit=limit, workers=workers, as_json=as_json)
     elif document is not None:
         _show_document(corpora, document, with_boundaries=not plain, as_json=as_json)
     else:
@@ -156,22 +172,37 @@ def _show_document(corpora: tuple[str, ...], document: str, *, with_boundaries: 
         click.echo(json.dumps(view_json(view)) if as_json else ("\n" if number else "") + view_text(view))
 
 
-def _grep(corpora: tuple[str, ...], pattern: str, wanted: re.Pattern[str], *, limit: int | None, as_json: bool) -> None:
-    left, normalizers = limit, dict[str, None]()
+def _grep(
+    corpora: tuple[str, ...],
+    pattern: str,
+    wanted: re.Pattern[str],
+    *,
+    where: tuple[str, ...],
+    limit: int | None,
+    workers: int,
+    as_json: bool,
+) -> None:
+    left, normalizers, columns = limit, dict[str, None](), dict[str, str]()
+    for location in corpora if where else ():
+        with open_corpus(location) as corpus:
+            columns |= corpus.manifest.columns
     is_found = False
     for location in corpora:
         with open_corpus(location) as corpus, byte_progress(f"grep {location}", unit="tokens") as on_progress:
             normalizers |= dict.fromkeys(load_vocabulary(corpus).normalizers)
-            for match in itertools.islice(search(corpus, wanted, on_progress=on_progress), left):
+            for match in search(
+                corpus, wanted, where=where, columns=columns, limit=left, workers=workers, on_progress=on_progress
+            ):
                 is_found = True
-                where = "" if len(corpora) == 1 else f"{one_line(location)}: "
-                click.echo(json.dumps(match_json(match, corpus)) if as_json else where + match_text(match))
+                place = "" if len(corpora) == 1 else f"{one_line(location)}: "
+                click.echo(json.dumps(match_json(match, corpus)) if as_json else place + match_text(match))
                 left = None if left is None else left - 1
                 if left == 0:
                     return
     if is_found or limit == 0:
         return
-    click.echo(f"no document contains {one_line(pattern)}", err=True)
+    those = " that meets the conditions" if where else ""
+    click.echo(f"no document{those} contains {one_line(pattern)}", err=True)
     if normalizers:
         names = one_line(", ".join(normalizers))
         click.echo(f"note: text was changed before it was encoded ({names}): search for the changed text", err=True)

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
-import signal
-import threading
-from collections import deque
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -25,13 +18,11 @@ from tokshard.format.opening import open_corpus
 from tokshard.format.row_files import read_rows
 from tokshard.format.whole_corpus import checked_batches
 from tokshard.inspect.corpus.ngrams import Grams, grams_of
+from tokshard.inspect.corpus.workers import in_order
 from tokshard.inspect.progress import OnProgress, no_progress
 
 Encode = Callable[[str], NDArray[np.uint32]]
 """Ids of a text, without delimiters."""
-
-_START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-_TASKS_PER_WORKER = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,62 +134,15 @@ def scan_corpus(
     """
     with open_corpus(location) as corpus:
         done = 0
-        with _scans(location, corpus, grams, workers) as scans:
+        work = functools.partial(_scan_shard, grams=grams)
+        with in_order(corpus, range(len(corpus.shards)), work, workers=workers) as scans:
             for index, found in enumerate(scans):
                 yield from found
                 done += corpus.shards[index].num_tokens
                 on_progress(done, corpus.num_tokens)
 
 
-@contextlib.contextmanager
-def _scans(location: str, corpus: Corpus, grams: Grams, workers: int) -> Iterator[Iterator[list[SharedItems]]]:
-    """What each shard has in common with items, in order."""
-    workers = min(workers, len(corpus.shards))
-    if workers <= 1:
-        yield (_scan_shard(corpus, index, grams) for index in range(len(corpus.shards)))
-        return
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context(_START_METHOD), _begin, (location, corpus.num_generations - 1, grams)
-    )
-    try:
-        yield _in_order(pool, len(corpus.shards), workers * _TASKS_PER_WORKER)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _in_order(pool: ProcessPoolExecutor, num_shards: int, most: int) -> Iterator[list[SharedItems]]:
-    ahead: deque[Future[list[SharedItems]]] = deque()
-    for index in range(num_shards):
-        ahead.append(pool.submit(_scan, index))
-        if len(ahead) == most:
-            yield ahead.popleft().result()
-    while ahead:
-        yield ahead.popleft().result()
-
-
-_here: list[tuple[Corpus, Grams]] = []
-"""Of a worker: what it scans."""
-
-
-def _begin(location: str, generation: int, grams: Grams) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _here.append((open_corpus(location, generation=generation), grams))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-
-def _scan(index: int) -> list[SharedItems]:
-    corpus, grams = _here[0]
-    return _scan_shard(corpus, index, grams)
-
-
-def _scan_shard(corpus: Corpus, index: int, grams: Grams) -> list[SharedItems]:
+def _scan_shard(corpus: Corpus, index: int, *, grams: Grams) -> list[SharedItems]:
     found = []
     first = int(corpus.shards.first_documents[index])
     for shard, batch in checked_batches(corpus, index):
