@@ -48,6 +48,10 @@ store never waits for the reader, and is asked as evenly as a loop reads."""
 _ANNOUNCED_PER_READ = 2
 """At the start, two tokens are announced for each that is read, so that the first batches are not delayed."""
 
+_CUT_APART = 2
+"""Windows in so many tables are cut by themselves: to join two long tables takes as long as to make one. Those of many
+streams are joined, so that one call cuts all."""
+
 _SHORT = 0.25
 """A window shorter than this part of a full one is prepared together with the one after it."""
 
@@ -243,8 +247,8 @@ class PieceReader:
     """The pieces that samples of one corpus read.
 
     Making the table of a window scans its document boundaries. The tables of a few windows of each part are kept, and
-    those that samples read together are joined. Safe to use from several threads, and in a forked child. Readers at
-    different places have one each.
+    if samples read many of them together, they are joined. Safe to use from several threads, and in a forked child.
+    Readers at different places have one each.
     """
 
     def __init__(self, order: CorpusOrder) -> None:
@@ -299,11 +303,11 @@ class PieceReader:
         if order.epochs is not None:
             left = np.minimum(seq_len, spread(order.pass_stop(runs.part) - runs.start) - starts).astype(np.int64)
         lengths = np.minimum(left, spread(rooms) - starts)
+        of = np.arange(len(windows)).repeat(bounds[1:] - firsts)
         if np.count_nonzero(lengths < left):
-            numbers = np.arange(len(windows)).repeat(np.diff(bounds))
-            found = self._cut_over(kept, np.stack([np.arange(len(samples)), numbers, starts, lengths]), left)
+            found = self._cut_over(kept, np.stack([np.arange(len(samples)), of, starts, lengths]), left)
         else:
-            found = kept[0].table.cut(starts + spread(np.array([one.start for one in kept])), lengths)
+            found = _cut(kept, of, starts, lengths)
         if is_sequential:
             self._look_ahead(windows, *read)
         return found
@@ -325,9 +329,9 @@ class PieceReader:
             lengths = np.minimum(rest, [window.stop - window.start for window in following])
             found.append(np.stack([numbers, len(windows) + np.arange(len(numbers)), np.zeros_like(numbers), lengths]))
             windows, rest = windows + following, rest - lengths
-        kept = self._windows(windows[len(kept) :], kept)  # in one table, whose pieces are copied once
+        kept = self._windows(windows[len(kept) :], kept)
         numbers, of, starts, lengths = (joined := np.concatenate(found, axis=1))[:, joined[0].argsort(kind="stable")]
-        counts, pieces = kept[0].table.cut(starts + np.array([one.start for one in kept])[of], lengths)
+        counts, pieces = _cut(kept, of, starts, lengths)
         return np.add.reduceat(counts, np.flatnonzero(np.diff(numbers, prepend=-1))), pieces
 
     def table(self, window: Window) -> PieceTable:
@@ -336,12 +340,12 @@ class PieceReader:
             return self._window(window).alone()
 
     def _windows(self, windows: list[Window], known: Sequence[_Kept] = ()) -> list[_Kept]:
-        """Windows in one table, after known ones."""
+        """Windows in few tables, after known ones."""
         if windows == self._last[0] and not known:
             return self._last[1]
         with self._lock:
             found = [*known, *map(self._window, windows)]
-            if len(tables := {id(one.table) for one in found}) > 1:
+            if len(tables := {id(one.table) for one in found}) > _CUT_APART:
                 found = self._joined(found, tables)
             if not known:
                 self._last = windows, found
@@ -455,6 +459,35 @@ class PieceReader:
             _release(self.order.source, announced, list(announced)[-_MAX_ANNOUNCED:])
             self.order.source.will_read(starts[done:high], stops[done:high])
         return starts, stops
+
+
+def _cut(
+    kept: Sequence[_Kept], of: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], Pieces]:
+    """The pieces in stretches of windows, as `PieceTable.cut` gives them.
+
+    Args:
+        of: int64 [stretches], which of the windows each is in.
+        starts, lengths: int64 [stretches], where each starts in its window, and its tokens.
+    """
+    starts = starts + np.array([one.start for one in kept])[of]
+    tables = {id(one.table): one.table for one in kept}
+    if len(tables) == 1:
+        return kept[0].table.cut(starts, lengths)
+    which = np.array([id(one.table) for one in kept])[of]
+    counts, owners, found = np.empty_like(of), [], []
+    for name, table in tables.items():
+        here = np.flatnonzero(which == name)
+        if len(here):
+            counts[here], pieces = table.cut(starts[here], lengths[here])
+            owners.append(here.repeat(counts[here]))
+            found.append(pieces)
+    order = np.concatenate(owners).argsort(kind="stable")
+    return counts, Pieces(
+        starts=np.concatenate([pieces.starts for pieces in found])[order],
+        lengths=np.concatenate([pieces.lengths for pieces in found])[order],
+        ends_document=np.concatenate([pieces.ends_document for pieces in found])[order],
+    )
 
 
 def _listed(windows: Window) -> list[Window]:
