@@ -120,9 +120,11 @@ def _rank_chart(counts: TokenCounts) -> Section:
 
 
 def _title(view: DocumentView) -> str:
-    shown = f", the first {sum(len(piece.ids) for piece in view.pieces):,} shown" if view.is_excerpt else ""
+    num_shown = sum(len(piece.ids) for piece in view.pieces)
+    shown = f", the first {num_shown:,} shown" if view.is_excerpt and num_shown < view.num_tokens else ""
     title = f"document {view.document:,}: {counted(view.num_tokens, 'token')}{shown}"
-    return f"{title}, record {view.record_number:,} of {view.source}"
+    kept = "".join(f", {name} {value}" for name, value in view.metadata.items() if value is not None)
+    return f"{title}, record {view.record_number:,} of {view.source}{kept}"
 
 
 def _shard_table(report: CorpusReport) -> Section:

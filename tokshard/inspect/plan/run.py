@@ -53,6 +53,7 @@ class Run:
         ramp: (step, global_batch_size) from that step on; `global_batch_size` until then.
         cursor: from a checkpoint, or the start of the plan.
         step: steps done at the cursor; None if the checkpoint does not say and no number of steps has read the samples.
+        is_step_counted: the checkpoint does not say its step, so it was counted from the samples and the batch size.
         checkpoint: path that the cursor was read from; empty for the start of the plan.
         world_size: data-parallel ranks that share the rows of a step.
         uneven: what to do if the world size does not divide the batch, as for `StreamingLoader`.
@@ -65,6 +66,7 @@ class Run:
     cursor: Cursor
     ramp: Sequence[tuple[int, int]] = ()
     step: int | None = 0
+    is_step_counted: bool = False
     checkpoint: str = ""
     world_size: int = 1
     uneven: Literal["refuse", "pad"] = "refuse"
@@ -266,7 +268,9 @@ def open_run(
     )
     step, rest = run.step_with(run.num_received)
     is_known = done is not None or (rest and cursor.sample != plan.num_samples)
-    return run if is_known else replace(run, step=step - 1 + bool(rest))
+    if is_known:
+        return run
+    return replace(run, step=step - 1 + bool(rest), is_step_counted=bool(run.num_received))
 
 
 class _Line(msgspec.Struct):
