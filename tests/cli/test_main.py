@@ -218,7 +218,7 @@ def test_signals_end_a_command_cleanly_with_the_exit_code_of_the_signal(tmp_path
     )
     with (tmp_path / "manifest.json").open("wb"):  # both ends open: it waits for bytes now
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=100)
     assert (process.returncode, out, err) == (exit_code, "", said)
 
 
@@ -334,7 +334,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(corpus):
     )
     process.stdout.close()
     assert process.stderr.read() == ""
-    assert process.wait(timeout=30) == 1
+    assert process.wait(timeout=100) == 1
     process.stderr.close()
 
 

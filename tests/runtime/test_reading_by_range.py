@@ -154,7 +154,7 @@ def test_the_blocks_of_the_next_window_are_there_before_they_are_needed(remote):
         next(batches)
         first = cache.counts.misses
         for _ in itertools.islice(batches, 60):
-            time.sleep(0.005)  # a step of training
+            time.sleep(0.02)  # a step of training
         found = loader.stats()["fetched"]
     assert found["misses"] - first < found["hits"] / 20
     assert found["fetched_bytes"] > 9 * WINDOW * BLOCK
@@ -193,7 +193,7 @@ def test_a_forked_child_reads_anew_whatever_threads_of_its_parent_hold(local, ac
             source.read(np.array([0]), lengths, found, np.array([0]))
             source.ends(np.array([9_000]), np.array([10_000]))
             os._exit(7 if found.tolist() == out.tolist() else 1)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < until:
         time.sleep(0.01)
     if done == (0, 0):
@@ -362,7 +362,7 @@ def test_the_documents_of_a_sample_are_looked_up_side_by_side_where_that_takes_r
         def document_at(self, position: int) -> DocumentSpan:
             if next(calls) == 2:
                 both.set()
-            assert both.wait(10), "the other thread never asked"
+            assert both.wait(60), "the other thread never asked"
             return super().document_at(position)
 
     lengths = [5, 9, 3, 12, 7] * 4

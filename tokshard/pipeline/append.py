@@ -200,6 +200,8 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> l
     inputs = build.inputs.absolute()
     numbers = (number for number in range(len(inputs)) if not inputs.is_read_once(number))
     sizes = {real_place(inputs[number].location): inputs[number].num_bytes for number in numbers}
+    # a file may have other names; what was read is asked for its inode only where a new file has several
+    linked = {inode: location for location in sizes if (inode := _inode_of(location, min_links=2)) is not None}
 
     def read(number: int) -> tuple[Sequence[str], Sequence[SourceInfo]]:
         store = corpus.corpus.below(names.generation_folder(number)) if number else corpus.corpus
@@ -213,6 +215,8 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> l
         for source in sources:
             location = real_place(location_of(roots[source.argument], source.path))
             if location not in sizes:
+                location = linked.get(_inode_of(location) or (0, 0), "") if linked else ""
+            if not location:
                 continue
             problem = f"{location} is in {corpus.corpus.location} already, in generation {number}"
             if source.num_bytes == sizes[location]:
@@ -224,6 +228,17 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> l
                 "give --dedup exact to leave out the texts that are there",
             )
     return unknown
+
+
+def _inode_of(location: str, *, min_links: int = 1) -> tuple[int, int] | None:
+    """Device and inode of a file on this machine; None if it is gone, or has fewer names."""
+    if is_uri(location):
+        return None
+    try:
+        found = os.stat(location)
+    except (OSError, ValueError):
+        return None
+    return (found.st_dev, found.st_ino) if found.st_nlink >= min_links else None
 
 
 def _check_not_copied(corpus: Output, build: Build) -> None:
