@@ -323,7 +323,7 @@ def report_json(report: CorpusReport) -> dict[str, Any]:
 
 
 def summary_json(manifest: Manifest, sources: Sequence[SourceInfo] = ()) -> dict[str, Any]:
-    """A corpus as plain values, from its manifest and source table alone."""
+    """A corpus as plain values, only from its manifest and source table."""
     lengths = manifest.document_lengths
     rejects = _rejects(manifest)
     return {

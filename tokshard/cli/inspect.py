@@ -60,7 +60,7 @@ _SAMPLES = 3
 @click.option(
     "--full",
     is_flag=True,
-    help="Count all tokens and read all document lengths, however many there are. With --diff: hash every shard.",
+    help="Count all tokens and read all document lengths, for any size. With --diff: hash every shard.",
 )
 @json_option
 @debug_option
@@ -81,10 +81,10 @@ def inspect(
 ) -> None:
     """Show what is in each CORPUS: counts, tokenizer, settings, omitted records, document lengths, shards, tokens.
 
-    CORPUS may also be the folder of a corpus with a validation split, or a folder of corpora: then it stands for all of
+    CORPUS may also be the folder of a corpus with a validation split, or a folder of corpora: then it means all of
     them. Several corpora are shown side by side. Unless --full is given, token statistics come from a sample, and
-    percentiles of more than 20M documents are estimates. --diff and --grep exit with 0 whatever they find: use --json
-    in scripts, which prints one line per corpus or document.
+    percentiles of more than 20M documents are estimates. --diff and --grep always exit with 0. In scripts, use --json,
+    which prints one line per corpus or document.
 
     \b
     tokshard inspect shards/code shards/prose

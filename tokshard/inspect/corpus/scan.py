@@ -1,4 +1,4 @@
-"""``tokshard scan``: the documents that share n-grams of tokens with the items of benchmarks, or that a list names."""
+"""``tokshard scan``: the documents that share n-grams of tokens with items of benchmarks, or that are on a list."""
 
 from __future__ import annotations
 
@@ -130,10 +130,10 @@ def _texts_of(row: Mapping[str, Any], field: str) -> list[str]:
 def scan_corpus(
     location: str, grams: Grams, on_progress: OnProgress = no_progress, *, workers: int = 1
 ) -> Iterator[SharedItems]:
-    """The documents of a corpus that share n-grams with items, in order, whatever the number of workers is.
+    """The documents of a corpus that share n-grams with items, in order, for any number of workers.
 
-    Tokens are compared with their hashes on the way, before any document of their shard is yielded. Costs a CPU-second
-    for some 70M tokens. Each process holds the n-grams, and what was found in two shards at most.
+    Tokens are checked against their hashes before any document of their shard is yielded. Costs a CPU-second
+    for about 70M tokens. Each process holds the n-grams, and the results of at most two shards.
 
     Args:
         on_progress: receives tokens.
@@ -153,7 +153,7 @@ def scan_corpus(
 
 @contextlib.contextmanager
 def _scans(location: str, corpus: Corpus, grams: Grams, workers: int) -> Iterator[Iterator[list[SharedItems]]]:
-    """What each shard has in common with items, in order."""
+    """The n-grams that each shard shares with items, in order."""
     workers = min(workers, len(corpus.shards))
     if workers <= 1:
         yield (_scan_shard(corpus, index, grams) for index in range(len(corpus.shards)))
@@ -224,7 +224,7 @@ def _scan_shard(corpus: Corpus, index: int, grams: Grams) -> list[SharedItems]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedDocuments:
-    """The documents of a corpus that a list names.
+    """The documents of a corpus that are on a list.
 
     Args:
         documents: int64 [n], ascending: their numbers.
@@ -238,7 +238,7 @@ class ListedDocuments:
 
 
 def find_listed(corpus: Corpus, file: str, on_progress: OnProgress = no_progress) -> ListedDocuments:
-    """Find the documents that a list names, by number or id. Reads no token, and all ids where there are ids to find.
+    """Find the documents on a list, by number or id. Reads no token; reads all ids if the list has ids.
 
     Args:
         on_progress: receives documents.
