@@ -86,7 +86,7 @@ def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, wid
         *_left_out_lines(manifest, sources, width=width),
     ]
     if records.with_special_text is None:
-        lines.append(("specials", "unknown: some documents of a corpus in which documents spell special tokens"))
+        lines.append(("specials", "not counted: the copy took only a part of a corpus"))
     elif records.with_special_text:
         spell = "document spells" if records.with_special_text == 1 else "documents spell"
         lines.append(("specials", f"{records.with_special_text:,} {spell} a special token, which became ordinary ids"))
@@ -198,7 +198,7 @@ def _taken(copied: CopyConfig) -> list[str]:
     if copied.source is not None:
         parts.append(f"those of sources {copied.source}")
     if copied.drop_ids is not None:
-        parts.append(f"those that the list {copied.drop_ids[:12]} does not name")
+        parts.append(f"without those on the list {copied.drop_ids[:12]}")
     if copied.hash_range is not None:
         parts.append("those with hashes in {:g}:{:g}".format(*copied.hash_range))
     if copied.shuffle is not None:

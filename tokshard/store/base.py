@@ -139,7 +139,7 @@ class Store(Protocol):
         """
 
     def names(self, folder: str = "") -> Sequence[str]:
-        """The names in one folder, in any order, without looking at the files. Those of folders end in a slash.
+        """The names in one folder, in any order, without reading facts of files. Names of folders end in a slash.
 
         A link counts as a file.
 
@@ -160,10 +160,10 @@ class Store(Protocol):
         """A file for reading: seekable and buffered."""
 
     def read(self, name: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Sequence[bytes]:
-        """Parts of a file, each given as its first byte and its length; concurrent where requests are slow.
+        """Parts of a file, each given as first byte and length; concurrent if requests are slow.
 
         Args:
-            version: of the file that is meant, as `stat` gave it.
+            version: of the file, from `stat`.
 
         Raises:
             OSError: the file ends before a range does, or has another version.
@@ -173,16 +173,16 @@ class Store(Protocol):
         """A whole file."""
 
     def put(self, name: str, content: bytes) -> None:
-        """Put a file, whole or not at all, durable, in place of one that has the name."""
+        """Put a file, whole or not at all, durable, in place of an existing one."""
 
     def delete(self, *names: str) -> None:
         """Remove files and folders, durably when it returns; a missing name is not an error.
 
-        A name that ends in a slash stands for a folder with all its files; no link is followed.
+        A name that ends in a slash means a folder with all its files; no link is followed.
         """
 
     def local_path(self, name: str) -> str | None:
-        """Where a file lies on this machine, to be mapped into memory; None if it lies elsewhere."""
+        """The path of a file on this machine, for a memory map; None if it is elsewhere."""
 
     def spool(self, name: str) -> Spool:
         """Begin a file that is too large for memory, to be put under a name.
