@@ -66,7 +66,7 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | 
     type=click.Choice(["file", "line", "paragraph"]),
     default="file",
     show_default=True,
-    help="What is a document in plain text.",
+    help="Unit of plain text that becomes a document.",
 )
 @click.option(
     "--shard-tokens",
@@ -86,7 +86,7 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | 
     default="16MiB",
     show_default=True,
     metavar="SIZE",
-    help="Reject texts that are longer; see --on-bad-record.",
+    help="Reject texts longer than this; see --on-bad-record.",
 )
 @click.option(
     "--on-bad-record",
@@ -149,9 +149,7 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | 
 )
 @click.option("--num-jobs", type=click.IntRange(min=1), metavar="N", help="Number of jobs of --job-index.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress, only the summary.")
-@click.option(
-    "-v", "--verbose", is_flag=True, help="Show a line for every task that is done, and at the end all settings."
-)
+@click.option("-v", "--verbose", is_flag=True, help="Show a line for every finished task, and all settings at the end.")
 @json_option
 @debug_option
 @click.pass_context

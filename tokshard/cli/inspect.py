@@ -87,9 +87,9 @@ def inspect(
 ) -> None:
     """Show what is in each CORPUS: counts, tokenizer, settings, omitted records, document lengths, shards, tokens.
 
-    CORPUS may also be the folder of a corpus with a validation split, or a folder of corpora: then it stands for all of
+    CORPUS may also be the folder of a corpus with a validation split, or a folder of corpora: then it means all of
     them. Several corpora are shown side by side. Unless --full is given, token statistics come from a sample, and
-    percentiles of more than 20M documents are estimates. --grep exits with 0 whatever it finds: use --json in scripts,
+    percentiles of more than 20M documents are estimates. --grep exits with 0 whatever it finds. In scripts, use --json,
     which prints one line per corpus or document.
 
     \b

@@ -64,7 +64,7 @@ def corpora_page(
 
 
 def _length_chart(note: str, series: Iterable[tuple[str, Lengths, NDArray[np.int64]]]) -> Section:
-    """A line for each series: the share of what is counted, by name, per half power of two of the lengths."""
+    """A line for each series: its share by name, per half power of two of the lengths."""
     traces = []
     for name, lengths, counts in series:
         bins = np.floor(2 * np.log2(lengths.lengths)).astype(np.int64)

@@ -26,7 +26,7 @@ class CorpusPlan:
         epoch_tokens: tokens of one pass over the part that is taken.
         num_documents: documents in the whole corpus.
         num_blocks, num_windows: per epoch, without the short tail.
-        num_parts: how many streams own a part of it; 1 if all of them read the whole corpus.
+        num_parts: streams that own a part of it; 1 if all streams read the whole corpus.
         samples, tokens, epochs: how much is read; tokens and epochs include padding.
         share: its share of all samples that are read.
         documents: about how many different documents are read, at least in part.
@@ -75,7 +75,7 @@ class PlanReport:
         batch_ramp: (step, global_batch_size) from that step on; `global_batch_size` until then.
         bytes_per_token: on disk.
         changes: changes of the weights after the start.
-        warnings: what is probably not intended.
+        warnings: what the user probably does not intend.
         streams: a recommended number of them, if nodes are given.
     """
 
@@ -147,7 +147,7 @@ def report_plan(
 
 
 def _end_of(run: Run, num_steps: int) -> tuple[int, int]:
-    """Steps and samples that are read if so many steps are wanted."""
+    """Steps and samples that a run of so many steps reads."""
     samples, stop = run.samples_in(num_steps), run.stop.sample
     if stop is None or samples <= stop:
         return num_steps, samples

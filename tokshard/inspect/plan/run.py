@@ -46,8 +46,8 @@ class Run:
 
     Steps count from 1, as in the trainer's log and in the names of its checkpoints: step n is the n-th batch that the
     training loop received. It has the samples after those of the step before; skipped samples belong to no step. Steps
-    up to the checkpoint are those of `record`, if the job has one. All others are counted from the checkpoint, forwards
-    and backwards, so they are right as long as they had the sizes of the plan.
+    up to the checkpoint come from `record`, if the job has one. All others are counted from the checkpoint, forwards
+    and backwards, which is right if they had the sizes of the plan.
 
     Args:
         ramp: (step, global_batch_size) from that step on; `global_batch_size` until then.
@@ -73,7 +73,7 @@ class Run:
     record: NDArray[np.int64] = field(default_factory=_NO_RECORD.copy, compare=False)
 
     def ranks(self, size: int | None = None, rank: int | None = None) -> RankRows:
-        """The rows that a rank reads of each step of a size, None: as if there was one rank alone.
+        """The rows of each step of a size that a rank reads; None: as if there was only one rank.
 
         Raises:
             PlanError: the loader would refuse these sizes.
@@ -203,7 +203,7 @@ class Run:
 
     @cached_property
     def _surplus(self) -> int:
-        """Samples received that steps of the plan's sizes do not have: up to the first on record, or the checkpoint."""
+        """Received samples in no step of the plan's sizes, up to the first step on record, or the checkpoint."""
         step, sample = self.step or 0, self.cursor.sample
         if len(self.record):
             step, sample = int(self.record[0, 0]) - 1, int(self.record[0, 1])
@@ -274,14 +274,14 @@ def open_run(
 
 
 class _Line(msgspec.Struct):
-    """What is read of a line of ``metrics.jsonl``; an evaluation has no samples."""
+    """The fields read from a line of ``metrics.jsonl``; an evaluation has no samples."""
 
     step: int
     samples: tuple[int, int] | None = None
 
 
 def _read_record(checkpoint: str, step: int, sample: int) -> NDArray[np.int64]:
-    """The steps up to a checkpoint, from the ``metrics.jsonl`` of its run; none if there is none that leads to it."""
+    """The steps up to a checkpoint, from the ``metrics.jsonl`` of its run; empty if no such file leads to it."""
     found: list[tuple[int, int, int]] = []
     try:
         with open(os.path.join(checkpoint, "..", "..", "metrics.jsonl"), "rb") as file:
