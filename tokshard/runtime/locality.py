@@ -58,7 +58,7 @@ def warnings_of_windows(plan: StreamPlan, global_batch_size: int, world_size: in
         found.append(
             f"a window of corpus {name!r} lasts {steps:.1f} steps: documents meet only those of so few steps; "
             f"window_blocks={enough_window_blocks(plan.corpora[plan.names.index(name)], steps)} makes it "
-            f"{MIN_WINDOW_STEPS}, for 8 bytes per document of a window"
+            f"{MIN_WINDOW_STEPS}, for 9 bytes per document of a window"
         )
     given = sum({id(source.counts): source.memory_bytes for source in plan.sources}.values())
     needed = needed_memory(plan, world_size)

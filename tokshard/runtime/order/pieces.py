@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.order.forking import ForkLock
+from tokshard.runtime.order.packing import ENDS_DOCUMENT, GOES_ON, PADDING, packed_whole
 from tokshard.runtime.order.permutation import Permutation
 from tokshard.runtime.order.windows import CorpusOrder, Window
 
@@ -64,7 +65,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceTable:
-    """The pieces of windows in their shuffled order. 8 bytes per piece, 12 while it is made.
+    """The pieces of windows in their shuffled order. 9 bytes per piece, 13 while it is made.
 
     A table has one window, or several, each of which starts at a multiple of `block_tokens`. What is between two of
     them is no piece. Unshuffled positions count tokens before the pieces are permuted: block after block.
@@ -73,19 +74,17 @@ class PieceTable:
         shuffled_starts: uint32 [n + 1], or int64 if the windows have 2**32 tokens together: where each piece starts,
             and where each window stops.
         unshuffled_starts: like them, [n], the unshuffled position of each piece's first token; of no meaning where a
-            window stops.
-        block_tokens: tokens of each block but a tail.
+            window stops, and for padding.
+        kinds: uint8 [n], `GOES_ON`, `ENDS_DOCUMENT` or `PADDING`.
+        block_tokens: unshuffled positions of each block but a tail.
         block_starts: int64 [blocks], position in the corpus of each block's first token.
-        block_stops: int64 [blocks], the unshuffled position after each block's last token.
-        ends_document: bool [blocks], whether the last token of each block is a delimiter.
     """
 
     shuffled_starts: NDArray[Any]
     unshuffled_starts: NDArray[Any]
+    kinds: NDArray[np.uint8]
     block_tokens: int
     block_starts: NDArray[np.int64]
-    block_stops: NDArray[np.int64]
-    ends_document: NDArray[np.bool_]
 
     def cut(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], Pieces]:
         """The pieces in stretches of the windows.
@@ -94,8 +93,8 @@ class PieceTable:
             starts, lengths: int64 [stretches], each within a window; each length at least 1.
 
         Returns:
-            int64 [stretches], how many pieces each has, and the pieces of all of them one after another. The first
-            and the last piece of a stretch are cut to it.
+            int64 [stretches], how many pieces each has, and the pieces of all of them one after another, without
+            padding. The first and the last piece of a stretch are cut to it.
         """
         shuffled, stops = self.shuffled_starts, starts + lengths
         # the first and the last token of a stretch in turn: in a large table, they are found in the same cache lines
@@ -111,14 +110,25 @@ class PieceTable:
         cut_starts, cut_stops = piece_starts.copy(), piece_stops.copy()
         cut_starts[before] = starts
         cut_stops[after - 1] = stops
-        positions = self.unshuffled_starts[entry] + (cut_starts - piece_starts)
-        lengths_cut = cut_stops - cut_starts
-        blocks = positions // self.block_tokens
-        # a whole piece ends with its document, unless it ends with its block, of which that is known
-        at_block_end = positions + lengths_cut == self.block_stops[blocks]
-        ends = (cut_stops == piece_stops) & (~at_block_end | self.ends_document[blocks])
-        positions += self.block_starts[blocks] - blocks * self.block_tokens
-        return counts, Pieces(starts=positions, lengths=lengths_cut, ends_document=ends)
+        kinds = self.kinds[entry]
+        is_padding = kinds[after - 1] == PADDING  # the last piece of a row
+        if is_padding.any():
+            is_left = np.ones(len(entry), np.bool_)
+            is_left[after[is_padding] - 1] = False
+            entry, kinds, piece_starts, piece_stops, cut_starts, cut_stops = (
+                values[is_left] for values in (entry, kinds, piece_starts, piece_stops, cut_starts, cut_stops)
+            )
+            counts = counts - is_padding
+        ends = (cut_stops == piece_stops) & (kinds == ENDS_DOCUMENT)
+        starts_cut = self.positions(entry) + (cut_starts - piece_starts)
+        return counts, Pieces(starts=starts_cut, lengths=cut_stops - cut_starts, ends_document=ends)
+
+    def positions(self, entries: Any) -> NDArray[np.int64]:
+        """Where pieces start in the corpus: int64 [n], by their numbers or a slice."""
+        found: NDArray[np.int64] = self.unshuffled_starts[entries].astype(np.int64)
+        blocks = found // self.block_tokens
+        found += self.block_starts[blocks] - blocks * self.block_tokens
+        return found
 
     @property
     def num_pieces(self) -> int:
@@ -135,10 +145,9 @@ class PieceTable:
         return PieceTable(
             shuffled_starts=(self.shuffled_starts[first : last + 1] - start).astype(np.uint32),
             unshuffled_starts=(self.unshuffled_starts[first:last] - start).astype(np.uint32),
+            kinds=self.kinds[first:last],
             block_tokens=self.block_tokens,
             block_starts=self.block_starts[blocks],
-            block_stops=self.block_stops[blocks] - start,
-            ends_document=self.ends_document[blocks],
         )
 
     @classmethod
@@ -154,20 +163,19 @@ class PieceTable:
         return cls(
             shuffled_starts=moved((table.shuffled_starts for table in tables), dtype),
             unshuffled_starts=moved((np.append(table.unshuffled_starts, 0) for table in tables), dtype)[:-1],
+            kinds=np.concatenate([np.append(table.kinds, np.uint8(PADDING)) for table in tables])[:-1],
             block_tokens=size,
             block_starts=np.concatenate([table.block_starts for table in tables]),
-            block_stops=moved((table.block_stops for table in tables), np.int64),
-            ends_document=np.concatenate([table.ends_document for table in tables]),
         ), starts
 
 
 def make_table(
-    order: CorpusOrder, window: Window, block_starts: NDArray[np.int64], block_ends: NDArray[np.int64]
+    order: CorpusOrder, window: Window, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64]
 ) -> PieceTable:
     """Make the table of a window.
 
     Args:
-        block_starts, block_ends: as `CorpusOrder.blocks` has them.
+        block_starts, block_stops: as `CorpusOrder.blocks` has them.
 
     Raises:
         ValueError: the window has 2**32 tokens or more.
@@ -175,29 +183,45 @@ def make_table(
     length = window.stop - window.start
     if length >= 1 << 32:
         raise ValueError(f"a window of {length} tokens does not fit: give a smaller window_blocks")
-    block_stops = np.cumsum(block_ends - block_starts)
-    firsts = np.concatenate([[0], block_stops[:-1]])
-    offsets, ends = order.source.ends(block_starts, block_ends)
+    laid = packed_whole if order.pack == "whole" else _shuffled
+    unshuffled_starts, lengths, kinds = laid(order, window, block_starts, block_stops)
+    shuffled_starts = np.zeros(len(lengths) + 1, np.uint32)
+    np.cumsum(lengths, out=shuffled_starts[1:])
+    return PieceTable(
+        shuffled_starts=shuffled_starts,
+        unshuffled_starts=unshuffled_starts,
+        kinds=kinds,
+        block_tokens=order.block_room,
+        block_starts=block_starts,
+    )
+
+
+def _shuffled(
+    order: CorpusOrder, window: Window, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64]
+) -> tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]], NDArray[np.uint8]]:
+    """The pieces of a window that is cut at documents and blocks, in their order.
+
+    Returns:
+        [n] each, as of `PieceTable`: unshuffled starts, lengths and kinds.
+    """
+    stops = np.cumsum(block_stops - block_starts)
+    firsts = np.concatenate([[0], stops[:-1]])
+    offsets, ends = order.source.ends(block_starts, block_stops)
     counts = np.diff(offsets)
     has_end = np.flatnonzero(counts)
     ends_document = np.zeros(len(counts), np.bool_)
-    ends_document[has_end] = ends[offsets[1:][has_end] - 1] == block_ends[has_end]
+    ends_document[has_end] = ends[offsets[1:][has_end] - 1] == block_stops[has_end]
     # a piece starts at the start of each block, and at each end of a document but that of the block
     ends += np.repeat(firsts - block_starts, counts)
     starts = np.insert(ends, offsets[:-1], firsts)
     last = offsets[1:] + np.arange(len(counts))
-    starts = np.delete(starts, last[ends_document]).astype(np.uint32)
+    starts = np.delete(starts, last[ends_document])
+    kinds = np.full(len(starts), ENDS_DOCUMENT, np.uint8)
+    kinds[(np.cumsum(counts + ~ends_document) - 1)[~ends_document]] = GOES_ON
     entry = order.piece_permutation(window, len(starts)).all()
-    unshuffled_starts, shuffled_starts = starts[entry], np.zeros(len(starts) + 1, np.uint32)
-    np.cumsum(np.diff(starts, append=np.uint32(length))[entry], out=shuffled_starts[1:])
-    return PieceTable(
-        shuffled_starts=shuffled_starts,
-        unshuffled_starts=unshuffled_starts,
-        block_tokens=order.shape.block_tokens,
-        block_starts=block_starts,
-        block_stops=block_stops,
-        ends_document=ends_document,
-    )
+    starts = starts.astype(np.uint32)
+    lengths = np.diff(starts, append=np.uint32(window.stop - window.start))
+    return starts[entry], lengths[entry], kinds[entry]
 
 
 _NOTHING = None, 0.0, 0.0

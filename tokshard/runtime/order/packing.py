@@ -1,0 +1,192 @@
+"""Packing whole: rows of chunks that are not cut, as many as the sizes of a window say.
+
+    blocks of a window ──sections──▶ chunks ──best fit──▶ rows ──▶ pieces and padding, row after row
+
+The rows of a window take as many positions of the sequence as they have tokens and padding. So windows, samples,
+epochs and their inverses are the arithmetic of slices, and only the table of a window is made differently. ORDER.md,
+section 5, has the rules.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.runtime.bytes.source import documents_at
+from tokshard.runtime.order.windows import CorpusOrder, Window
+
+GOES_ON, ENDS_DOCUMENT, PADDING = range(3)
+"""Kinds of pieces: whether the last token of a piece is the delimiter of its document; padding is of none."""
+
+_PUT_OFF = -1
+
+
+def packed_whole(
+    order: CorpusOrder, window: Window, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64]
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint8]]:
+    """The pieces of a window and the padding of its rows, row after row.
+
+    Args:
+        block_starts, block_stops: as `CorpusOrder.blocks` has them.
+
+    Returns:
+        [n] each, as of `PieceTable`: unshuffled starts, lengths and kinds.
+    """
+    starts, lengths, ends_document = chunks_of(order, block_starts, block_stops)
+    entry = order.piece_permutation(window, len(starts)).all()
+    starts, lengths, ends_document = starts[entry], lengths[entry], ends_document[entry]
+    seq_len = order.shape.seq_len
+    num_rows = (window.stop - window.start) // seq_len
+    rows = placed(lengths, num_rows, seq_len)
+    room = np.full(num_rows, seq_len) - np.bincount(rows[rows != _PUT_OFF], lengths[rows != _PUT_OFF], num_rows)
+    room = room.astype(np.int64)
+    late = np.flatnonzero(rows == _PUT_OFF)
+    which, late_rows, offsets, late_lengths = cut_into(lengths[late], room)
+    is_last = offsets + late_lengths == lengths[late][which]
+    room -= np.bincount(late_rows, late_lengths, num_rows).astype(np.int64)
+    padded, early = np.flatnonzero(room), np.flatnonzero(rows != _PUT_OFF)
+    rows = np.concatenate([rows[early], late_rows, padded])
+    by_row = np.sort(rows << 32 | np.arange(len(rows))) & 0xFFFFFFFF
+    starts = np.concatenate([starts[early], starts[late][which] + offsets, np.zeros_like(padded)])
+    lengths = np.concatenate([lengths[early], late_lengths, room[padded]])
+    kinds = np.full(len(rows), PADDING, np.uint8)
+    kinds[: len(rows) - len(padded)] = np.concatenate([ends_document[early], ends_document[late][which] & is_last])
+    return starts[by_row].astype(np.uint32), lengths[by_row].astype(np.uint32), kinds[by_row]
+
+
+def chunks_of(
+    order: CorpusOrder, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """The chunks of a window, block after block.
+
+    Args:
+        block_starts, block_stops: as `CorpusOrder.blocks` has them.
+
+    Returns:
+        [n] each: unshuffled starts, lengths, and whether each chunk ends its document.
+    """
+    seq_len, section = order.shape.seq_len, order.section_tokens
+    own_stops = np.minimum(block_starts + order.shape.block_tokens, order.source.num_tokens)
+    offsets, ends = order.source.ends(block_starts, block_stops)
+    # a document begins before each block or with it, and at each end in it; where the last one ends is not known
+    firsts = np.array([place.start for place in documents_at(order.source, block_starts.tolist())], np.int64)
+    begins = np.insert(ends, offsets[:-1], firsts)
+    stops = np.insert(ends, offsets[1:], block_stops + section)
+    blocks = np.arange(len(block_starts)).repeat(np.diff(offsets) + 1)
+    # of each document, the block has the sections from the first that starts in it to the last
+    begins += -(-np.maximum(block_starts[blocks] - begins, 0) // section) * section
+    is_here = begins < np.minimum(stops, own_stops[blocks])
+    begins, stops, blocks = begins[is_here], stops[is_here], blocks[is_here]
+    last = begins + -(-(np.minimum(stops, own_stops[blocks]) - begins) // section) * section
+    last = np.minimum(last, stops)
+    counts = -(-(last - begins) // seq_len)
+    after = counts.cumsum()
+    starts = begins.repeat(counts) + (np.arange(after[-1]) - (after - counts).repeat(counts)) * seq_len
+    lengths = np.minimum(last.repeat(counts) - starts, seq_len)
+    ends_document = np.zeros(len(starts), np.bool_)
+    ends_document[after - 1] = last == stops
+    return starts + (blocks * order.block_room - block_starts[blocks]).repeat(counts), lengths, ends_document
+
+
+def placed(lengths: NDArray[np.int64], num_rows: int, seq_len: int) -> NDArray[np.int64]:
+    """The row of each chunk.
+
+    Chunks above half a row come first, then the others; each goes to the open row with the least room in which it
+    fits, of several to the one that got a chunk last.
+
+    Args:
+        lengths: int64 [n], in the order in which chunks are taken.
+
+    Returns:
+        int64 [n], -1 for chunks that are put off.
+    """
+    found = np.full(len(lengths), _PUT_OFF, np.int64)
+    is_long = lengths * 2 > seq_len
+    long = np.flatnonzero(is_long)[:num_rows]  # no two of them fit into a row
+    found[long] = np.arange(len(long))
+    short = np.flatnonzero(~is_long)
+    found[short] = _placed_short(lengths[short].tolist(), (seq_len - lengths[long]).tolist(), num_rows, seq_len)
+    return found
+
+
+class _OpenRows:
+    """Rows by the room that they have left, those that got a chunk last behind."""
+
+    def __init__(self) -> None:
+        # what has no room is never taken, but for a row that is not there
+        self._rows_with, self.rooms = defaultdict(list, {0: [_PUT_OFF, _PUT_OFF]}), [0]
+
+    def put(self, row: int, room: int) -> None:
+        """Add a row that got a chunk."""
+        same = self._rows_with[room]
+        if not same:
+            insort(self.rooms, room)
+        same.append(row)
+
+    def take(self, at: int) -> tuple[int, int]:
+        """Take a row out, with its room: the last one of those with ``rooms[at]``."""
+        room = self.rooms[at]
+        same = self._rows_with[room]
+        row = same.pop()
+        if not same:
+            del self.rooms[at]
+        return row, room
+
+
+def _placed_short(lengths: list[int], room_left: list[int], num_rows: int, seq_len: int) -> list[int]:
+    """The row of each chunk of at most half a row, if some rows are open and have so much room."""
+    found: list[int] = []
+    rows, opened = _OpenRows(), len(room_left)
+    for number, left in enumerate(room_left):
+        rows.put(number, left)
+    # the last row with the most room is kept apart: of chunks that are short, most fit in no other
+    (row, room), below = rows.take(-1), rows.rooms[-1]
+    for taken, length in enumerate(lengths):
+        if len(lengths) - taken <= num_rows - opened:  # each of the rest opens a row
+            return found + list(range(opened, opened + len(lengths) - taken))
+        if below < length <= room:
+            found.append(row)
+            room -= length
+            if room > below:
+                continue
+            rows.put(row, room)
+        elif length <= below:
+            rows.put(row, room)
+            least, left = rows.take(bisect_left(rows.rooms, length))
+            found.append(least)
+            rows.put(least, left - length)
+        elif opened < num_rows:
+            found.append(opened)
+            rows.put(row, room)
+            rows.put(opened, seq_len - length)
+            opened += 1
+        else:
+            found.append(_PUT_OFF)
+            continue
+        row, room = rows.take(-1)
+        below = rows.rooms[-1]
+    return found
+
+
+def cut_into(
+    lengths: NDArray[np.int64], room: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Cut chunks, one after the other, into the room of rows, one after the other.
+
+    Args:
+        lengths: int64 [chunks].
+        room: int64 [rows], at least as much as the chunks have together.
+
+    Returns:
+        int64 [parts] each: the number of the chunk, the row, where in the chunk the part starts, and its tokens.
+    """
+    chunk_stops, row_stops = np.cumsum(lengths), np.cumsum(room)
+    total = int(lengths.sum())
+    starts = np.union1d(chunk_stops - lengths, row_stops - room)
+    starts = starts[starts < total]
+    chunks = np.searchsorted(chunk_stops, starts, "right")
+    rows = np.searchsorted(row_stops, starts, "right")
+    return chunks, rows, starts - (chunk_stops - lengths)[chunks], np.diff(starts, append=total)
