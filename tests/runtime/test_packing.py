@@ -19,7 +19,7 @@ from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.test_finding import assert_inverse
 from tests.runtime.test_page_model import assert_equal, assert_loader_equals, documents_of_source
 from tests.runtime.test_seq_len import resized, take, tokens_of
-from tokshard.errors import PlanError, PlanMismatchError
+from tokshard.errors import DamagedCorpusError, PlanError, PlanMismatchError
 from tokshard.runtime import NumpyLoader
 from tokshard.runtime.order import packing
 from tokshard.runtime.plan import StreamPlan
@@ -140,6 +140,26 @@ def test_find_is_the_inverse_of_trace(packing: tuple[list[int], dict[str, Any]],
     lengths, arguments = packing
     plan = StreamPlan(ListSource(lengths[:60]), num_streams=streams, **arguments)
     assert_inverse(plan, plan.cursor(), range(sum(rows_of_windows(sum(lengths[:60]), arguments)) + 5))
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_documents_that_lie_in_several_windows_are_found(streams: int) -> None:
+    lengths = [701, 3, 1, 1502, 41] * 4
+    plan = StreamPlan(
+        ListSource(lengths), seq_len=2, block_tokens=512, window_blocks=1, pack="whole", num_streams=streams
+    )
+    assert_inverse(plan, plan.cursor(), range(int(plan.corpora[0].padded_tokens) // 2 + 9))
+
+
+@pytest.mark.parametrize("pack", ["cut", "whole"])
+def test_a_document_that_is_not_where_a_window_has_it_is_damage(pack: Any) -> None:
+    source = ListSource([5, 7, 9] * 30)
+    plan = StreamPlan(source, seq_len=2, block_tokens=256, window_blocks=9, pack=pack)
+    assert len(plan.find("corpus", 5)) > 1
+    source.stops[4] -= 1
+    source.lengths[5] += 1
+    with pytest.raises(DamagedCorpusError, match="changed under the running job"):
+        plan.find("corpus", 5)
 
 
 @pytest.mark.filterwarnings("ignore:the pass of")

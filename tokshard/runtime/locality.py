@@ -36,7 +36,7 @@ def needed_memory(plan: StreamPlan, world_size: int) -> int:
         world_size: ranks that read the plan together.
     """
     return sum(
-        corpus.source.kept_bytes(_kept_blocks(corpus, world_size), corpus.shape.block_tokens)
+        corpus.source.kept_bytes(_kept_blocks(corpus, world_size), corpus.block_room)
         for corpus, weight in zip(plan.corpora, _weights(plan, None), strict=True)
         if weight
     )

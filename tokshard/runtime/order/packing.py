@@ -142,7 +142,7 @@ def _placed_short(lengths: list[int], room_left: list[int], num_rows: int, seq_l
     rows, opened = _OpenRows(), len(room_left)
     for number, left in enumerate(room_left):
         rows.put(number, left)
-    # the last row with the most room is kept apart: of chunks that are short, most fit in no other
+    # a row is kept apart, the one with the most room when it was: of chunks that are short, most fit in no other
     (row, room), below = rows.take(-1), rows.rooms[-1]
     for taken, length in enumerate(lengths):
         if len(lengths) - taken <= num_rows - opened:  # each of the rest opens a row
@@ -150,10 +150,8 @@ def _placed_short(lengths: list[int], room_left: list[int], num_rows: int, seq_l
         if below < length <= room:
             found.append(row)
             room -= length
-            if room > below:
-                continue
-            rows.put(row, room)
-        elif length <= below:
+            continue
+        if length <= below:
             rows.put(row, room)
             least, left = rows.take(bisect_left(rows.rooms, length))
             found.append(least)
