@@ -57,6 +57,14 @@ def packed_whole(
     return starts[by_row].astype(np.uint32), lengths[by_row].astype(np.uint32), kinds[by_row]
 
 
+def count_put_off(order: CorpusOrder, window: Window) -> tuple[int, int]:
+    """How many chunks of a window are put off, and so cut, and how many it has. Costs a table."""
+    _, lengths, _ = chunks_of(order, *order.blocks(window))
+    lengths = lengths[order.piece_permutation(window, len(lengths)).all()]
+    rows = placed(lengths, (window.stop - window.start) // order.shape.seq_len, order.shape.seq_len)
+    return int(np.count_nonzero(rows == _PUT_OFF)), len(rows)
+
+
 def chunks_of(
     order: CorpusOrder, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
