@@ -91,6 +91,13 @@ def test_batches_are_those_of_a_mapped_corpus_however_little_memory_there_is(loc
     assert rows_of(source) == rows_of(CorpusSource(local))
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_rows_that_are_packed_whole_are_those_of_a_mapped_corpus(local, remote, is_remote):
+    options: dict[str, Any] = {"seq_len": 16, "block_tokens": 2048, "window_blocks": 4, "pack": "whole"}
+    source = CorpusSource(remote if is_remote else local, access="pread")
+    assert rows_of(source, 600, **options) == rows_of(CorpusSource(local), 600, **options)
+
+
 def test_a_reader_waits_for_what_another_thread_is_about_to_keep(local, remote, monkeypatch):
     fill = Memory.fill
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
+
+_REQUESTS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,3 +201,11 @@ def fetched(sources: Iterable[TokenSource]) -> dict[str, float]:
     """What this process has read of sources by range: sums of their `ReadCounts`, by name."""
     found = {id(counts): counts for source in sources if (counts := source.counts) is not None}.values()
     return {item.name: sum(getattr(each, item.name) for each in found) for item in fields(ReadCounts)}
+
+
+def documents_at(source: TokenSource, positions: list[int]) -> list[DocumentSpan]:
+    """The documents that hold some tokens; side by side where each costs a request."""
+    if source.is_in_memory:
+        return list(map(source.document_at, positions))
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+        return list(pool.map(source.document_at, positions))
