@@ -145,7 +145,7 @@ def test_a_corpus_that_is_packed_whole_has_its_padding_what_is_cut_and_where_its
     )
     assert f"its windows end at samples {ends}, ..." in out
     (tmp_path / "mix.toml").write_text(MIX + sizes + 'pack = "whole"\nnum_streams = 2\n')
-    report = report_of(shell, "mix.toml", "--tokens", "100k")
+    report = report_of(shell, "mix.toml", "--tokens", "100k", "--simulate", "2k")
     assert [corpus["packing"]["window_ends"] for corpus in report["corpora"]] == [[], []]
 
 

@@ -20,9 +20,10 @@ from tests.runtime.test_finding import assert_inverse
 from tests.runtime.test_page_model import assert_equal, assert_loader_equals, documents_of_source
 from tests.runtime.test_seq_len import resized, take, tokens_of
 from tokshard.errors import DamagedCorpusError, PlanError, PlanMismatchError
-from tokshard.runtime import NumpyLoader
+from tokshard.runtime import NumpyLoader, expand
 from tokshard.runtime.order import packing
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.rows.infilling import FillInTheMiddle
 
 
 @st.composite
@@ -261,6 +262,26 @@ def test_what_is_announced_reaches_to_the_end_of_the_last_section_of_a_block() -
     plan = StreamPlan(source, seq_len=4, block_tokens=2048, window_blocks=2, pack="whole", epochs=2)
     with NumpyLoader(plan, global_batch_size=8) as loader:
         assert sum(1 for _ in loader) == -(-(plan.num_samples or 0) // 8)
+
+
+@pytest.mark.parametrize("lengths", [[3000, 5, 2] * 2, [1, 2, 3] * 40, [4] * 2])
+@pytest.mark.parametrize("has_transform", [False, True])
+def test_compact_batches_are_the_full_ones_and_rows_without_tokens_pass_through_transforms(
+    lengths: list[int], has_transform: bool
+) -> None:
+    middle = FillInTheMiddle(prefix_id=60_001, suffix_id=60_002, middle_id=60_003, rate=0.9, spm_rate=0.5)
+    transforms = [middle] if has_transform else []
+    shape = {"seq_len": 16, "block_tokens": 2048, "window_blocks": 2, "epochs": 2}
+    plan = StreamPlan(ListSource(lengths), pack="whole", transforms=transforms, **shape)
+    pair = [list(NumpyLoader(plan, global_batch_size=3, compact=compact)) for compact in (False, True)]
+    samples = np.concatenate([batch["sample_index"] for batch in pair[0]])
+    assert samples[samples >= 0].tolist() == list(range(plan.num_samples or 0))
+    for full, narrow in zip(*pair, strict=True):
+        expanded = expand(narrow)
+        assert {key: value.tolist() for key, value in full.items()} == {key: expanded[key].tolist() for key in full}
+    num_tokens = [int(count) for batch in pair[1] for count in batch["num_tokens"]]
+    assert sum(num_tokens) == 2 * sum(lengths)
+    assert 0 in num_tokens
 
 
 def test_a_sample_far_away_is_found_at_once() -> None:

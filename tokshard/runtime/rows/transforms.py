@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime.order.permutation import derive_key, keyed_hashes
-from tokshard.runtime.rows.narrow import IGNORED, PADDING_INDEX, LabelSpans, NarrowBatch
+from tokshard.runtime.rows.narrow import IGNORED, LabelSpans, NarrowBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ def transformed(narrow: NarrowBatch, transforms: Sequence[Transform], seed: int)
             next_tokens=narrow.next_tokens[first:stop].copy(),
             loss_weights=None if weights is None else weights[row, :size].copy(),
         )
-        if number != PADDING_INDEX:
+        if size:
             random = SampleRandom(seed, number)
             for transform in transforms:
                 sample = _checked(transform(sample, random), sample, transform)
