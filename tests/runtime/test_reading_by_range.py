@@ -360,6 +360,13 @@ def test_impossible_sizes_are_refused(option):
         Cache(**option)
 
 
+def test_a_cache_that_no_corpus_of_a_plan_would_use_is_refused(local):
+    with pytest.raises(PlanError, match="cache is for corpora that the plan opens") as error:
+        StreamPlan({"a": CorpusSource(local, access="pread")}, cache=Cache(), **SIZES)
+    assert "CorpusSource" in error.value.hint
+    StreamPlan({"a": local, "b": CorpusSource(local)}, start_epoch={"b": 1}, cache=Cache(), **SIZES)
+
+
 def test_the_documents_of_a_sample_are_looked_up_side_by_side_where_that_takes_requests():
     both, calls = threading.Event(), itertools.count(1)
 

@@ -109,6 +109,11 @@ class StreamPlan:
         named = options.named_corpora(corpora)
         self.names = tuple(named)
         wanted = options.generations_of(named, generations)
+        if cache is not None and not any(isinstance(corpus, str | os.PathLike) for corpus in named.values()):
+            raise PlanError(
+                "cache is for corpora that the plan opens, and all of them are open",
+                hint="give CorpusSource(..., cache=) the cache, or the plan their paths",
+            )
         cache = Cache() if cache is None else cache
         self.sources = tuple(_open(corpus, wanted[name], cache) for name, corpus in named.items())
         options.check_sources(self.names, self.sources)
