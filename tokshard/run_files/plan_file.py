@@ -134,7 +134,7 @@ def load_mix(
 
     Args:
         location: a file, a checkpoint directory or a corpus directory.
-        options: name to value; None leaves what the file says.
+        options: name to value; None keeps the value of the file.
         defaults: name to value, for keys that neither has.
 
     Raises:
@@ -166,7 +166,7 @@ def load_mix(
 
 
 def _beside(mix: Mix, directory: str) -> Mix:
-    """A mix whose paths are relative to a directory, as one whose paths are relative to the working directory."""
+    """A mix with its paths made relative to the working directory."""
 
     def there(path: str) -> str:
         return path if is_uri(path) else os.path.join(directory, path)
