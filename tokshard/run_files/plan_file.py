@@ -142,7 +142,7 @@ def load_mix(
 
     Args:
         location: a file, a checkpoint directory or a corpus directory.
-        options: name to value; None leaves what the file says.
+        options: name to value; None keeps the value of the file.
         defaults: name to value, for keys that neither has.
 
     Raises:
