@@ -46,7 +46,7 @@ class Mix:
             only once together; `tokshard plan --nodes` recommends a number.
         take: the part of each corpus that is read, one number or name to number; default: all.
         pack: how rows of each corpus are filled, `cut` or `whole`, one word or name to word; whole rows cut no
-            document that fits into one.
+            document that fits into one. Default: whole for corpora with loss spans.
         max_epochs: how often a corpus may be read, one number or name to number; default: any number of times.
         on_max_epochs: the pass ends before the first sample that would read more, or a warning says so.
         start_epoch: name to the epoch that counts as the first, for corpora that were read before.
@@ -74,7 +74,7 @@ class Mix:
     window_blocks: int | None = field(default=None, metadata=key("window_blocks = 1024", read=read_length))
     num_streams: int = field(default=1, metadata=key("num_streams = 64"))
     take: float | dict[str, float] | None = field(default=None, metadata=key("take = { code = 0.1 }"))
-    pack: Pack | dict[str, Pack] = field(default="cut", metadata=key('pack = { chat = "whole" }'))
+    pack: Pack | dict[str, Pack] | None = field(default=None, metadata=key('pack = { chat = "whole" }'))
     max_epochs: float | dict[str, float] | None = field(default=None, metadata=key("max_epochs = { code = 4 }"))
     on_max_epochs: Literal["stop", "warn"] = field(default="stop", metadata=key('on_max_epochs = "warn"'))
     start_epoch: dict[str, int] = field(default_factory=dict, metadata=key("start_epoch = { code = 1 }"))

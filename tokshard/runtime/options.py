@@ -272,15 +272,20 @@ def _of_plan(argument: str, given: Any, names: Collection[str], values: str) -> 
     return given
 
 
-def packs_of(names: Sequence[str], pack: Any) -> tuple[Pack, ...]:
-    """How the rows of each corpus are filled, in plan order."""
+def packs_of(names: Sequence[str], sources: Sequence[TokenSource], pack: Any) -> tuple[Pack, ...]:
+    """How the rows of each corpus are filled, in plan order; by default, corpora with loss spans are packed whole."""
+    defaults: dict[str, Pack] = {
+        name: "whole" if source.has_spans else "cut" for name, source in zip(names, sources, strict=True)
+    }
+    if pack is None:
+        return tuple(defaults.values())
     given = pack if isinstance(pack, Mapping) else dict.fromkeys(names, pack)
     if set(given) - set(names) or not all(word in get_args(Pack) for word in given.values()):
         raise PlanError(
             f"pack is {pack!r:.100}; the plan has {', '.join(names)}",
             hint=f"give 'cut' or 'whole', or one of them for names of the plan: {{{names[0]!r}: 'whole'}}",
         )
-    return tuple(given.get(name, "cut") for name in names)
+    return tuple((defaults | dict(given)).values())
 
 
 def _check_takes(names: Sequence[str], corpora: Sequence[CorpusOrder]) -> None:

@@ -61,7 +61,7 @@ class StreamPlan:
             the same for every seed; 0.1 reads all that 0.05 reads.
         pack: how rows are filled, a word, or name to word. ``"cut"``: rows have `seq_len` tokens, and cut the first and
             the last document. ``"whole"``: documents are only cut if they are longer than a row; 1 token in 129 is
-            padding.
+            padding. Default: whole for corpora with loss spans, cut for all others.
         max_epochs: how often a corpus may be read, a number, or name to number: 2.5 is two and a half passes.
         on_max_epochs: ``"stop"``: the pass ends before the first sample that would read more, and the rest of its step
             is padding; ``"warn"``: it continues.
@@ -99,7 +99,7 @@ class StreamPlan:
         schedule: Sequence[tuple[int, Weights]] = (),
         start_epoch: Mapping[str, int] | None = None,
         take: float | Mapping[str, float] = 1.0,
-        pack: Pack | Mapping[str, Pack] = "cut",
+        pack: Pack | Mapping[str, Pack] | None = None,
         max_epochs: float | Mapping[str, float] | None = None,
         on_max_epochs: Literal["stop", "warn"] = "stop",
         transforms: Sequence[Transform] = (),
@@ -119,7 +119,7 @@ class StreamPlan:
         options.check_sources(self.names, self.sources)
         self.has_default_windows = window_blocks is None
         self.num_streams = integer("num_streams", num_streams, least=1, most=options.MAX_STREAMS)
-        packs = options.packs_of(self.names, pack)
+        packs = options.packs_of(self.names, self.sources, pack)
         self.shape = options.shape_of(
             seq_len, block_tokens, window_blocks, self.num_streams, packs=packs, allow_small_blocks=allow_small_blocks
         )
