@@ -60,7 +60,7 @@ def main() -> None:
         sample = plan.sample(index)
         for key in ("sample_index", "corpus_index", "input_ids", "labels", "position_ids"):
             assert row[key].tolist() == sample[key].squeeze().tolist(), f"sample {index} differs in {key}"
-    print(f"all {len(rows)} samples are those of the plan, in its order: none lost, none read twice")
+    print(f"all {len(rows)} samples match the plan: same order, no gap, no repeat")
     print(f"sample {len(rows) - 1} is made of")
     for piece in plan.trace(len(rows) - 1)[:4]:
         print(f"  {piece.corpus}, document {piece.document}, tokens {piece.start} to {piece.stop}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from pyarrow import ipc
 
 from tokshard.format import names
-from tokshard.format.content import TokenHash, hash_tokens, join_hashes
+from tokshard.format.content import Content, TokenHash, hash_tokens, join_contents
 from tokshard.format.files import file_sha256
+from tokshard.format.loss import has_spans, kept_columns
 from tokshard.format.manifest import (
     BuildConfig,
     DocumentLengths,
@@ -35,7 +36,14 @@ from tokshard.format.manifest import (
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import FORMAT_VERSION, ShardFacts, token_dtype
 from tokshard.format.stride_hashes import StrideHasher, group_hashes, stride_hash_bytes
-from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, shard_rows, write_table
+from tokshard.format.tables import (
+    SHARD_TABLE_SCHEMA,
+    SHARDS_PER_BATCH,
+    SOURCE_TABLE_SCHEMA,
+    contents,
+    shard_rows,
+    write_table,
+)
 from tokshard.format.writer import ShardWriter
 from tokshard.store import open_store, written
 
@@ -156,18 +164,13 @@ def append_generation(
 ) -> Path:
     """Append documents to a corpus of this module; returns the folder of the generation."""
     with open_corpus(directory) as before:
-        earlier, number = list(before), before.num_generations
+        number = before.num_generations
     store = open_store(directory)
     folder = directory / names.generation_folder(number)
     write_corpus(folder, documents, tokenizer=tokenizer, generation=number, **options)
     with open_corpus(folder) as corpus:
-        manifest, tokens = corpus.manifest, np.concatenate([*earlier, *corpus])
-    content = content_fingerprint(
-        hash_tokens(tokens),
-        num_documents=len(earlier) + manifest.num_documents,
-        eos_id=manifest.tokenizer.eos_id,
-        bos_id=manifest.tokenizer.bos_id,
-    )
+        manifest, parts = corpus.manifest, [*before.shards, *corpus.shards]
+    content = content_fingerprint(join_contents(part.content for part in parts), manifest.tokenizer, manifest.columns)
     previous = json.loads(store.get(names.in_folder(names.generation_folder(number - 1), names.MANIFEST)))
     generation = Generation(number=number, previous=previous["manifest_sha256"], content=content)
     open_store(folder).put(names.MANIFEST, encode_manifest(msgspec.structs.replace(manifest, generation=generation)))
@@ -202,15 +205,27 @@ def sign_shards(directory: Path) -> None:
     """Make tables, stride hashes and manifest vouch for the shards as they are now."""
     shards = sorted(directory.glob("shard-*"))
     hashes = [bytes.fromhex(file_sha256(open_store(directory), path.name)) for path in shards]
-    contents: list[TokenHash] = []
+    found_hashes: list[bytes] = []
+    of_shards: list[Content] = []
     tokens = [_tokens(path) for path in shards]
 
     def change_rows(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        for found, content, num_tokens in zip(tokens, rows["tokens_hash"], rows["num_tokens"], strict=True):
-            contents.append(TokenHash.from_bytes(content, num_tokens) if found is None else hash_tokens(found))
+        for found, stored in zip(tokens, rows["tokens_hash"], strict=True):
+            found_hashes.append(stored if found is None else hash_tokens(found).to_bytes())
+        fields = ("num_documents", "num_tokens", "num_targets", "loss_hash")
+        for tokens_hash, row in zip(found_hashes, zip(*(rows[name] for name in fields), strict=True), strict=True):
+            num_documents, num_tokens, num_targets, loss = row
+            of_shards.append(
+                Content(
+                    num_documents=num_documents,
+                    tokens=TokenHash.from_bytes(tokens_hash, num_tokens),
+                    num_targets=num_targets,
+                    loss=TokenHash.from_bytes(loss, num_tokens),
+                )
+            )
         if all(found is not None for found in tokens):
             rows["group_hashes"] = [group_hashes(_stride_hashes(found)) for found in tokens]
-        return {**rows, "sha256": hashes, "tokens_hash": [content.to_bytes() for content in contents]}
+        return {**rows, "sha256": hashes, "tokens_hash": found_hashes}
 
     if all(found is not None for found in tokens):
         (directory / names.STRIDE_HASHES).write_bytes(
@@ -219,13 +234,9 @@ def sign_shards(directory: Path) -> None:
     change_table(directory, names.SHARD_TABLE, change_rows)
 
     def change(fields: dict[str, Any]) -> None:
-        tokenizer = fields["tokenizer"]
-        fields["fingerprints"]["content"] = content_fingerprint(
-            join_hashes(contents),
-            num_documents=fields["num_documents"],
-            eos_id=tokenizer["eos_id"],
-            bos_id=tokenizer["bos_id"],
-        )
+        tokenizer = msgspec.convert(fields["tokenizer"], TokenizerInfo)
+        content = replace(join_contents(of_shards), num_documents=fields["num_documents"])
+        fields["fingerprints"]["content"] = content_fingerprint(content, tokenizer, fields["columns"])
 
     rewrite_manifest(directory, change)
 
@@ -320,7 +331,7 @@ def _manifest(
     build = BuildConfig(
         text_field="text",
         id_field=None,
-        keep_field=columns,
+        keep_field=kept_columns(columns),
         format=None,
         text_unit="file",
         shard_tokens=shard_tokens,
@@ -342,14 +353,7 @@ def _manifest(
         dtype=dtype,
         columns=columns,
         fingerprints=Fingerprints(
-            content=content_fingerprint(
-                join_hashes(
-                    hash_tokens(np.array(document, dtype)) for source in sources for document in source.documents
-                ),
-                num_documents=len(lengths),
-                eos_id=tokenizer.eos_id,
-                bos_id=tokenizer.bos_id,
-            ),
+            content=content_fingerprint(join_contents(contents(rows)), tokenizer, columns),
             recipe=recipe_fingerprint(
                 build, tokenizer, [(index, source.path, 1_000) for index, source in enumerate(sources)]
             ),
@@ -367,6 +371,7 @@ def _manifest(
             longest=max(lengths),
             counts=np.bincount([length.bit_length() - 1 for length in lengths]).tolist(),
         ),
+        num_targets=sum(rows.column("num_targets").to_pylist()) if has_spans(columns) else None,
         files={
             name: FileFacts(
                 num_bytes=(directory / name).stat().st_size, sha256=file_sha256(open_store(directory), name)

@@ -6,7 +6,9 @@ import re
 import textwrap
 from collections.abc import Iterable
 
-_LABEL_WIDTH = 12
+LABEL_WIDTH = 12
+"""Characters before the values of `aligned` lines."""
+
 _MIN_WIDTH = 40
 
 # C0 and C1 controls but tab and newline, what turns the direction of text, line separators, lone surrogates
@@ -29,7 +31,7 @@ def aligned(lines: Iterable[tuple[str, str]], *, width: int) -> str:
     return "\n".join(
         line
         for label, value in lines
-        for line in wrapped(f"{label:<{_LABEL_WIDTH}}{one_line(value)}", width=width, indent=" " * _LABEL_WIDTH)
+        for line in wrapped(f"{label:<{LABEL_WIDTH}}{one_line(value)}", width=width, indent=" " * LABEL_WIDTH)
     )
 
 

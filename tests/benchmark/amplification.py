@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tests.benchmark.processes import ROOT
 from tests.benchmark.report import commit, markdown, versions
 from tests.runtime.sources import PeriodicSource
-from tokshard.inspect.plan.streams import CorpusReads, read_amplification
+from tokshard.inspect.plan.streams import read_amplification
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.steps import RankRows
 
@@ -106,8 +106,7 @@ def main() -> None:
     for num_nodes in arguments.nodes:
         for num_streams in sorted({1, num_nodes}):
             found = amplification(num_streams, num_nodes, arguments.windows, arguments.document_tokens)
-            facts = CorpusReads(name="corpus", share=1.0, num_blocks=NUM_TOKENS // 65_536)
-            computed = read_amplification([facts], 1_024, num_nodes, num_streams)
+            computed = read_amplification([(1.0, NUM_TOKENS // 65_536)], 1_024, num_nodes, num_streams)
             values = (found.announced, found.needed, computed, found.per_step)
             rows.append((str(num_nodes), str(num_streams), *(f"{value:.2f}" for value in values)))
             figures.append(dict(zip(head, (num_nodes, num_streams, *values), strict=True)))

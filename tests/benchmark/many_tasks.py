@@ -121,10 +121,15 @@ def leave(build: Build, stage: Stage, key: Key) -> Receipt:
         "tokens_hash": np.array([*key, 1, 2], "<u8").tobytes()[
             : WRITTEN_SHARD_SCHEMA.field("tokens_hash").type.byte_width
         ],
+        "num_targets": TASK_TOKENS - documents,
+        "loss_hash": bytes(24),
         "batch_documents": batches,
         "batch_tokens": [TASK_TOKENS // 8] * 8,
         "batch_offsets_position": batches,
         "batch_values_position": batches,
+        "batch_loss_position": [],
+        "batch_loss_bytes": [],
+        "batch_loss_hash": [],
         "stride_documents": list(range(-(-TASK_TOKENS // ORDINAL_STRIDE))),
         "group_hashes": [0] * -(-TASK_TOKENS // (HASH_STRIDE * HASH_GROUP)),
         "run_document": [0],

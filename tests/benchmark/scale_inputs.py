@@ -94,6 +94,7 @@ def row_sizes(shard_tokens: int) -> tuple[float, float]:
         "name": names.shard_name(generation=0, first_input=0, segment=0, part=0),
         "sha256": bytes(32),
         "tokens_hash": bytes(24),
+        "loss_hash": bytes(24),
     }
     for field in SHARD_TABLE_SCHEMA:
         if pa.types.is_large_list(field.type):

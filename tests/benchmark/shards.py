@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tests.corpora import EOS, TOKENIZER, tokenizer_info
 from tokshard.format import names
-from tokshard.format.content import TokenHash, join_hashes
+from tokshard.format.content import join_contents
 from tokshard.format.files import file_sha256
 from tokshard.format.manifest import (
     BuildConfig,
@@ -31,6 +31,7 @@ from tokshard.format.tables import (
     SOURCE_TABLE_SCHEMA,
     WRITTEN_SHARD_SCHEMA,
     Table,
+    contents,
     shard_rows,
     write_table,
 )
@@ -174,17 +175,7 @@ def _finish(
         dtype=dtype,
         columns={},
         fingerprints=Fingerprints(
-            content=content_fingerprint(
-                join_hashes(
-                    TokenHash.from_bytes(content, tokens)
-                    for content, tokens in zip(
-                        rows.column("tokens_hash").to_pylist(), rows.column("num_tokens").to_pylist(), strict=True
-                    )
-                ),
-                num_documents=num_documents,
-                eos_id=tokenizer.eos_id,
-                bos_id=tokenizer.bos_id,
-            ),
+            content=content_fingerprint(join_contents(contents(rows)), tokenizer, {}),
             recipe=recipe_fingerprint(build, tokenizer, [(0, "", num_tokens)]),
         ),
         tokenizer=tokenizer,

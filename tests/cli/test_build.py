@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -152,14 +153,46 @@ def test_without_a_recipe_tokenizer_and_directory_are_required(shell, missing):
 
 
 def test_the_recipe_of_the_repository_is_one(shell):
-    assert shell("build", str(RECIPES / "corpora.toml"), "--dry-run")[2].startswith("error: notes.jsonl does not exist")
+    Path("recipes").mkdir()
+    shutil.copy(RECIPES / "corpora.toml", "recipes")
+    shutil.copytree(".tokenizer", "recipes/tokenizer")
+    assert shell("build", "recipes/corpora.toml", "--dry-run")[2].startswith("error: notes.jsonl does not exist")
     write("notes.jsonl", ["one", "two", "one"])
     write("note.txt", ["three"])
-    exit_code, out, err = shell(
-        "build", str(RECIPES / "corpora.toml"), "--tokenizer", ".tokenizer", "--json", "--quiet"
-    )
+    exit_code, out, err = shell("build", "recipes/corpora.toml", "--json", "--quiet")
     assert (exit_code, err) == (0, "")
     assert [json.loads(line)["manifest"]["num_documents"] for line in out.splitlines()] == [2, 1]
+
+
+def test_paths_in_a_recipe_are_relative_to_the_recipe_and_options_to_the_working_directory(shell, monkeypatch):
+    folder = Path("my [1] recipes")
+    (folder / "raw").mkdir(parents=True)
+    Path("here").mkdir()
+    shutil.copytree(".tokenizer", folder / "tokenizers" / "tiny")
+    write("one.jsonl", ["one", "two"])
+    for name in ("a.txt", "b.txt"):
+        (folder / "raw" / name).write_text(name)
+    (folder / "r.toml").write_text(
+        '[defaults]\ntokenizer = "tokenizers/tiny"\nworkers = 1\n[corpora.one]\nsources = "../one.jsonl"\n'
+        'out = "../one"\n[corpora.two]\nsources = ["raw/*.txt"]\nout = "shards/two"\n'
+    )
+    monkeypatch.chdir("here")
+    recipe = f"../{folder}/r.toml"
+    assert shell("build", recipe, "--quiet")[0] == 0
+    with open_corpus("../one") as one, open_corpus(f"../{folder}/shards/two") as two:
+        assert (one.num_documents, [two.text(number) for number in range(2)]) == (2, ["a.txt", "b.txt"])
+    monkeypatch.chdir("..")
+    assert shell("build", recipe[3:], "--quiet")[1].count("nothing to do") == 2, "the same build, from elsewhere"
+    shutil.move(folder / "tokenizers", "tokenizers")
+    assert shell("build", recipe[3:], "--quiet", "--tokenizer", "tokenizers/tiny")[1].count("nothing to do") == 2
+    exit_code, _, err = shell("build", recipe[3:], "--quiet")
+    assert (exit_code, err.splitlines()) == (
+        2,
+        [
+            f"error: {recipe[3:]}: corpora.one: there is no {folder}/tokenizers/tiny",
+            "hint: paths in a recipe are relative to the recipe, and tokenizers/tiny is in the working directory",
+        ],
+    )
 
 
 # dry runs
@@ -245,18 +278,42 @@ def test_the_summary_says_what_is_unusual_and_writes_numbers_one_way(shell, monk
     assert lines["on disk"].endswith(" in 1 shard")
 
 
-def test_the_summary_of_a_split_says_where_the_other_documents_are(shell, monkeypatch):
+def test_the_summary_of_a_build_has_ten_lines_on_a_terminal_of_80_columns(shell, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    write("a.jsonl", ["", "text", "text", *(f"text {number}" for number in range(20))])
+    options = ["--tokenizer", ".tokenizer", "--workers", "1", "--quiet", "--dedup", "exact"]
+    for split in ([], ["--validation-fraction", "0.25"]):
+        _, out, _ = shell("build", "a.jsonl", *options, *split, "--out", f"out{len(split)}")
+        assert len(out.splitlines()) <= 10
+        assert "settings" not in out
+    _, out, _ = shell("build", "a.jsonl", *options, "--out", "out0", "-v")
+    assert {"sources", "settings", "content", "recipe"} <= summary(out).keys()
+
+
+def test_the_summary_of_a_split_shows_both_parts_in_one_table(shell, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    write("a.jsonl", ["", *(f"text {number}" for number in range(20))])
+    write("a.jsonl", ["", *(f"text {number}" for number in range(19)), "a <|endoftext|>"])
     options = ["--tokenizer", ".tokenizer", "--out", "out", "--workers", "1", "--quiet"]
     _, out, _ = shell("build", "a.jsonl", *options, "--validation-fraction", "0.25")
-    found = [line for line in out.splitlines() if "read =" in line or "a.jsonl: " in line]
-    assert found == [
-        "records     21 read = 16 written + 4 in the validation split + 1 left out (1 empty)",
-        "            a.jsonl: 1 of 21 left out (1 empty)",
-        "records     21 read = 4 written + 16 in the train split + 1 left out (1 empty)",
-        "            a.jsonl: 1 of 21 left out (1 empty)",
-    ]
+    parts = [open_corpus(f"out/{split}") for split in ("train", "validation")]
+    lines = out.splitlines()
+    assert lines[0].split() == ["train", "validation"]
+    assert lines[1].split() == ["documents", *(f"{part.num_documents:,}" for part in parts)]
+    assert lines[2].split() == ["tokens", *(f"{part.num_tokens:,}" for part in parts)]
+    train, validation = (part.num_documents for part in parts)
+    assert summary(out)["records"] == (
+        f"21 read = {train} for train + {validation} for validation + 1 left out (1 empty)"
+    )
+    assert summary(out)["specials"].startswith("1 document spells")
+
+
+def test_side_by_side_a_document_of_the_other_part_is_not_left_out(shell):
+    write("a.jsonl", ["", *(f"text {number}" for number in range(20))])
+    options = ["--tokenizer", ".tokenizer", "--out", "out", "--workers", "1", "--quiet"]
+    shell("build", "a.jsonl", *options, "--validation-fraction", "0.25")
+    _, out, _ = shell("inspect", "out", "--sample", "0")
+    (line,) = (line for line in out.splitlines() if line.startswith("records left out"))
+    assert line.split()[3:] == ["1", "1"]
 
 
 # names that steer a terminal

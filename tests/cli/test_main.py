@@ -230,7 +230,7 @@ COMMANDS_ON = {
     "build a recipe": ["build", "{}.toml"],
     "inspect": ["inspect", "{}"],
     "report of a mix": ["report", "{}.toml", "--out", "page.html"],
-    "inspect --diff": ["inspect", "--diff", "{}", "{}"],
+    "diff": ["diff", "{}", "{}"],
     "inspect --grep": ["inspect", "{}", "--grep", "text"],
     "status": ["status", "{}"],
     "commit": ["commit", "{}"],
@@ -278,7 +278,7 @@ def test_a_mix_of_a_corpus_that_does_not_exist_is_wrong_usage(shell, tmp_path, m
     assert (exit_code, err.splitlines()[0]) == (2, f"error: {tmp_path}/nowhere does not exist")
 
 
-@pytest.mark.parametrize("command", ["inspect", "inspect --diff", "inspect --grep", "verify", "plan", "trace", "bench"])
+@pytest.mark.parametrize("command", ["inspect", "diff", "inspect --grep", "verify", "plan", "trace", "bench"])
 def test_a_corpus_that_is_damaged_ends_every_command_with_1(shell, corpus, monkeypatch, command):
     monkeypatch.chdir(corpus.parent)
     (corpus / "shards.arrow").write_bytes(b"")
@@ -303,7 +303,9 @@ def test_a_build_with_closed_streams_does_its_work_and_ends_with_0(tmp_path, clo
 
 def test_a_result_that_cannot_be_written_is_an_error_after_the_work_is_done(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
-    recipe = f'[corpora.a]\nsources = "{tmp_path}/a.jsonl"\ntokenizer = "recipes/tokenizer"\nout = "{tmp_path}/out"\n'
+    recipe = (
+        f'[corpora.a]\nsources = "{tmp_path}/a.jsonl"\ntokenizer = "{ROOT}/recipes/tokenizer"\nout = "{tmp_path}/out"\n'
+    )
     (tmp_path / "r.toml").write_text(recipe)
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
@@ -525,14 +527,63 @@ def test_inspect_finds_documents(shell, corpus):
     assert [json.loads(line)["document"] for line in out.splitlines()] == [1, 2, 1, 2]
 
 
-def test_inspect_says_what_differs_and_exits_with_0_in_both_cases(shell, corpus, tmp_path):
+def test_diff_exits_with_0_for_equal_corpora_and_1_for_others(shell, corpus, tmp_path):
     other = write_corpus(tmp_path / "other", documents_of([7] * 5), tokenizer=TINY_TOKENIZER)
-    exit_code, out, _ = shell("inspect", "--diff", corpus, other)
-    assert (exit_code, out.splitlines()[0]) == (0, "different: the documents differ")
-    exit_code, out, _ = shell("inspect", "--diff", corpus, corpus, "--json")
+    exit_code, out, _ = shell("diff", corpus, other)
+    assert (exit_code, out.splitlines()[0]) == (1, "different: the documents differ")
+    exit_code, out, _ = shell("diff", corpus, corpus, "--json")
     assert (exit_code, json.loads(out)["equal"]) == (0, True)
-    exit_code, _, err = shell("inspect", "--diff", corpus)
-    assert (exit_code, err.splitlines()[0]) == (2, "error: --diff compares two corpora, or two mixes")
+    exit_code, out, _ = shell("diff", corpus, other, "--json")
+    assert (exit_code, json.loads(out)["fields"]["num_documents"]) == (1, [3, 5])
+
+
+def test_diff_exits_with_0_for_equal_mixes_and_1_for_others(shell, corpus, tmp_path):
+    mix = f'corpora = {{ a = "{corpus}" }}\nseq_len = 8\nglobal_batch_size = 2\nseed = '
+    (tmp_path / "a.toml").write_text(f"{mix}1")
+    (tmp_path / "b.toml").write_text(f"{mix}2")
+    assert shell("diff", tmp_path / "a.toml", tmp_path / "a.toml")[0] == 0
+    exit_code, out, _ = shell("diff", tmp_path / "a.toml", tmp_path / "b.toml")
+    assert exit_code == 1
+    assert out.startswith("different: other orders")
+    assert f"seed\n  {tmp_path}/a.toml  1\n  {tmp_path}/b.toml  2\n" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["corpus"], "missing argument 'B'"),
+        (["corpus", "mix.toml"], "one of the two is a mix and the other is not"),
+        (["mix.toml", "mix.toml", "--hash"], "--hash is for corpora"),
+        (["split", "corpus"], "split holds train, validation, and corpus holds one corpus"),
+    ],
+)
+def test_diff_of_what_cannot_be_compared_is_wrong_usage(shell, corpus, monkeypatch, arguments, problem):
+    monkeypatch.chdir(corpus.parent)
+    (corpus.parent / "mix.toml").touch()
+    for split in ("train", "validation"):
+        write_corpus(corpus.parent / "split" / split, documents_of([3]), tokenizer=TINY_TOKENIZER)
+    exit_code, out, err = shell("diff", *arguments)
+    assert (exit_code, out) == (2, "")
+    assert problem in err.splitlines()[0]
+
+
+def test_diff_compares_both_parts_of_two_splits(shell, tmp_path):
+    for place, length in (("a/train", 4), ("a/validation", 3), ("b/train", 4), ("b/validation", 5)):
+        write_corpus(tmp_path / place, documents_of([length]), tokenizer=TINY_TOKENIZER)
+    exit_code, out, _ = shell("diff", tmp_path / "a", f"{tmp_path}/b/")
+    assert exit_code == 1
+    assert [line for line in out.splitlines() if line.startswith(("a/", "equal", "different"))] == [
+        "a/train",
+        "equal: the same tokens by their manifests, built in the same way; the bytes were not read, --hash reads them",
+        "a/validation",
+        "different: the documents differ",
+    ]
+    exit_code, out, _ = shell("diff", tmp_path / "a", tmp_path / "b", "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [(line["second"], line["equal"]) for line in lines] == [
+        (f"{tmp_path}/b/train", True),
+        (f"{tmp_path}/b/validation", False),
+    ]
 
 
 def test_modes_of_inspect_exclude_each_other(shell, corpus):
@@ -544,7 +595,7 @@ def test_inspect_of_a_mix_names_what_it_can_show_of_one(shell, tmp_path):
     (tmp_path / "mix.toml").write_text("")
     exit_code, _, err = shell("inspect", tmp_path / "mix.toml")
     assert exit_code == 2
-    assert "use tokshard report or --diff" in err
+    assert "use tokshard plan, report or diff" in err
 
 
 def test_verify_can_skip_the_content(shell, corpus):

@@ -228,3 +228,14 @@ def test_one_node_needs_one_stream_and_more_nodes_than_samples_are_refused(shell
     exit_code, out, err = shell("mix.toml", "--nodes", "9")
     assert (exit_code, out) == (2, "")
     assert "9 nodes share steps of 8 samples" in err
+
+
+def test_a_plan_of_a_folder_reads_its_corpora_without_those_for_validation(shell, tmp_path):
+    for place, length in (("all/web/train", 300), ("all/web/validation", 200), ("all/chat", 250)):
+        write_corpus(tmp_path / place, documents_of([length] * 40), tokenizer=TINY_TOKENIZER)
+    sizes = ["--seq-len", "64", "--global-batch-size", "8"]
+    assert [one["name"] for one in report_of(shell, "all", *sizes)["corpora"]] == ["chat", "web/train"]
+    (split,) = report_of(shell, "all/web/", *sizes)["corpora"]
+    assert (split["name"], split["directory"]) == ("web/train", f"{tmp_path}/all/web/train")
+    for command in (["trace", "all", *sizes, "--document", "web/train:7"], ["trace", "all", *sizes, "--step", "2"]):
+        assert run(command) == 0

@@ -2,13 +2,15 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, documents_of, tokenizer_info, write_corpus
-from tokshard.format.content import TokenHash
+from tokshard.format.content import Content, TokenHash
 from tokshard.format.manifest import (
     BuildConfig,
     canonical_json,
@@ -30,7 +32,12 @@ CONFIG = BuildConfig(
     max_document_bytes=3000,
     max_documents=None,
 )
-CONTENT = TokenHash(7, (1, 2, 3, 4, 5, 6))
+CONTENT = Content(
+    num_documents=2,
+    tokens=TokenHash(7, (1, 2, 3, 4, 5, 6)),
+    num_targets=3,
+    loss=TokenHash(7, (7, 8, 9, 10, 11, 12)),
+)
 
 
 @pytest.fixture
@@ -53,11 +60,18 @@ def test_the_last_line_of_a_manifest_is_the_hash_of_the_lines_before(corpus):
 
 def test_the_content_fingerprint_is_the_one_that_the_format_defines():
     # golden: a change breaks saved data, and needs another number in "tokshard content 1"
-    found = content_fingerprint(CONTENT, num_documents=2, eos_id=0, bos_id=None)
+    found = content_fingerprint(CONTENT, tokenizer_info(TINY_TOKENIZER), {})
     by_hand = b'tokshard content 1\n{"bos_id":null,"eos_id":0,"num_documents":2,"num_tokens":7}'
     by_hand += b"".join(bytes([residue, 0, 0, 0]) for residue in (1, 2, 3, 4, 5, 6))
     assert found == hashlib.sha256(by_hand).hexdigest()
     assert found == "1a4142bb5a600a4c7e1c9025d2077e3ca163e92e0c43ef4ca4fddb6c111fc75d"
+
+
+def test_loss_spans_are_part_of_the_content_fingerprint():
+    found = content_fingerprint(CONTENT, tokenizer_info(TINY_TOKENIZER), {"loss": "spans"})
+    by_hand = b'tokshard content 1\n{"bos_id":null,"eos_id":0,"num_documents":2,"num_targets":3,"num_tokens":7}'
+    by_hand += b"".join(bytes([residue, 0, 0, 0]) for residue in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12))
+    assert found == hashlib.sha256(by_hand).hexdigest()
 
 
 def test_the_recipe_fingerprint_is_the_one_that_the_format_defines():
@@ -77,15 +91,18 @@ def test_the_recipe_fingerprint_is_the_one_that_the_format_defines():
 @pytest.mark.parametrize(
     "other",
     [
-        {"tokens": TokenHash(7, (1, 2, 3, 4, 5, 7))},
-        {"tokens": TokenHash(8, (1, 2, 3, 4, 5, 6))},
-        {"num_documents": 3},
-        {"eos_id": 1},
-        {"bos_id": 0},
+        {"content": replace(CONTENT, tokens=TokenHash(7, (1, 2, 3, 4, 5, 7)))},
+        {"content": replace(CONTENT, tokens=TokenHash(8, (1, 2, 3, 4, 5, 6)))},
+        {"content": replace(CONTENT, num_documents=3)},
+        {"content": replace(CONTENT, num_targets=4)},
+        {"content": replace(CONTENT, loss=TokenHash(7, (7, 8, 9, 10, 11, 13)))},
+        {"tokenizer": msgspec.structs.replace(tokenizer_info(TINY_TOKENIZER), eos_id=1)},
+        {"tokenizer": msgspec.structs.replace(tokenizer_info(TINY_TOKENIZER), bos_id=0)},
+        {"columns": {}},
     ],
 )
 def test_content_that_differs_has_another_fingerprint(other):
-    facts = {"tokens": CONTENT, "num_documents": 2, "eos_id": 0, "bos_id": None}
+    facts = {"content": CONTENT, "tokenizer": tokenizer_info(TINY_TOKENIZER), "columns": {"loss": "spans"}}
     assert content_fingerprint(**{**facts, **other}) != content_fingerprint(**facts)
 
 

@@ -14,7 +14,7 @@ from tokshard.errors import DamagedCorpusError, TokenizerError, UsageError
 from tokshard.format.decode import load_decoder
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.documents import spread, view_document
-from tokshard.inspect.corpus.report import read_document, read_report
+from tokshard.inspect.corpus.report import read_documents, read_report
 
 TEXTS = [
     "def f(x):\n    return x\n",
@@ -88,8 +88,8 @@ def test_samples_are_distinct_documents_the_same_distance_apart(count, length):
 
 
 def test_a_document_that_does_not_exist_is_refused_with_how_many_there_are(directory):
-    with pytest.raises(UsageError, match=r"has no document 4: it has 4, counted from 0"):
-        read_document(directory, 4)
+    with pytest.raises(UsageError, match=r"has no document '4': it has 4, counted from 0"):
+        read_documents(directory, "4")
 
 
 def test_a_changed_tokenizer_is_refused_before_it_is_loaded(directory, tmp_path):
@@ -97,14 +97,14 @@ def test_a_changed_tokenizer_is_refused_before_it_is_loaded(directory, tmp_path)
     content = (corpus / "tokenizer.json").read_bytes()
     (corpus / "tokenizer.json").write_bytes(content.replace(b'"type"', b'"typo"', 1))
     with pytest.raises(DamagedCorpusError, match=r"tokenizer.json has SHA-256 .*, expected"):
-        read_document(corpus, 0)
+        read_documents(corpus, "0")
 
 
 def test_a_tokenizer_that_the_library_cannot_load_is_refused_with_both_versions(tmp_path):
     broken = b'{"added_tokens": [{"id": 0, "content": "<eos>"}], "model": {"type": "?", "vocab": {"a": 1}}}'
     corpus = write_corpus(tmp_path / "corpus", [[1, 0]], tokenizer=broken)
     with pytest.raises(TokenizerError, match=r"tokenizers .* cannot load .*tokenizer.json") as caught:
-        read_document(corpus, 0)
+        read_documents(corpus, "0")
     assert caught.value.hint == "the corpus was built with tokenizers 1.0.0rc3; install that"
 
 

@@ -14,6 +14,7 @@ from tokshard.cli.document_text import difference_text, match_text
 from tokshard.cli.inspect import compile_pattern
 from tokshard.cli.main import run
 from tokshard.errors import UsageError
+from tokshard.format import writer
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.difference import compare_corpora, compare_mixes
 from tokshard.inspect.corpus.documents import search
@@ -115,6 +116,58 @@ def test_what_is_found_is_what_python_finds_in_the_texts(corpus, pattern):
     assert found(corpus, pattern) == [index for index, text in enumerate(TEXTS) if pattern in text]
 
 
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """A corpus of two shards of several record batches, with kept columns."""
+    monkeypatch.setattr(writer, "MAX_BATCH_TOKENS", 40)
+    texts = [f"main {number}" for number in range(60)]
+    columns = {"id": "string", "lang": "string", "score": "float64"}
+    rows = [{"id": f"d{n}", "lang": None if n % 7 == 0 else ["en", "de"][n % 2], "score": n / 60} for n in range(60)]
+    source = Source(
+        documents=[encode(text) for text in texts],
+        metadata={name: [row[name] for row in rows] for name in columns},
+    )
+    place = write_corpus(tmp_path / "kept", sources=[source], columns=columns, shard_tokens=100)
+    with open_corpus(place) as opened:
+        assert len(opened.shards) > 1
+        assert len(opened.shards.batch_places(0)) > 1
+    return place
+
+
+@pytest.mark.parametrize("workers", ["1", "3"])
+def test_a_search_takes_the_conditions_of_a_copy_with_any_number_of_workers(kept, tmp_path, capsys, workers):
+    for where in ([], ["lang!=en", "score>0.3"]):
+        options = [part for text in where for part in ("--where", text)]
+        grep = ["inspect", str(kept), "--grep", "MAIN", "-i", "--workers", workers, *options]
+        assert run([*grep, "--json"]) == 0
+        matches = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        copy = tmp_path / f"copy{len(options)}{where[-1:]}"
+        assert run(["copy", str(kept), "--out", str(copy), *options, "--quiet"]) == 0
+        capsys.readouterr()
+        with open_corpus(copy) as copied, open_corpus(kept) as opened:
+            assert [one["id"] for one in matches] == [copied.metadata(n)["id"] for n in range(copied.num_documents)]
+            for one in matches:
+                assert opened.metadata(one["document"])["id"] == one["id"]
+        assert run([*grep, "--limit", "7"]) == 0
+        shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("document ")]
+        assert [line.split()[1] for line in shown] == [f"{one['document']}" for one in matches[:7]]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--grep", "main", "--where", "language=en"], "no kept column 'language'"),
+        (["--grep", "main", "--where", "score"], "'score' is not a condition"),
+        (["--where", "lang=en"], "--where is for --grep"),
+        (["--document", "3", "-i"], "--ignore-case is for --grep"),
+        (["--workers", "2"], "--workers is for --grep"),
+    ],
+)
+def test_a_search_that_cannot_be_is_wrong_usage(kept, capsys, options, problem):
+    assert run(["inspect", str(kept), *options]) == 2
+    assert problem in capsys.readouterr().err.splitlines()[0]
+
+
 def corpora(tmp_path, first, second, **options):
     options = {"tokenizer": TINY_TOKENIZER, **options}
     return (
@@ -128,7 +181,7 @@ def test_copies_are_equal(tmp_path):
     difference = compare_corpora(*copies)
     assert difference.is_equal
     assert difference_text(difference, ("a", "b")) == (
-        "equal: the same tokens by their manifests, built in the same way; the bytes were not read, --full hashes them"
+        "equal: the same tokens by their manifests, built in the same way; the bytes were not read, --hash reads them"
     )
     check_hashes(copies)
     difference = compare_corpora(*copies, is_hashed=True)
@@ -143,23 +196,23 @@ def test_damaged_corpora_are_not_reported_as_equal(tmp_path, capsys):
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
-    assert run(["inspect", "--diff", first, second]) == 0
+    assert run(["diff", first, second]) == 0
     assert "the bytes were not read" in capsys.readouterr().out
     for pair in ([first, second], [second, first]):
-        assert run(["inspect", "--diff", *pair, "--full"]) == 1
+        assert run(["diff", *pair, "--hash"]) == 1
         out, err = capsys.readouterr()
         assert out == ""
         assert err.startswith(f"error: {shard} has SHA-256 ")
         assert f"hint: 'tokshard verify {second}' lists everything that is damaged\n" in err
     os.truncate(shard, 100)
     for pair in ([first, second], [second, first]):
-        assert run(["inspect", "--diff", *pair]) == 1
+        assert run(["diff", *pair]) == 1
         assert f"error: {shard} has 100 bytes, expected {len(content)}" in capsys.readouterr().err
 
 
 def test_a_full_comparison_says_that_the_bytes_were_compared(tmp_path, capsys):
     corpora(tmp_path, documents_of([3, 4]), documents_of([3, 4]))
-    assert run(["inspect", "--diff", str(tmp_path / "first"), str(tmp_path / "second"), "--full", "--json"]) == 0
+    assert run(["diff", str(tmp_path / "first"), str(tmp_path / "second"), "--hash", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["equal"], found["hashed"]) == (True, True)
 
@@ -169,7 +222,10 @@ def test_the_first_document_that_differs_is_named_with_the_shards_that_differ(tm
     changed = [*documents[:7], [3, 3, 3, 3, 0], *documents[8:]]
     difference = compare_corpora(*corpora(tmp_path, documents, changed, shard_tokens=10))
     assert not difference.is_equal
-    assert difference.notes[1] == "the first document that differs is 7"
+    assert difference.notes[1:] == [
+        "the first document that differs is 7, from token 0 on (tokens: 5 and 5)",
+        "it is record 8 of source-0.jsonl in the first, record 8 of source-0.jsonl in the second",
+    ]
     assert difference.notes[0] == (
         "shards: 4 with the same name and hash, 1 with another hash (shard-00-0000000-000000-0003.arrow)"
     )
@@ -182,7 +238,7 @@ def test_a_document_that_differs_is_found_wherever_it_is(tmp_path, document):
     changed = [list(tokens) for tokens in documents]
     changed[document][1] = documents[document][1] % 3 + 1
     difference = compare_corpora(*corpora(tmp_path, documents, changed, shard_tokens=10))
-    assert difference.notes[1] == f"the first document that differs is {document}"
+    assert difference.notes[1].startswith(f"the first document that differs is {document}, from token 1 on")
 
 
 def test_the_same_documents_in_other_shards_are_equal_and_the_settings_differ(tmp_path):

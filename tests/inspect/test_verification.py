@@ -166,6 +166,11 @@ def test_a_delimiter_may_be_both_eos_and_bos(tmp_path):
         ("run_record", [1], "shards.arrow has record 4 of source 0 (source-0.jsonl), which has 3"),
         ("batch_values_position", [8], f"{FIRST_SHARD} batch 0 is BatchPlace(num_documents=3, num_tokens=13, "),
         ("sha256", bytes(32), f"{FIRST_SHARD} has SHA-256 "),
+        (
+            "loss_hash",
+            bytes([1, *bytes(23)]),
+            f"shards.arrow gives {FIRST_SHARD} 10 targets and a hash of its loss spans",
+        ),
         ("tokens_hash", bytes(24), "manifest.json says that fingerprints.content is "),
         ("tokens_hash", bytes(24), f"shards.arrow gives {FIRST_SHARD} another hash of its tokens than the shard has"),
         (

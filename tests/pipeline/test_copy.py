@@ -462,7 +462,7 @@ def test_conditions_that_no_document_meets_are_named_and_leave_no_corpus(corpus,
 
 def test_the_command_says_what_it_took(corpus, tmp_path, capsys):
     conditions = ["--where", "lang=de", "--source", "*b.jsonl", "--hash-range", "0:0.9", "--shuffle", "17"]
-    assert run(["copy", str(corpus), "--out", str(tmp_path / "copy"), *conditions]) == 0
+    assert run(["copy", str(corpus), "--out", str(tmp_path / "copy"), *conditions, "-v"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     found = rows(tmp_path / "copy")
     assert f"{len(found)} written + {180 - len(found)} left out ({120 - len(found)} not copied, 60 empty)" in shown

@@ -1,4 +1,4 @@
-"""The keys of a recipe, for ``--help`` and on the page of the room.
+"""The keys of every TOML file, for ``--help`` of the trainer and on their page, which is made here.
 
 ``python -m tests.run_files.test_keys`` writes the page.
 """
@@ -8,15 +8,96 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
-from tokshard.run_files.keys import help_text, keys_of, page, sections
+from tokshard.cli.build import build
+from tokshard.cli.recipe import options_of_recipes
+from tokshard.run_files.keys import Key, help_text, keys_of, sections
+from tokshard.run_files.plan_file import Mix
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "tokshard" / "run_files" / "README.md"
+PAGE = ROOT / "recipes" / "guides" / "keys-of-toml-files.md"
 KINDS = sections()
+HEAD = """\
+# The keys of every TOML file
+
+tokshard reads three kinds of TOML files. Unknown keys and wrong types are refused with what was expected. Paths in a
+file are relative to that file. Paths on a command line, in options and in `section.key=value`, are relative to the
+working directory.
+
+| file | read by | example |
+|---|---|---|
+| [build recipe](#a-build-recipe) | `tokshard build RECIPE.toml` | [corpora.toml](../corpora.toml) |
+| [mix](#a-mix) | `tokshard plan`, `trace`, `bench`, `report`, and `StreamPlan.load` | [below](#a-mix) |
+| [training recipe](#a-training-recipe) | the trainer, and whatever reads a mix | [train_7b.toml](../train_7b.toml) |
+
+`python -m tests.run_files.test_keys` writes this page from the code.
+"""
+BUILDS = """\
+## A build recipe
+
+A table `[corpora.NAME]` for each corpus, and `[defaults]` for all. Keys are options of `tokshard build`.
+"""
+MIXES = """\
+## A mix
+
+```toml
+corpora = { code = "shards/code", prose = "s3://bucket/shards/prose" }
+weights = { code = 0.7, prose = 0.3 }
+seq_len = 4096
+global_batch_size = 512
+seed = 17
+```
+
+Most keys are arguments of `StreamPlan`. `memory_bytes`, `cache_dir` and `cache_bytes` are arguments of its `Cache`;
+`global_batch_size`, `uneven` and [`mask`](../../tokshard/runtime/README.md#masks) belong to the loader.
+"""
+RECIPES = """\
+## A training recipe
+
+Any key can be given on the command line: `train.steps=200`. `python -m tokshard.trainer --help` lists them, too.
+
+### `[data]`
+
+All keys of a mix, and:
+"""
+
+
+def page() -> str:
+    mix = {key.name for key in keys_of(Mix)}
+    parts = [HEAD, BUILDS, table(keys_of_builds()), MIXES, table(keys_of(Mix)), RECIPES]
+    for section, kind in KINDS.items():
+        more = [key for key in keys_of(kind) if section != "data" or key.name not in mix]
+        first = (kind.__doc__ or "").partition("\n")[0].replace("``", "`")
+        parts += [table(more)] if section == "data" else [f"### `[{section}]`\n\n{first}\n", table(more)]
+    return "\n".join(parts)
+
+
+def keys_of_builds() -> Iterator[Key]:
+    yield Key("sources", "required", "files, directories, globs and URIs: one, or a list.")
+    for name, option in options_of_recipes(build).items():
+        text, _, note = (option.help or "").rstrip("]").partition("  [")
+        default = "required" if note == "required" else ""
+        if option.default not in (None, (), False) and isinstance(option.default, str | int | float):
+            default = f'"{option.default}"' if isinstance(option.default, str) else str(option.default)
+        text = f"{text} Default: {note.removeprefix('default: ')}." if note.startswith("default: ") else text
+        if isinstance(option.type, click.Choice):
+            text = f"{text} One of {', '.join(f'`{value}`' for value in option.type.choices)}."
+        kinds = {option.multiple: " A list.", option.is_flag: " `true` or `false`."}
+        yield Key(name, "false" if option.is_flag else default, text + kinds.get(True, ""))
+
+
+def table(keys: Iterator[Key] | list[Key]) -> str:
+    rows = [f"| `{key.name}` | {cell(key.default)} | {key.meaning[0].upper()}{key.meaning[1:]} |" for key in keys]
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows, ""])
+
+
+def cell(default: str) -> str:
+    return default if default in ("", "required") else f"`{default}`"
 
 
 @pytest.mark.parametrize("section", KINDS)
@@ -27,7 +108,7 @@ def test_every_key_has_a_meaning_and_every_meaning_has_a_key(section: str) -> No
 
 
 def test_the_page_has_all_keys_as_the_code_has_them() -> None:
-    assert PAGE.read_text(encoding="utf-8").endswith(page() + "\n"), "run python -m tests.run_files.test_keys"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m tests.run_files.test_keys"
 
 
 def test_help_says_what_a_key_is_if_nothing_is_said() -> None:
@@ -57,5 +138,4 @@ def test_the_trainer_lists_the_keys_of_a_recipe(arguments: list[str], exit_code:
 
 
 if __name__ == "__main__":
-    head = PAGE.read_text(encoding="utf-8").partition("### A mix.toml")[0]
-    PAGE.write_text(head + page() + "\n", encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")

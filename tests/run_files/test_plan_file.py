@@ -10,6 +10,7 @@ import pytest
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tokshard.errors import CorpusError, PlanError, UsageError
 from tokshard.run_files.plan_file import load_mix
+from tokshard.run_files.strict_toml import path_beside
 from tokshard.runtime.plan import StreamPlan
 
 ROOT = Path(__file__).parents[2]
@@ -110,7 +111,7 @@ def test_a_uri_is_not_taken_for_a_path_next_to_the_file(tmp_path: Path) -> None:
 
 def test_a_recipe_of_the_trainer_gives_its_data_table() -> None:
     mix = load_mix(str(ROOT / "recipes" / "quickstart_train.toml"))
-    assert mix.corpora == {"code": "quickstart/shards/code", "prose": "quickstart/shards/prose"}
+    assert mix.corpora == {name: str(ROOT / "quickstart" / "shards" / name) for name in ("code", "prose")}
     assert (mix.weights, mix.seq_len, mix.global_batch_size, mix.seed) == ({"code": 0.7, "prose": 0.3}, 128, 12, 17)
 
 
@@ -130,19 +131,35 @@ def test_counts_may_be_written_as_on_the_command_line(corpora: dict[str, str]) -
     assert (mix.global_batch_size, mix.seq_len) == (1_500, 4_096)
 
 
-def test_paths_are_relative_to_the_file_and_those_of_a_recipe_to_the_working_directory(
-    corpora: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["mix.toml", "recipe.toml"])
+def test_paths_are_relative_to_the_file_and_those_of_options_to_the_working_directory(
+    corpora: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     away = tmp_path / "elsewhere"
     away.mkdir()
     monkeypatch.chdir(away)
-    mix_file, recipe = tmp_path / "mix.toml", tmp_path / "recipe.toml"
-    mix_file.write_text(SMALL.replace('"shards/prose"', f'"{tmp_path}/shards/prose"'), encoding="utf-8")
-    recipe.write_text(f"[data]\n{SMALL}", encoding="utf-8")
-    assert load_mix("../mix.toml").corpora == {"code": "../shards/code", "prose": f"{tmp_path}/shards/prose"}
-    assert StreamPlan.load("../mix.toml").names == ("code", "prose")
-    assert load_mix("../mix.toml", {"mask": {"code": ["a.txt", "s3://a/b"]}}).mask == {"code": ["../a.txt", "s3://a/b"]}
-    assert load_mix("../recipe.toml").corpora == corpora
+    text = SMALL.replace('"shards/prose"', f'"{tmp_path}/shards/prose"')
+    text += 'cache_dir = "cache"\nmask = { code = ["a.txt", "s3://a/b"] }\n'
+    (tmp_path / name).write_text("[data]\n" * (name == "recipe.toml") + text, encoding="utf-8")
+    mix = load_mix(f"../{name}")
+    assert mix.corpora == {"code": "../shards/code", "prose": f"{tmp_path}/shards/prose"}
+    assert (mix.cache_dir, mix.mask) == ("../cache", {"code": ["../a.txt", "s3://a/b"]})
+    assert StreamPlan(**mix.arguments()).names == ("code", "prose")
+    assert load_mix(f"../{name}", {"cache_dir": "here"}).cache_dir == "here"
+
+
+def test_a_path_beside_a_file_is_short_unless_a_link_makes_a_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("recipes", "far/away"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "link").symlink_to("far/away")
+    assert path_beside("recipes/a.toml", "../shards/code") == "shards/code"
+    assert path_beside("recipes/a.toml", "shards") == "recipes/shards"
+    assert path_beside("link/a.toml", "../shards") == "link/../shards"
+    assert [path_beside("recipes/a.toml", path) for path in ("/a/b", "s3://a//b")] == ["/a/b", "s3://a//b"]
+    assert path_beside("a.toml", "./shards") == "./shards"
 
 
 @pytest.mark.parametrize(

@@ -151,9 +151,9 @@ def test_other_weights_move_the_end_of_the_pass() -> None:
 
 def test_a_limit_in_a_scheduled_future_is_found() -> None:
     plan = plan_of(weights={"a": 1, "b": 0}, schedule=[(50, {"a": 0.5, "b": 0.5})], max_epochs={"b": 1})
-    (limit,) = used_up(plan, plan.cursor())
-    corpora = corpora_of(plan, limit.sample + 1)
-    assert (limit.corpus, corpora.count(1), corpora[-1]) == ("b", most_samples(1, B_TOKENS) + 1, 1)
+    ((limit, corpus),) = used_up(plan, plan.cursor())
+    corpora = corpora_of(plan, limit + 1)
+    assert (corpus, corpora.count(1), corpora[-1]) == ("b", most_samples(1, B_TOKENS) + 1, 1)
 
 
 def test_a_corpus_that_is_never_read_has_no_limit() -> None:
@@ -218,9 +218,9 @@ def test_a_job_that_only_warns_reads_on_and_says_once_of_each_corpus_that_it_is_
 
 def test_a_job_is_warned_with_the_step_that_reads_more_of_a_corpus_and_not_before() -> None:
     plan = plan_of(max_epochs={"b": 1}, on_max_epochs="warn")
-    (limit,) = used_up(plan, plan.cursor())
+    ((limit, _),) = used_up(plan, plan.cursor())
     loader = StreamingLoader(plan, global_batch_size=1)
-    assert warned(lambda: take(loader, limit.sample)) == []
+    assert warned(lambda: take(loader, limit)) == []
     assert len(warned(lambda: take(loader, 1))) == 1
     loader.close()
 
@@ -283,7 +283,7 @@ def test_worker_processes_end_where_a_thread_does() -> None:
         ({"max_epochs": 0}, "max_epochs is 0"),
         ({"max_epochs": -1.0}, "max_epochs is -1.0"),
         ({"max_epochs": {"a": float("nan")}}, "max_epochs is {'a': nan}"),
-        ({"max_epochs": {"x": 1}}, "max_epochs is for x; the plan has a, b"),
+        ({"max_epochs": {"x": 1}}, "max_epochs is {'x': 1}; the plan has a, b"),
         ({"max_epochs": 1, "on_max_epochs": "repeat"}, "on_max_epochs is 'repeat'"),
     ],
 )
@@ -296,23 +296,23 @@ def test_limits_that_say_nothing_are_refused(options: dict[str, Any], problem: s
 
 def test_a_sampler_that_resumes_around_the_end_of_a_corpus_stops_and_warns_where_one_alone_does() -> None:
     stopping, telling = (plan_of(max_epochs={"b": 1}, on_max_epochs=what) for what in ("stop", "warn"))
-    (limit,) = used_up(stopping, stopping.cursor())
+    ((limit, _),) = used_up(stopping, stopping.cursor())
     for plan in (stopping, telling):
         first = StreamDataset(plan, global_batch_size=1).sampler
-        for step in range(limit.sample + 8):
+        for step in range(limit + 8):
             second = StreamDataset(plan, global_batch_size=1).sampler
             second.load_state_dict(first.state_dict())
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                found = [each.cursor.sample for each, _ in zip(iter(second), range(limit.sample + 30), strict=False)]
+                found = [each.cursor.sample for each, _ in zip(iter(second), range(limit + 30), strict=False)]
             told = [str(warning.message) for warning in caught]
             if plan is stopping:
-                assert found == list(range(step, limit.sample))
+                assert found == list(range(step, limit))
                 assert any("the pass ends before" in text for text in told)
             else:
-                assert found == list(range(step, step + limit.sample + 30))
+                assert found == list(range(step, step + limit + 30))
                 assert told, "a caller who reads on must be told"
-                assert (f"sample {limit.sample}:" in told[0]) == (step <= limit.sample)
+                assert (f"sample {limit}:" in told[0]) == (step <= limit)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 next(first, None)

@@ -18,10 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
+from tests.corpora import Source as WrittenSource
 from tests.runtime.sources import EOS, ListSource
 from tests.runtime.states import edited, values_of
 from tests.runtime.test_loader import dataloader
 from tokshard.errors import PlanError, PlanMismatchError
+from tokshard.inspect.plan.run import open_run
 from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, expand
 from tokshard.runtime.state import load_state
 
@@ -534,3 +537,120 @@ def test_another_pass_over_a_finite_plan_keeps_what_was_masked_in_the_one_before
     with pytest.warns(UserWarning, match="was over where this loader begins"):
         assert not list(dataloader(dataset))
     assert rows_of(iter(dataloader(dataset))) == second
+
+
+# lists of ids
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    """A corpus with ids: document 3 has the id d3."""
+    folder = tmp_path / "corpus"
+    documents = documents_of([5, 9, 4, 30, 12, 3] * 9)
+    source = WrittenSource(documents=documents, metadata={"id": [f"d{number}" for number in range(len(documents))]})
+    write_corpus(folder, sources=[source], columns={"id": "string"}, shard_tokens=90, tokenizer=TINY_TOKENIZER)
+    return str(folder)
+
+
+def loader_of(corpus: str, **options: Any) -> NumpyLoader:
+    return NumpyLoader(StreamPlan({"code": corpus}, **SIZES), global_batch_size=4, **options)
+
+
+def test_a_list_of_ids_masks_what_their_numbers_mask_and_the_numbers_are_found_once(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_ids, by_numbers = tmp_path / "gone.jsonl", tmp_path / "numbers.txt"
+    by_ids.write_text("".join(f'{{"id": "{name}", "reason": "x"}}\n' for name in ("d33", "d3", "nobody", "d3", "d10")))
+    by_numbers.write_text("3\n10\n33\n")
+    expected, found = loader_of(corpus), loader_of(corpus)
+    expected.mask("code", by_numbers)
+    with pytest.warns(UserWarning, match=r"1 rows of .*gone\.jsonl name no document of corpus 'code': nobody$"):
+        found.mask("code", ids_file=by_ids)
+    assert found.stats()["masked_documents"] == 3
+    for one, other in itertools.islice(zip(expected, found, strict=True), 60):
+        assert (one["labels"] == other["labels"]).all()
+    (written,) = tmp_path.glob("gone.jsonl.*.numbers")
+    assert written.read_text() == by_numbers.read_text()
+    state = found.state_dict()
+    assert values_of(state)["masks"][0]["file"] == str(written)
+    monkeypatch.setattr("tokshard.runtime.bytes.listed.find_listed", None)  # not called again
+    again = loader_of(corpus)
+    again.load_state_dict(state)
+    again.mask("code", ids_file=by_ids)
+    assert again.state_dict() == state
+    written.unlink()
+    with pytest.raises(PlanMismatchError, match="cannot be read: No such file"):
+        loader_of(corpus).load_state_dict(state)
+
+
+def test_a_list_of_ids_that_grew_masks_more_and_one_without_documents_of_the_corpus_masks_nothing(
+    corpus: str, tmp_path: Path
+) -> None:
+    ids, others = tmp_path / "gone.txt", tmp_path / "others.txt"
+    ids.write_text("d3\n")
+    others.write_text("x\ny\n")
+    loader = loader_of(corpus)
+    loader.mask("code", ids_file=ids)
+    next(iter(loader))
+    ids.write_text("d3\nd4\n")
+    loader.mask("code", ids_file=ids)
+    for _ in range(2):
+        loader.mask("code", ids_file=ids)
+    calls = [mask.calls[0][0] for mask in loader.cursor.masks]
+    assert (calls, loader.stats()["masked_documents"]) == ([0, 4], 2)
+    state = loader.state_dict()
+    with pytest.warns(UserWarning, match="2 rows of"):
+        loader.mask("code", ids_file=others)
+    loader.mask("code", ids_file=others)
+    assert loader.state_dict() == state
+
+
+def test_a_mix_names_lists_of_ids_and_of_numbers_which_trace_reads_and_a_plan_refuses(
+    corpus: str, tmp_path: Path
+) -> None:
+    for name, text in (("gone.csv", "id,why\nd3,x\nd10,y\n"), ("numbers.txt", "5\n")):
+        (tmp_path / name).write_text(text)
+    sizes = "".join(f"{name} = {value}\n" for name, value in SIZES.items())
+    mix = tmp_path / "mix.toml"
+    lists = 'mask = { code = ["numbers.txt"] }\nmask_ids = { code = ["gone.csv"] }\n'
+    mix.write_text(f'corpora = {{ code = "corpus" }}\nglobal_batch_size = 4\n{sizes}{lists}')
+    cursor = open_run(str(mix), {}).cursor
+    assert [mask.documents.tolist() for mask in cursor.masks] == [[5], [3, 10]]
+    with pytest.raises(PlanError, match="has a mask"):
+        StreamPlan.load(mix)
+
+
+def test_what_is_no_list_of_ids_for_this_corpus_is_refused_and_nothing_is_masked(corpus: str, tmp_path: Path) -> None:
+    ids = tmp_path / "gone.txt"
+    ids.write_text("d3\n")
+    loader = loader_of(corpus)
+    for arguments in ({}, {"file": ids, "ids_file": ids}):
+        with pytest.raises(PlanError, match="mask needs one list"):
+            loader.mask("code", **arguments)
+    with pytest.raises(PlanError, match=r"none\.txt cannot be read: No such file"):
+        loader.mask("code", ids_file=tmp_path / "none.txt")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PlanError, match="cannot be read"):
+        loader.mask("code", ids_file=tmp_path / "pipe")
+    plain = tmp_path / "plain"
+    write_corpus(plain, documents_of([5, 6, 7] * 30), tokenizer=TINY_TOKENIZER)
+    with pytest.raises(PlanError, match="no corpus has a column 'id'"):
+        loader_of(str(plain)).mask("code", ids_file=ids)
+    with NumpyLoader(plan_of(), global_batch_size=4) as other, pytest.raises(PlanError, match="is no corpus on disk"):
+        other.mask("code", ids_file=ids)
+    assert not loader.cursor.masks
+
+
+def test_a_list_of_ids_where_nothing_can_be_written_is_refused_with_the_command_that_writes_elsewhere(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = tmp_path / "gone.txt"
+    ids.write_text("d3\n")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")  # root may write everywhere
+
+    monkeypatch.setattr("tokshard.store.posix.PosixStore.put", refuse)
+    with pytest.raises(PlanError, match=r"cannot be written beside it: Permission denied") as error:
+        loader_of(corpus).mask("code", ids_file=ids)
+    assert "tokshard scan CORPUS --ids FILE --numbers OUT" in error.value.hint

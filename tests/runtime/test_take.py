@@ -171,7 +171,7 @@ def test_each_corpus_of_a_plan_has_its_own_part() -> None:
 def test_limits_and_epochs_count_the_tokens_that_are_taken() -> None:
     source = ListSource([10] * 8)
     plan = StreamPlan({"a": source}, take=0.5, max_epochs=2, seq_len=5, block_tokens=20)
-    assert used_up(plan, plan.cursor())[0].sample == 2 * 40 // 5
+    assert used_up(plan, plan.cursor())[0][0] == 2 * 40 // 5
     loader = StreamingLoader(plan, global_batch_size=4)
     take_batches(loader, 3)
     assert loader.stats()["corpora"]["a"] == {"samples": 12, "tokens": 60, "left_out": 0, "epoch": 1.5}
@@ -220,7 +220,7 @@ def test_the_whole_of_a_corpus_may_be_taken_as_an_integer() -> None:
         (-0.1, "take is -0.1 for corpus 'a'"),
         (1.5, "take is 1.5 for corpus 'a'"),
         (float("nan"), "take is nan for corpus 'a'"),
-        ({"x": 0.5}, "take is for x; the plan has a"),
+        ({"x": 0.5}, "take is {'x': 0.5}; the plan has a"),
         (0.1, "take=0.1 of corpus 'a' is less than one of its 4 blocks of 20 tokens"),
     ],
 )

@@ -35,7 +35,7 @@ class Gate:
 
 
 def main() -> int:
-    with patch("tokshard.run_files.plan_file.StreamPlan", partial(StreamPlan, transforms=[Gate()])):
+    with patch("tokshard.trainer.loop.StreamPlan", partial(StreamPlan, transforms=[Gate()])):
         return command.main(sys.argv[1:])
 
 

@@ -12,6 +12,7 @@ from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.plans import plan_options
 from tokshard.cli.progress import stage_progress
 from tokshard.cli.sizes import POSITIVE_COUNT
+from tokshard.inspect.corpus.places import trained_on
 from tokshard.inspect.plan.bench import measure_speed
 from tokshard.run_files.plan_file import load_mix
 
@@ -53,8 +54,8 @@ def bench(
 ) -> None:
     """Measure how fast this machine reads a mix, and how many GPUs it can feed.
 
-    Give a corpus directory, or a file that names corpora with weights: a mix.toml or a recipe of the trainer. Options
-    override the file.
+    Give a corpus directory, a folder of them, or a file that names corpora with weights: a mix.toml or a recipe of the
+    trainer. Options override the file.
 
     A loader is measured with full batches, with compact ones, and as a rank that has one row of each step. Each result
     is shown as a share of an upper limit: the speed at which one core copies documents of 1,000 tokens from random
@@ -65,7 +66,8 @@ def bench(
     tokshard bench shards/code
     tokshard bench mix.toml --gpu-tokens 12k
     """  # noqa: D301 - click reads the escape
-    options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
+    corpora = trained_on(corpus) or None
+    options = {"corpora": corpora, "seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
     mix = load_mix(corpus, options, defaults=DEFAULTS)
     with stage_progress("bench") as on_stage:
         report = measure_speed(mix, seconds=seconds, on_stage=on_stage)

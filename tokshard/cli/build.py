@@ -149,7 +149,9 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | 
 )
 @click.option("--num-jobs", type=click.IntRange(min=1), metavar="N", help="Number of jobs of --job-index.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress, only the summary.")
-@click.option("-v", "--verbose", is_flag=True, help="Show a line for every task that is done.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Show a line for every task that is done, and at the end all settings."
+)
 @json_option
 @debug_option
 @click.pass_context

@@ -11,7 +11,7 @@ import click
 
 from tokshard.cli.build_progress import BuildDisplay
 from tokshard.cli.build_text import build_json, build_lines, estimate_json, estimate_lines, job_json, job_lines
-from tokshard.cli.corpus_text import summary_text
+from tokshard.cli.corpus_text import brief_text, summary_text
 from tokshard.cli.job_array import job_of
 from tokshard.cli.recipe import CorpusRequest
 from tokshard.errors import UsageError
@@ -43,16 +43,17 @@ def run_all(
     is_recipe = bool(requests[0].name)
     job = _job(given, is_recipe=is_recipe)
     fits = True
+    display = BuildDisplay(is_quiet=bool(given["quiet"]), is_verbose=bool(given["verbose"]))
     for number, request in enumerate(requests):
         if is_recipe and not given["as_json"]:
             click.echo(f"{'' if not number else chr(10)}{one_line(request.name)}")
         options = {name: value for name, value in request.options.items() if name not in _RUN_OPTIONS}
         tokenizer, out = options.pop("tokenizer", ""), options.pop("out")
         asked = options_of(tokenizer, out, {**options, "reads": reads})
-        display = BuildDisplay(is_quiet=bool(given["quiet"]), is_verbose=bool(given["verbose"]))
         with leaving_the_program_alone():
             if given["dry_run"]:
                 estimate = estimate_build(request.sources, asked)
+                display.say_speed(reads, estimate.input_bytes)
                 _show(estimate_lines(estimate), estimate_json(estimate), given, is_recipe=is_recipe)
                 fits = fits and estimate.fits
             elif job is not None:
@@ -60,7 +61,14 @@ def run_all(
                 _show(job_lines(done), job_json(done), given, is_recipe=is_recipe)
             else:
                 result = run_build(list(request.sources), asked, display)
-                show_result(result, display, as_json=bool(given["as_json"]), is_recipe=is_recipe, more=more(result))
+                show_result(
+                    result,
+                    display,
+                    as_json=bool(given["as_json"]),
+                    is_verbose=bool(given["verbose"]),
+                    is_recipe=is_recipe,
+                    more=more(result),
+                )
     if not fits:
         context.exit(1)
 
@@ -86,10 +94,11 @@ def show_result(
     display: BuildDisplay,
     *,
     as_json: bool,
+    is_verbose: bool = False,
     is_recipe: bool = False,
     more: Mapping[str, str] | None = None,
 ) -> None:
-    """Print a result: text, or JSON. Warnings and notes go to stderr."""
+    """Print a result: a short summary, the whole one (`is_verbose`), or JSON. Warnings and notes go to stderr."""
     more = more or {}
     if as_json:
         for warning in result.warnings:
@@ -101,11 +110,14 @@ def show_result(
             click.echo(f"note: {one_line(note)}", err=True)
     width = columns()
     lines = [] if result.is_new else [f"nothing to do: {one_line(result.directory)} is complete"]
-    for corpus in result.corpora:
-        counts = read_sources(open_store(corpus.directory), corpus.manifest)
-        if len(result.corpora) > 1:
-            lines.append(aligned([("corpus", corpus.directory)], width=width))
-        lines.append(summary_text(corpus.manifest, counts, width=width))
+    if is_verbose:
+        for corpus in result.corpora:
+            counts = read_sources(open_store(corpus.directory), corpus.manifest)
+            if len(result.corpora) > 1:
+                lines.append(aligned([("corpus", corpus.directory)], width=width))
+            lines.append(summary_text(corpus.manifest, counts, width=width))
+    else:
+        lines.append(brief_text([corpus.manifest for corpus in result.corpora], width=width))
     click.echo("\n".join([*lines, aligned([*build_lines(result), *more.items()], width=width)]))
 
 

@@ -23,7 +23,10 @@ from tokshard.inspect.corpus.report import (
     split_left_out,
 )
 from tokshard.inspect.corpus.statistics import Lengths, TokenCounts
-from tokshard.wording import aligned, bytes_text, counted, one_line, printable
+from tokshard.wording import LABEL_WIDTH, aligned, bytes_text, counted, one_line, printable
+
+_BRIEF = frozenset({"documents", "tokens", "on disk", "tokenizer", "records", "specials", "rejects", "generations"})
+"""Of a summary, what the end of a build shows."""
 
 _FEW_SHARDS = 8
 _NUM_FREQUENT = 12
@@ -63,6 +66,32 @@ def summary_text(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, widt
     return aligned(summary_lines(manifest, sources, width=width), width=width)
 
 
+def brief_text(manifests: Sequence[Manifest], *, width: int) -> str:
+    """What a build made, in some eight lines: one corpus, or the two parts of a split in one table."""
+    if len(manifests) == 1:
+        lines = [line for line in summary_lines(manifests[0], width=width) if line[0] in _BRIEF]
+        return aligned(
+            [(label, _ids_text(manifests[0].tokenizer) if label == "tokenizer" else value) for label, value in lines],
+            width=width,
+        )
+    rows = [
+        ["", *(f"{manifest.build.split}" for manifest in manifests)],
+        ["documents", *(f"{manifest.num_documents:,}" for manifest in manifests)],
+        ["tokens", *(f"{manifest.num_tokens:,}" for manifest in manifests)],
+        ["on disk", *(f"{_disk_text(manifest)}" for manifest in manifests)],
+    ]
+    first = manifests[0]
+    _, left_out = split_left_out(first.records.left_out)
+    parts = [f"{manifest.records.written:,} for {manifest.build.split}" for manifest in manifests]
+    lines = [
+        ("tokenizer", _ids_text(first.tokenizer)),
+        ("records", f"{first.records.read:,} read = {' + '.join(parts)} + {_left_out_text(left_out)}"),
+        *_unusual_lines(manifests),
+    ]
+    shown = table([[f"{label:<{LABEL_WIDTH - 2}}", *cells] for label, *cells in rows], width=None)
+    return f"{shown}\n{aligned(lines, width=width)}"
+
+
 def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, width: int = 80) -> list[tuple[str, str]]:
     """The summary as labels and values; a line without a label continues the one before.
 
@@ -70,7 +99,6 @@ def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, wid
         sources: the source table; without it single sources are not mentioned.
         width: characters per line.
     """
-    records = manifest.records
     if not manifest.num_documents:
         return [("documents", "none: all that was appended went into the other split")]
     per_token = manifest.text_bytes / manifest.num_tokens
@@ -78,25 +106,37 @@ def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, wid
     lines = [
         ("documents", f"{manifest.num_documents:,}, of {_lengths_range(manifest)}"),
         ("tokens", f"{manifest.num_tokens:,} as {manifest.dtype}{of_text}"),
-        ("on disk", f"{bytes_text(manifest.num_bytes)} in {counted(manifest.num_shards, 'shard')}"),
+        ("on disk", _disk_text(manifest)),
         ("tokenizer", _tokenizer_text(manifest.tokenizer)),
         ("sources", _sources_text(manifest, sources)),
         ("settings", _settings_text(manifest.build)),
         ("records", _records_text(manifest)),
         *_left_out_lines(manifest, sources, width=width),
     ]
-    if records.with_special_text is None:
+    lines += _unusual_lines([manifest])
+    return [*lines, ("content", manifest.fingerprints.content), ("recipe", manifest.fingerprints.recipe)]
+
+
+def _unusual_lines(manifests: Sequence[Manifest]) -> list[tuple[str, str]]:
+    """What is to be said of some corpora only. Those of a split list the same rejects and have the same generations."""
+    lines = []
+    special = [manifest.records.with_special_text for manifest in manifests]
+    if None in special:
         lines.append(("specials", "unknown: some documents of a corpus in which documents spell special tokens"))
-    elif records.with_special_text:
-        spell = "document spells" if records.with_special_text == 1 else "documents spell"
-        lines.append(("specials", f"{records.with_special_text:,} {spell} a special token, which became ordinary ids"))
-    if rejects := _rejects(manifest):
+    elif count := sum(filter(None, special)):
+        spell = "document spells" if count == 1 else "documents spell"
+        lines.append(("specials", f"{count:,} {spell} a special token, which became ordinary ids"))
+    if rejects := _rejects(manifests[0]):
         size = bytes_text(sum(rejects.values()))
         verb = "lists" if len(rejects) == 1 else "list"
         lines.append(("rejects", f"{', '.join(rejects)} {verb} every bad record and input that was left out ({size})"))
-    if manifest.generation is not None:
-        lines.append(("generations", generations_text(manifest)))
-    return [*lines, ("content", manifest.fingerprints.content), ("recipe", manifest.fingerprints.recipe)]
+    if manifests[0].generation is not None:
+        lines.append(("generations", generations_text(manifests[0])))
+    return lines
+
+
+def _disk_text(manifest: Manifest) -> str:
+    return f"{bytes_text(manifest.num_bytes)} in {counted(manifest.num_shards, 'shard')}"
 
 
 def _rejects(manifest: Manifest) -> dict[str, int]:
@@ -164,11 +204,13 @@ def _lengths_range(manifest: Manifest) -> str:
 
 
 def _tokenizer_text(tokenizer: TokenizerInfo) -> str:
+    return _ids_text(tokenizer, f"{tokenizer.library} {tokenizer.library_version}, ")
+
+
+def _ids_text(tokenizer: TokenizerInfo, library: str = "") -> str:
     bos = "no BOS" if tokenizer.bos is None else f"BOS {tokenizer.bos!r} = {tokenizer.bos_id}"
-    return (
-        f"{tokenizer.name}: {tokenizer.vocab_size:,} ids, {tokenizer.library} {tokenizer.library_version}, "
-        f"EOS {tokenizer.eos!r} = {tokenizer.eos_id}, {bos}"
-    )
+    eos = f"EOS {tokenizer.eos!r} = {tokenizer.eos_id}"
+    return f"{tokenizer.name}: {tokenizer.vocab_size:,} ids, {library}{eos}, {bos}"
 
 
 def _sources_text(manifest: Manifest, sources: Sequence[SourceInfo]) -> str:
@@ -236,9 +278,13 @@ def _records_text(manifest: Manifest) -> str:
     return (
         f"{records.read:,} read = {records.written:,} written"
         + "".join(f" + {count:,} {reason}" for reason, count in elsewhere.items())
-        + f" + {sum(left_out.values()):,} left out"
-        + (f" ({_reasons_text(left_out)})" if any(left_out.values()) else "")
+        + f" + {_left_out_text(left_out)}"
     )
+
+
+def _left_out_text(left_out: Mapping[str, int]) -> str:
+    reasons = f" ({_reasons_text(left_out)})" if any(left_out.values()) else ""
+    return f"{sum(left_out.values()):,} left out{reasons}"
 
 
 def _left_out_lines(manifest: Manifest, sources: Sequence[SourceInfo], *, width: int) -> list[tuple[str, str]]:
@@ -295,7 +341,7 @@ def column_of(report: CorpusReport, name: str) -> dict[str, str]:
         "ids": f"{manifest.tokenizer.vocab_size:,}",
         "tokenizer": manifest.tokenizer.canonical_sha256[:12],
         "EOS": repr(manifest.tokenizer.eos),
-        "records left out": f"{sum(manifest.records.left_out.values()):,}",
+        "records left out": f"{sum(split_left_out(manifest.records.left_out)[1].values()):,}",
         "shortest": f"{manifest.document_lengths.shortest:,}",
         **{f"{percent} % are at most": f"{about}{length:,}" for percent, length in percentiles},
         "longest": f"{manifest.document_lengths.longest:,}",

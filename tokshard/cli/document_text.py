@@ -42,7 +42,10 @@ def match_text(match: Match) -> str:
 
 def difference_text(difference: Difference, labels: tuple[str, str]) -> str:
     """The verdict, and three lines for each field that differs."""
-    lines = [f"{'equal' if difference.is_equal else 'different'}: {difference.verdict}", *difference.notes]
+    lines = [
+        f"{'equal' if difference.is_equal else 'different'}: {difference.verdict}",
+        *map(one_line, difference.notes),
+    ]
     width = max(len(one_line(label)) for label in labels)
     for field, values in difference.fields.items():
         lines.append(one_line(field))

@@ -1,8 +1,7 @@
-"""``tokshard inspect``: show, search or compare corpora."""
+"""``tokshard inspect``: show or search corpora."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -17,19 +16,16 @@ from tokshard.cli.corpus_text import (
     report_json,
     report_text,
 )
-from tokshard.cli.document_text import difference_json, difference_text, match_json, match_text, view_json, view_text
+from tokshard.cli.document_text import match_json, match_text, view_json, view_text
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
 from tokshard.format.opening import open_corpus
-from tokshard.inspect.corpus.difference import compare_corpora, compare_mixes
 from tokshard.inspect.corpus.documents import EXCERPT_CHARACTERS, DocumentView, search
 from tokshard.inspect.corpus.places import corpora_at
 from tokshard.inspect.corpus.report import CorpusReport, read_documents, read_report
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
-from tokshard.inspect.verify.verification import check_hashes
-from tokshard.run_files.plan_file import load_mix
 from tokshard.wording import one_line
 
 _SAMPLES = 3
@@ -54,14 +50,18 @@ _SAMPLES = 3
 @click.option("--grep", "pattern", metavar="TEXT", help="List the documents whose text contains TEXT.")
 @click.option("--regex", is_flag=True, help="Treat TEXT as a regular expression.")
 @click.option("-i", "--ignore-case", is_flag=True, help="With --grep: find upper and lower case alike.")
-@click.option("--limit", type=POSITIVE_COUNT, metavar="N", help="Stop after N matching documents.  [default: list all]")
-@click.option("--diff", is_flag=True, help="Compare two corpora, or two mixes.")
-@click.option("--shards", is_flag=True, help="List every shard.")
 @click.option(
-    "--full",
-    is_flag=True,
-    help="Count all tokens and read all document lengths, however many there are. With --diff: hash every shard.",
+    "--where",
+    multiple=True,
+    metavar="CONDITION",
+    help="With --grep: only documents whose kept columns meet this, as in copy: lang=en, 'score>0.5', 'lang in en,fr'.",
 )
+@click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="With --grep: processes.  [default: one for each CPU]"
+)
+@click.option("--limit", type=POSITIVE_COUNT, metavar="N", help="Stop after N matching documents.  [default: list all]")
+@click.option("--shards", is_flag=True, help="List every shard.")
+@click.option("--full", is_flag=True, help="Count all tokens and read all document lengths, however many there are.")
 @json_option
 @debug_option
 def inspect(
@@ -73,8 +73,9 @@ def inspect(
     pattern: str | None,
     regex: bool,
     ignore_case: bool,
+    where: tuple[str, ...],
+    workers: int | None,
     limit: int | None,
-    diff: bool,
     shards: bool,
     full: bool,
     as_json: bool,
@@ -83,25 +84,25 @@ def inspect(
 
     CORPUS may also be the folder of a corpus with a validation split, or a folder of corpora: then it stands for all of
     them. Several corpora are shown side by side. Unless --full is given, token statistics come from a sample, and
-    percentiles of more than 20M documents are estimates. --diff and --grep exit with 0 whatever they find: use --json
-    in scripts, which prints one line per corpus or document.
+    percentiles of more than 20M documents are estimates. --grep exits with 0 whatever it finds: use --json in scripts,
+    which prints one line per corpus or document.
 
     \b
     tokshard inspect shards/code shards/prose
     tokshard inspect shards/code --grep 'def main' --limit 5
-    tokshard inspect --diff shards/code other/code
-    tokshard inspect --diff mix.toml other/mix.toml
+    tokshard inspect shards/code --grep todo -i --where lang=py
     """  # noqa: D301 - click's mark for lines that are kept
-    corpora = corpora if diff else tuple(corpora_at([*corpora]) if not any(map(is_mix, corpora)) else corpora)
-    modes = {"--document": document, "--grep": pattern, "--diff": diff or None}
-    given = [name for name, value in modes.items() if value is not None]
-    if len(given) > 1:
-        raise click.UsageError(f"{' and '.join(given)} exclude each other.")
-    if diff:
-        _diff(corpora, is_full=full, as_json=as_json)
-    elif pattern is not None:
+    corpora = corpora if any(map(is_mix, corpora)) else tuple(corpora_at(corpora))
+    if document is not None and pattern is not None:
+        raise click.UsageError("--document and --grep exclude each other.")
+    of_grep = {"--regex": regex, "--ignore-case": ignore_case, "--where": where, "--workers": workers, "--limit": limit}
+    given = [name for name, value in of_grep.items() if value not in (False, (), None)]
+    if pattern is None and given:
+        raise click.UsageError(f"{given[0]} is for --grep.")
+    if pattern is not None:
         wanted = compile_pattern(pattern, is_regex=regex, is_any_case=ignore_case)
-        _grep(corpora, pattern, wanted, limit=limit, as_json=as_json)
+        workers = workers or len(os.sched_getaffinity(0))
+        _grep(corpora, pattern, wanted, where=where, limit=limit, workers=workers, as_json=as_json)
     elif document is not None:
         _show_document(corpora, document, with_boundaries=not plain, as_json=as_json)
     else:
@@ -127,7 +128,7 @@ def corpus_report(
         TokshardError: it is a mix, or cannot be read.
     """
     if is_mix(location):
-        raise UsageError(f"{location} is a mix", hint="use tokshard report or --diff, or give a corpus")
+        raise UsageError(f"{location} is a mix", hint="use tokshard plan, report or diff, or give a corpus")
     with byte_progress(f"tokens of {location}", unit="tokens") as on_progress:
         return read_report(
             location,
@@ -171,22 +172,37 @@ def _show_document(corpora: tuple[str, ...], document: str, *, with_boundaries: 
         click.echo(json.dumps(view_json(view)) if as_json else ("\n" if number else "") + view_text(view))
 
 
-def _grep(corpora: tuple[str, ...], pattern: str, wanted: re.Pattern[str], *, limit: int | None, as_json: bool) -> None:
-    left, normalizers = limit, dict[str, None]()
+def _grep(
+    corpora: tuple[str, ...],
+    pattern: str,
+    wanted: re.Pattern[str],
+    *,
+    where: tuple[str, ...],
+    limit: int | None,
+    workers: int,
+    as_json: bool,
+) -> None:
+    left, normalizers, columns = limit, dict[str, None](), dict[str, str]()
+    for location in corpora if where else ():
+        with open_corpus(location) as corpus:
+            columns |= corpus.manifest.columns
     is_found = False
     for location in corpora:
         with open_corpus(location) as corpus, byte_progress(f"grep {location}", unit="tokens") as on_progress:
             normalizers |= dict.fromkeys(load_vocabulary(corpus).normalizers)
-            for match in itertools.islice(search(corpus, wanted, on_progress=on_progress), left):
+            for match in search(
+                corpus, wanted, where=where, columns=columns, limit=left, workers=workers, on_progress=on_progress
+            ):
                 is_found = True
-                where = "" if len(corpora) == 1 else f"{one_line(location)}: "
-                click.echo(json.dumps(match_json(match, corpus)) if as_json else where + match_text(match))
+                place = "" if len(corpora) == 1 else f"{one_line(location)}: "
+                click.echo(json.dumps(match_json(match, corpus)) if as_json else place + match_text(match))
                 left = None if left is None else left - 1
                 if left == 0:
                     return
     if is_found or limit == 0:
         return
-    click.echo(f"no document contains {one_line(pattern)}", err=True)
+    those = " that meets the conditions" if where else ""
+    click.echo(f"no document{those} contains {one_line(pattern)}", err=True)
     if normalizers:
         names = one_line(", ".join(normalizers))
         click.echo(f"note: text was changed before it was encoded ({names}): search for the changed text", err=True)
@@ -206,22 +222,6 @@ def compile_pattern(pattern: str, *, is_regex: bool, is_any_case: bool = False) 
         raise UsageError(
             f"{pattern!r} is not a regular expression: {error}", hint="leave out --regex to search for the text itself"
         ) from error
-
-
-def _diff(locations: tuple[str, ...], *, is_full: bool, as_json: bool) -> None:
-    if len(locations) != 2 or is_mix(locations[0]) != is_mix(locations[1]):
-        raise UsageError("--diff compares two corpora, or two mixes", hint="tokshard inspect --diff A B")
-    if is_mix(locations[0]):
-        first_mix, second_mix = map(load_mix, locations)
-        difference = compare_mixes(first_mix, second_mix)
-    else:
-        with open_corpus(locations[0]) as first, open_corpus(locations[1]) as second:
-            if is_full:
-                with byte_progress("hash both") as on_progress:
-                    check_hashes([first, second], on_progress)
-            difference = compare_corpora(first, second, is_hashed=is_full)
-    names = (locations[0], locations[1])
-    click.echo(json.dumps(difference_json(difference)) if as_json else difference_text(difference, names))
 
 
 def is_mix(location: str) -> bool:

@@ -45,6 +45,7 @@ COMMANDS = {
     "report": LazyCommand(
         "tokshard.cli.report:report", "Draw corpora, the plan of a mix, or a training run as a page of HTML."
     ),
+    "diff": LazyCommand("tokshard.cli.diff:diff", "Say what differs between two corpora, or between two mixes."),
     "scan": LazyCommand(
         "tokshard.cli.scan:scan", "Find the documents that share n-grams with a benchmark, or are on a list."
     ),

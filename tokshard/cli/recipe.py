@@ -1,9 +1,10 @@
-"""Recipes: a TOML file that asks for several corpora, in the words of the command line."""
+"""Recipes: a TOML file that asks for several corpora, in the words of the command line; paths are relative to it."""
 
 from __future__ import annotations
 
+import glob
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,10 @@ from click.core import ParameterSource
 from tokshard.cli.failures import did_you_mean
 from tokshard.cli.sizes import WrongNumber
 from tokshard.errors import UsageError
+from tokshard.pipeline.sources.hub import is_model_id
 from tokshard.pipeline.sources.inputs import STDIN
-from tokshard.run_files.strict_toml import read_toml
+from tokshard.pipeline.sources.listing import is_glob, split_glob
+from tokshard.run_files.strict_toml import path_beside, read_toml
 
 _SECTIONS = ("defaults", "corpora")
 _NO_KEYS = frozenset({"sources", "force", "as_json", "dry_run", "help", "debug", "job_index", "num_jobs"})
@@ -32,6 +35,12 @@ class CorpusRequest:
 def is_recipe_path(sources: Sequence[str]) -> bool:
     """Whether the arguments of a build are a recipe, and perhaps names of its corpora."""
     return bool(sources) and sources[0].endswith(".toml")
+
+
+def options_of_recipes(command: click.Command) -> dict[str, click.Option]:
+    """The options of a build that are keys of a recipe, by their names there."""
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    return {option.name: option for option in options if option.name and option.name not in _NO_KEYS}
 
 
 def one_corpus(sources: Sequence[str], options: Mapping[str, Any], *, name: str = "") -> CorpusRequest:
@@ -64,11 +73,7 @@ def read_recipe(path: str, chosen: Sequence[str], context: click.Context) -> lis
     defaults, corpora = (_table(sections.get(name, {}), f"{path}: {name}") for name in _SECTIONS)
     if not corpora:
         raise UsageError(f"{path} asks for no corpus", hint='add [corpora.NAME] with sources = [...] and out = "..."')
-    options = {
-        param.name: param
-        for param in context.command.params
-        if isinstance(param, click.Option) and param.name and param.name not in _NO_KEYS
-    }
+    options = options_of_recipes(context.command)
     _check_keys(defaults, options, f"{path}: defaults")
     for name in chosen:
         if name not in corpora:
@@ -89,11 +94,15 @@ def read_recipe(path: str, chosen: Sequence[str], context: click.Context) -> lis
             for key, value in {**defaults, **table}.items()
             if key != "sources"
         }
-        for key in options:
-            if key not in values or context.get_parameter_source(key) is ParameterSource.COMMANDLINE:
-                values[key] = context.params[key]
+        given = {
+            key: context.params[key]
+            for key in options
+            if key not in values or context.get_parameter_source(key) is ParameterSource.COMMANDLINE
+        }
+        values = _paths_beside(path, values, given, where) | given
         values["force"] = context.params["force"]
-        requests.append(one_corpus(_sources(table, where), values, name=where))
+        sources = [_source_beside(path, source) for source in _sources(table, where)]
+        requests.append(one_corpus(sources, values, name=where))
     _check_apart(requests)
     requests = [request for name, request in zip(corpora, requests, strict=True) if name in (chosen or corpora)]
     readers = [request.name for request in requests if STDIN in request.sources]
@@ -137,6 +146,40 @@ def _convert(option: click.Option, value: Any, where: str, context: click.Contex
         hint = error.hint if isinstance(error, WrongNumber) else "write it as on the command line"
         raise UsageError(f"{where}: {option.name}: {error.message.removesuffix('.')}", hint=hint) from error
     return converted if option.multiple else converted[0]
+
+
+def _paths_beside(recipe: str, values: Mapping[str, Any], given: Collection[str], where: str) -> dict[str, Any]:
+    """The options of a recipe, with paths for the working directory, but for those that are given in their place."""
+    found = {name: value for name, value in values.items() if name not in given}
+    if found.get("out"):
+        found["out"] = path_beside(recipe, found["out"])
+    if found.get("tokenizer"):
+        found["tokenizer"] = _tokenizer_beside(recipe, found["tokenizer"], where)
+    return found
+
+
+def _tokenizer_beside(recipe: str, value: str, where: str) -> str:
+    """The path of a tokenizer, or a model of the hub, of which nothing lies beside the recipe."""
+    path = path_beside(recipe, value)
+    if path == value or not is_model_id(value) or os.path.exists(path):
+        return path
+    if os.path.exists(value):  # the build would take it for what is meant
+        raise UsageError(
+            f"{where}: there is no {path}",
+            hint=f"paths in a recipe are relative to the recipe, and {value} is in the working directory",
+        )
+    return value
+
+
+def _source_beside(recipe: str, source: str) -> str:
+    """A source of the recipe. What the recipe says may be a pattern, the folder in which the recipe lies may not."""
+    path = path_beside(recipe, source)
+    if source in {STDIN, path}:
+        return source
+    if not is_glob(source) or os.path.exists(path):
+        return path
+    folder, parts = split_glob(source)
+    return os.path.join(glob.escape(path_beside(recipe, folder)), *parts)
 
 
 def _sources(table: Mapping[str, Any], where: str) -> list[str]:

@@ -19,12 +19,12 @@ from tokshard.cli.tables import shorten, table
 from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.format.decode import read_tokenizer
+from tokshard.format.document_list import find_listed
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.scan import (
     Benchmarks,
     Encode,
     SharedItems,
-    find_listed,
     read_benchmarks,
     scan_corpus,
 )
@@ -259,7 +259,8 @@ class _Tally:
         ]
         parts = [
             "\n".join(
-                f"{one_line(one['corpus'])}: {counted(one['documents'], 'document')} share {self.ngram} tokens"
+                f"{one_line(one['corpus'])}: {counted(one['documents'], 'document')} "
+                f"{'shares' if one['documents'] == 1 else 'share'} {self.ngram} tokens in a row"
                 for one in found["corpora"]
             ),
             table([header, *rows], width=None),

@@ -22,6 +22,11 @@ def number_array(values: NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(contiguous), [None, pa.py_buffer(contiguous)])
 
 
+def value_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Plain values, None for null; or lists of numbers."""
+    return _array(values, kind) if pa.types.is_large_list(kind) else pa.array(values, type=kind)
+
+
 def table_batch(columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
     """Rows of the shard table or the source table; no value may be None."""
     return pa.record_batch([_array(columns[field.name], field.type) for field in schema], schema=schema)
@@ -37,7 +42,7 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_fixed_size_binary(kind):
         return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(b"".join(values))])
     if pa.types.is_large_list(kind):
-        dtype = np.dtype(str(kind.value_type))
+        dtype = np.dtype("float32" if pa.types.is_float32(kind.value_type) else str(kind.value_type))
         parts = [np.empty(0, dtype), *(np.asarray(value, dtype) for value in values)]
         offsets = number_array(_offsets(values, np.int64))
         return pa.LargeListArray.from_arrays(offsets, number_array(np.concatenate(parts)), type=kind)

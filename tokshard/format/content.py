@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,31 @@ class TokenHash:
         return cls(num_tokens, tuple(np.frombuffer(content, "<u4").tolist()))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What consecutive documents hold, as counts and hashes. Contents add up.
+
+    Args:
+        tokens: the hash of their tokens.
+        num_targets: their tokens that are targets.
+        loss: the hash of the weight of each token, see `Targets.hashed`; zeros in a corpus without loss spans.
+    """
+
+    num_documents: int = 0
+    tokens: TokenHash = TokenHash()
+    num_targets: int = 0
+    loss: TokenHash = TokenHash()
+
+    def then(self, following: Content) -> Content:
+        """The content of these documents with others after them."""
+        return Content(
+            num_documents=self.num_documents + following.num_documents,
+            tokens=self.tokens.then(following.tokens),
+            num_targets=self.num_targets + following.num_targets,
+            loss=self.loss.then(following.loss),
+        )
+
+
 def hash_tokens(tokens: NDArray[Any]) -> TokenHash:
     """The hash of an array of tokens; about 1 ns each.
 
@@ -80,12 +105,9 @@ def hash_tokens(tokens: NDArray[Any]) -> TokenHash:
     return found
 
 
-def join_hashes(parts: Iterable[TokenHash]) -> TokenHash:
-    """The hash of sequences one after another."""
-    found = TokenHash()
-    for part in parts:
-        found = found.then(part)
-    return found
+def join_contents(parts: Iterable[Content]) -> Content:
+    """The content of documents one after another."""
+    return reduce(Content.then, parts, Content())
 
 
 def _hash_slice(tokens: NDArray[Any]) -> TokenHash:

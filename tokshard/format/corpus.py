@@ -17,6 +17,7 @@ from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format import names
 from tokshard.format.files import LoadFile, map_file
 from tokshard.format.generations import combined_manifest
+from tokshard.format.loss import has_spans, kept_columns
 from tokshard.format.manifest import Manifest, decode_manifest
 from tokshard.format.schema import HASH_GROUP, ShardFacts, shard_schema
 from tokshard.format.shard import Shard
@@ -86,7 +87,9 @@ class Corpus:
         self.bos_id = manifest.tokenizer.bos_id
         """The token that starts every document, if the corpus was built with one."""
         self.fingerprint = manifest.fingerprints.content
-        """The content fingerprint: equal when the tokens are, however they are cut into shards."""
+        """The content fingerprint: equal when tokens and loss spans are, however they are cut into shards."""
+        self.has_spans = has_spans(manifest.columns)
+        """Whether loss spans say which tokens are targets; if not, all but each document's first are."""
         self._load_table = load_table
         self.num_generations = len(self.manifests)
         """1, and 1 more for each append that is part of it."""
@@ -168,8 +171,22 @@ class Corpus:
 
     def metadata(self, index: int) -> dict[str, Any]:
         """The kept columns of one document; empty if the corpus was built without any."""
+        if not kept_columns(self.manifest.columns):
+            return {}
         number, row = self.shards.find(index)
         return self.shard(number).metadata(row)
+
+    def loss_spans(self, index: int) -> NDArray[np.int64]:
+        """Which tokens of one document are targets: int64 [spans, 2], start and stop of each, from its first token on.
+
+        In a corpus without loss spans these are all tokens but the first.
+
+        Raises:
+            IndexError: the index is outside ``[-num_documents, num_documents)``.
+            DamagedCorpusError: the shard that holds it is missing or does not match the manifest.
+        """
+        number, row = self.shards.find(index)
+        return self.shard(number).loss_spans(row)
 
     def provenance(self, index: int) -> Provenance:
         """Source and record number of one document; `sources` has the paths."""

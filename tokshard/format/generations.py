@@ -97,6 +97,7 @@ def combined_manifest(manifests: Sequence[Manifest]) -> Manifest:
         num_shards=sum(each.num_shards for each in manifests),
         num_bytes=sum(each.num_bytes for each in manifests),
         text_bytes=sum(each.text_bytes for each in manifests),
+        num_targets=_sum_known([each.num_targets for each in manifests]),
         fingerprints=Fingerprints(
             content=last.generation.content,
             recipe=_combined_recipe([each.fingerprints.recipe for each in manifests]),

@@ -6,14 +6,15 @@ import contextlib
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
 
 from tokshard.errors import DamagedCorpusError, UnsupportedFormatError
 from tokshard.format import names
-from tokshard.format.content import TokenHash
+from tokshard.format.content import Content
+from tokshard.format.loss import has_spans
 from tokshard.format.schema import FORMAT_VERSION
 
 _HASH_KEY = "manifest_sha256"
@@ -190,6 +191,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What a corpus is. Its presence means that the corpus is complete.
 
     Args:
+        num_targets: tokens that lie in loss spans, of a corpus that has these; left out of the JSON otherwise.
         generation: of a corpus that was appended to another one; left out of the JSON otherwise.
     """
 
@@ -208,6 +210,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     records: Records
     document_lengths: DocumentLengths
     files: dict[str, FileFacts]
+    num_targets: Count | None = None
     generation: Generation | None = None
 
 
@@ -300,19 +303,30 @@ def _has_float(value: Any) -> bool:
 _CONTAINERS = frozenset({dict, list})
 
 
-def content_fingerprint(tokens: TokenHash, *, num_documents: int, eos_id: int, bos_id: int | None) -> str:
-    """A hash of the content: equal for two corpora that hold the same documents.
+def content_fingerprint(content: Content, tokenizer: TokenizerInfo, columns: Mapping[str, str]) -> str:
+    """A hash of the content: equal for two corpora that hold the same documents with the same loss spans.
 
     Shards, record batches, kept columns, sources and the place of the corpus do not matter.
 
     Args:
-        tokens: of the whole corpus.
+        content: of the whole corpus.
+        tokenizer: gives the delimiters.
+        columns: of the corpus.
 
     Returns:
-        The hexadecimal SHA-256 of a version line, the canonical JSON of counts and delimiters, and the hash.
+        The hexadecimal SHA-256 of a version line, the canonical JSON of counts and delimiters, and the hashes.
     """
-    counts = {"num_documents": num_documents, "num_tokens": tokens.num_tokens, "eos_id": eos_id, "bos_id": bos_id}
-    return hashlib.sha256(b"tokshard content 1\n" + canonical_json(counts) + tokens.to_bytes()).hexdigest()
+    counts = {
+        "num_documents": content.num_documents,
+        "num_tokens": content.tokens.num_tokens,
+        "eos_id": tokenizer.eos_id,
+        "bos_id": tokenizer.bos_id,
+    }
+    hashed = content.tokens.to_bytes()
+    if has_spans(columns):
+        counts["num_targets"] = content.num_targets
+        hashed += content.loss.to_bytes()
+    return hashlib.sha256(b"tokshard content 1\n" + canonical_json(counts) + hashed).hexdigest()
 
 
 def recipe_fingerprint(config: BuildConfig, tokenizer: TokenizerInfo, sources: Iterable[tuple[int, str, int]]) -> str:

@@ -10,8 +10,9 @@ from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, MissingCor
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.generations import check_generation, check_has_generation, generation_numbers
+from tokshard.format.loss import LOSS_COLUMNS, WEIGHTS, has_spans, kept_columns
 from tokshard.format.manifest import Manifest, decode_manifest, manifest_hash
-from tokshard.format.schema import SUPPORTED_COLUMN_TYPES, TOKENS, token_dtype
+from tokshard.format.schema import COLUMN_TYPES, TOKENS, token_dtype
 from tokshard.store import Store, locate, open_store, present, side_by_side
 
 _MOST_LISTED = 10_000
@@ -187,11 +188,19 @@ def _check_manifest(manifest: Manifest, path: str) -> None:
             f"{token_dtype(manifest.tokenizer.vocab_size)}",
             hint=RESTORE,
         )
-    unknown = set(manifest.columns.values()) - set(SUPPORTED_COLUMN_TYPES)
-    if unknown or TOKENS in manifest.columns:
+    unknown = set(manifest.columns.values()) - set(COLUMN_TYPES)
+    of_loss = {name: kind for name, kind in LOSS_COLUMNS.items() if manifest.columns.get(name) == kind}
+    in_order = [*of_loss.items(), *kept_columns(manifest.columns).items()]
+    if unknown or TOKENS in manifest.columns or [*manifest.columns.items()] != in_order or set(of_loss) == {WEIGHTS}:
         raise DamagedCorpusError(
             f"{path}: columns are {manifest.columns}, expected none called {TOKENS!r} and types of "
-            f"{', '.join(SUPPORTED_COLUMN_TYPES)}",
+            f"{', '.join(COLUMN_TYPES)}, those of loss spans first and under their names",
+            hint=RESTORE,
+        )
+    if has_spans(manifest.columns) != (manifest.num_targets is not None):
+        raise DamagedCorpusError(
+            f"{path}: num_targets is {manifest.num_targets}, columns are {manifest.columns}; a corpus has both "
+            "or neither of num_targets and loss spans",
             hint=RESTORE,
         )
     for delimiter in (manifest.tokenizer.eos_id, manifest.tokenizer.bos_id):

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokshard.errors import RESTORE, DamagedCorpusError, UnsupportedFormatError
+from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 
 FORMAT_VERSION = 1
 """Bump when a reader of the version before would misread the bytes."""
@@ -40,6 +41,13 @@ SUPPORTED_COLUMN_TYPES: Mapping[str, pa.DataType] = {
 }
 """Types that a kept column may have, by the name used in ``--keep-field FIELD:TYPE`` and in the manifest."""
 
+COLUMN_TYPES: Mapping[str, pa.DataType] = {
+    **SUPPORTED_COLUMN_TYPES,
+    LOSS_COLUMNS[LOSS]: pa.large_list(pa.field("item", pa.uint32(), nullable=False)),
+    LOSS_COLUMNS[WEIGHTS]: pa.large_list(pa.field("item", pa.float32(), nullable=False)),
+}
+"""Types that a column may have, by the name used in the manifest."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFacts:
@@ -50,7 +58,7 @@ class ShardFacts:
         tokenizer_sha256: hash of the canonical JSON of the tokenizer.
         eos_id: the delimiter that ends every document.
         bos_id: the token that starts every document, if there is one.
-        columns: kept metadata columns, name to one of `SUPPORTED_COLUMN_TYPES`.
+        columns: name to one of `COLUMN_TYPES`: those of loss spans, then the kept columns.
     """
 
     dtype: str
@@ -77,10 +85,10 @@ def tokens_type(dtype: str) -> pa.DataType:
 
 
 def shard_schema(facts: ShardFacts) -> pa.Schema:
-    """The schema of every shard of a corpus: `TOKENS` first, then the kept columns in order."""
+    """The schema of every shard of a corpus: `TOKENS` first, then the other columns in order."""
     fields = [pa.field(TOKENS, tokens_type(facts.dtype), nullable=False)]
     for name, kind in facts.columns.items():
-        fields.append(pa.field(name, SUPPORTED_COLUMN_TYPES[kind], nullable=True))
+        fields.append(pa.field(name, COLUMN_TYPES[kind], nullable=kind not in LOSS_COLUMNS.values()))
     metadata = {
         "tokshard.format_version": str(FORMAT_VERSION),
         "tokshard.tokenizer_sha256": facts.tokenizer_sha256,
@@ -89,6 +97,12 @@ def shard_schema(facts: ShardFacts) -> pa.Schema:
         "tokshard.dtype": facts.dtype,
     }
     return pa.schema(fields, metadata=metadata)
+
+
+def column_kinds(schema: pa.Schema) -> dict[str, str]:
+    """The columns of a shard besides `TOKENS`, name to one of `COLUMN_TYPES`."""
+    names = {kind: name for name, kind in COLUMN_TYPES.items()}
+    return {field.name: names[field.type] for field in schema if field.name != TOKENS}
 
 
 def check_shard_schema(found: pa.Schema, expected: pa.Schema, *, file: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.arrow_file import ArrowFile
 from tokshard.format.files import map_file
-from tokshard.format.schema import ARROW_ERRORS, TOKENS, check_shard_schema
+from tokshard.format.loss import Targets, all_but_first, has_spans, has_weights, kept_columns, read_section, stored_hash
+from tokshard.format.schema import ARROW_ERRORS, TOKENS, check_shard_schema, column_kinds
 from tokshard.format.tables import BatchPlace, ShardInfo
 from tokshard.store import Store
 
@@ -57,6 +59,12 @@ class Shard:
             raise DamagedCorpusError(
                 f"{path} has {self._file.num_batches} record batches, expected {len(places)}", hint=RESTORE
             )
+        columns = column_kinds(schema)
+        self._kept, self._has_spans, self._has_weights = (
+            kept_columns(columns),
+            has_spans(columns),
+            has_weights(columns),
+        )
         self._dtype = np.dtype(str(schema.field(TOKENS).type.value_type))
         self._batches: dict[int, tuple[pa.RecordBatch, NDArray[np.int64], NDArray[Any]]] = {}
         self._batches_of_checked_columns: set[int] = set()
@@ -83,7 +91,31 @@ class Shard:
         index = bisect_right(self._first_documents, row) - 1
         columns = self.columns(index)
         within = row - self._first_documents[index]
-        return {name: column[within].as_py() for name, column in columns.items()}
+        return {name: columns[name][within].as_py() for name in self._kept}
+
+    def loss_spans(self, row: int) -> NDArray[np.int64]:
+        """Which tokens of one document of this shard are targets: int64 [spans, 2]."""
+        index = bisect_right(self._first_documents, row) - 1
+        within = row - self._first_documents[index]
+        start, stop = self.batch(index)[0][within : within + 2].tolist()
+        borders = self.targets(index).borders
+        first, last = np.searchsorted(borders, [start, stop], "right").tolist()
+        spans: NDArray[np.int64] = borders[first:last].reshape(-1, 2) - start
+        return spans
+
+    def targets(self, index: int) -> Targets:
+        """The targets of one record batch, checked each time. In a corpus without loss spans: all but each first token.
+
+        Raises:
+            DamagedCorpusError: they are not spans of the documents, or not those that the shard table knows.
+        """
+        offsets, place = self.batch(index)[0], self.places[index]
+        if not self._has_spans:
+            return Targets(borders=all_but_first(offsets))
+        section = memoryview(self._mapped)[place.loss_position : place.loss_position + place.loss_bytes]
+        return checked_targets(
+            section, offsets, place, is_weighted=self._has_weights, where=f"{self.path}, batch {index}"
+        )
 
     @property
     def num_batches(self) -> int:
@@ -129,7 +161,8 @@ class Shard:
             _, offsets_buffer, _, values_buffer = column.buffers()
         except ARROW_ERRORS as error:
             raise DamagedCorpusError(f"{where}: {error}", hint=RESTORE) from error
-        found = BatchPlace(
+        found = replace(
+            place,
             num_documents=batch.num_rows,
             num_tokens=len(column.values),
             offsets_position=offsets_buffer.address - self._mapped.address if offsets_buffer else -1,
@@ -148,3 +181,29 @@ class Shard:
             )
         self._batches[index] = (batch, offsets, values)
         return self._batches[index]
+
+
+def checked_targets(
+    section: bytes | memoryview, offsets: NDArray[np.int64], place: BatchPlace, *, is_weighted: bool, where: str
+) -> Targets:
+    """The targets of one record batch from bytes of its file.
+
+    Args:
+        section: as `stored_hash` takes it.
+        offsets: those of the tokens: int64 [documents + 1], from 0.
+        place: of the batch, from the shard table.
+        is_weighted: whether the corpus has weights of spans.
+        where: names the batch in errors.
+
+    Raises:
+        DamagedCorpusError: they are not spans of the documents, or not those that the shard table knows.
+    """
+    found = stored_hash(offsets, section)
+    if found != place.loss_hash:
+        raise DamagedCorpusError(
+            f"{where}: its loss spans have CRC-32 {found:08x}, expected {place.loss_hash:08x}", hint=RESTORE
+        )
+    try:
+        return read_section(section, offsets, is_weighted=is_weighted)
+    except ValueError as error:
+        raise DamagedCorpusError(f"{where}: {error}", hint=RESTORE) from error

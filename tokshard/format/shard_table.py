@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import overload
 
@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format import names
-from tokshard.format.content import TokenHash
+from tokshard.format.loss import has_spans
 from tokshard.format.manifest import Manifest
 from tokshard.format.schema import HASH_GROUP, ORDINAL_STRIDE
 from tokshard.format.stride_hashes import HASH_BYTES, num_strides
-from tokshard.format.tables import SHARDS_PER_BATCH, BatchPlace, ShardInfo, Table
+from tokshard.format.tables import SHARDS_PER_BATCH, BatchPlace, ShardInfo, Table, contents
 
 _BATCH_COLUMNS = ("batch_documents", "batch_tokens", "batch_offsets_position", "batch_values_position")
+_LOSS_COLUMNS = ("batch_loss_position", "batch_loss_bytes", "batch_loss_hash")
+_PLACE_FIELDS = tuple(one.name for one in fields(BatchPlace))
 _MAX_KNOWN_RUNS = 256
 """Shards whose runs are kept."""
 
@@ -53,6 +55,7 @@ class ShardTable(Sequence[ShardInfo]):
 
     def __init__(self, generations: Sequence[tuple[Table, Manifest]]) -> None:
         self._tables = [table for table, _ in generations]
+        self._has_spans = has_spans(generations[0][1].columns)
         for table, manifest in generations:
             _check_table(table, manifest)
         self._first_shards = list(accumulate((manifest.num_shards for _, manifest in generations), initial=0))
@@ -90,9 +93,7 @@ class ShardTable(Sequence[ShardInfo]):
             num_tokens=batch.column("num_tokens")[row].as_py(),
             num_bytes=batch.column("num_bytes")[row].as_py(),
             sha256=batch.column("sha256")[row].as_py().hex(),
-            tokens_hash=TokenHash.from_bytes(
-                batch.column("tokens_hash")[row].as_py(), batch.column("num_tokens")[row].as_py()
-            ),
+            content=contents(batch.slice(row, 1))[0],
         )
 
     def names(self) -> Iterator[str]:
@@ -123,10 +124,11 @@ class ShardTable(Sequence[ShardInfo]):
         """The places of the record batches of one shard."""
         table, row = self._place(index)
         columns = [column.tolist() for column in table.lists_at(_BATCH_COLUMNS, row)]
+        of_loss = [column.tolist() for column in table.lists_at(_LOSS_COLUMNS, row)] if self._has_spans else []
         num_documents = int(self.first_documents[index + 1] - self.first_documents[index])
         num_tokens = int(self.first_tokens[index + 1] - self.first_tokens[index])
         if (
-            len({len(column) for column in columns}) != 1
+            len({len(column) for column in [*columns, *of_loss]}) != 1
             or sum(columns[0]) != num_documents
             or sum(columns[1]) != num_tokens
             or min(*columns[0], *columns[1]) < 1
@@ -138,8 +140,8 @@ class ShardTable(Sequence[ShardInfo]):
                 hint=RESTORE,
             )
         return [
-            BatchPlace(num_documents=rows, num_tokens=tokens, offsets_position=offsets, values_position=values)
-            for rows, tokens, offsets, values in zip(*columns, strict=True)
+            BatchPlace(**dict(zip(_PLACE_FIELDS, place, strict=False)))
+            for place in zip(*columns, *of_loss, strict=True)
         ]
 
     def batch_tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -245,7 +247,16 @@ def _check_table(table: Table, manifest: Manifest) -> None:
                 f"the manifest says {getattr(manifest, column)}, and every shard holds at least 1",
                 hint=RESTORE,
             )
-    expected = HASH_BYTES * int(num_strides(table.numbers("num_tokens")).sum())
+    targets, tokens = table.numbers("num_targets"), table.numbers("num_tokens")
+    most = tokens - table.numbers("num_documents")
+    stated = int(most.sum()) if manifest.num_targets is None else manifest.num_targets
+    if int(targets.sum()) != stated or bool(((targets < 0) | (targets > most)).any()):
+        raise DamagedCorpusError(
+            f"{path}: column num_targets adds up to {targets.sum()}, expected {stated}, in no shard below 0 or above "
+            "its tokens without its documents",
+            hint=RESTORE,
+        )
+    expected = HASH_BYTES * int(num_strides(tokens).sum())
     if manifest.files[names.STRIDE_HASHES].num_bytes != expected:
         raise DamagedCorpusError(
             f"{path}: the hashes of its shards take {expected} bytes, the manifest says "

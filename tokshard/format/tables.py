@@ -13,7 +13,7 @@ from pyarrow import ipc
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.arrow_file import ArrowFile
-from tokshard.format.content import HASH_BYTES, TokenHash
+from tokshard.format.content import HASH_BYTES, Content, TokenHash
 from tokshard.format.files import HashingFile, LoadFile, map_file
 from tokshard.format.partial_file import PartialFile
 from tokshard.format.schema import ARROW_ERRORS, FORMAT_VERSION, describe_schema
@@ -44,11 +44,17 @@ SHARD_TABLE_SCHEMA = _schema(
         "num_bytes": pa.int64(),
         "sha256": pa.binary(32),
         "tokens_hash": pa.binary(HASH_BYTES),
+        "num_targets": pa.int64(),
+        "loss_hash": pa.binary(HASH_BYTES),
         # one entry per record batch of the shard; positions are bytes from the start of the file
         "batch_documents": _numbers(pa.int64()),
         "batch_tokens": _numbers(pa.int64()),
         "batch_offsets_position": _numbers(pa.int64()),
         "batch_values_position": _numbers(pa.int64()),
+        # the same of loss spans; empty lists in a corpus without them
+        "batch_loss_position": _numbers(pa.int64()),
+        "batch_loss_bytes": _numbers(pa.int64()),
+        "batch_loss_hash": _numbers(pa.uint32()),
         # entry k: ordinal in the shard of the document that holds token k * ORDINAL_STRIDE
         "stride_documents": _numbers(pa.uint32()),
         # entry k: CRC-32 of the stride hashes k * HASH_GROUP to (k + 1) * HASH_GROUP of the shard
@@ -87,12 +93,18 @@ class BatchPlace:
     Args:
         offsets_position: byte in the file where its ``num_documents + 1`` int64 offsets start.
         values_position: byte in the file where its token ids start.
+        loss_position: byte in the file where its loss spans start; 0 if the corpus has none.
+        loss_bytes: how long they are.
+        loss_hash: their CRC-32, see `stored_hash`.
     """
 
     num_documents: int
     num_tokens: int
     offsets_position: int
     values_position: int
+    loss_position: int = 0
+    loss_bytes: int = 0
+    loss_hash: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +116,7 @@ class ShardInfo:
     num_tokens: int
     num_bytes: int
     sha256: str
-    tokens_hash: TokenHash
+    content: Content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +138,22 @@ class SourceInfo:
     tokens: int
     text_bytes: int
     left_out: Mapping[str, int]
+
+
+def contents(rows: pa.RecordBatch) -> list[Content]:
+    """What each shard holds, from rows of the shard table."""
+    columns = ("num_documents", "num_tokens", "tokens_hash", "num_targets", "loss_hash")
+    return [
+        Content(
+            num_documents=documents,
+            tokens=TokenHash.from_bytes(tokens, num_tokens),
+            num_targets=targets,
+            loss=TokenHash.from_bytes(loss, num_tokens),
+        )
+        for documents, num_tokens, tokens, targets, loss in zip(
+            *(rows.column(name).to_pylist() for name in columns), strict=True
+        )
+    ]
 
 
 def shard_rows(shards: pa.RecordBatch) -> pa.RecordBatch:

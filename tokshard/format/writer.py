@@ -11,9 +11,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import ipc
 
-from tokshard.format.arrays import number_array, table_batch
-from tokshard.format.content import TokenHash, hash_tokens
+from tokshard.format.arrays import number_array, table_batch, value_array
+from tokshard.format.content import Content, TokenHash, hash_tokens
 from tokshard.format.files import HashingFile, map_path
+from tokshard.format.loss import LOSS, LOSS_COLUMNS, batch_targets, stored_hash
 from tokshard.format.schema import (
     MAX_BATCH_CHARACTERS,
     MAX_BATCH_TOKENS,
@@ -86,7 +87,7 @@ class ShardWriter:
             ends: int64 [documents], where each document ends in `tokens`.
             source: index of the input that the documents come from, or of each: int64 [documents].
             records: int64 [documents]; record number of each in its input, counted from 0.
-            columns: kept column to one value per document, None for null.
+            columns: column to one value per document, None for null; a list for a column of loss spans.
         """
         start, stop, base = 0, len(ends), 0
         sources = np.broadcast_to(np.asarray(source, np.int64), stop)
@@ -159,7 +160,7 @@ class ShardWriter:
         columns: Mapping[str, Sequence[Any]],
     ) -> None:
         if self._file is None:
-            self._file = _OpenShard(self._store, self._name(len(self._rows)), self._schema)
+            self._file = _OpenShard(self._store, self._name(len(self._rows)), self._facts)
         length = int(ends[stop - 1]) - base
         self._reserve(self._fill + length)
         self._buffer[self._fill : self._fill + length] = tokens[base : base + length]
@@ -184,7 +185,7 @@ class ShardWriter:
         documents = pa.LargeListArray.from_arrays(
             number_array(offsets), number_array(self._buffer[: self._fill]), type=self._schema.field(TOKENS).type
         )
-        columns = [pa.array(self._columns[name], type=self._schema.field(name).type) for name in self._columns]
+        columns = [value_array(self._columns[name], self._schema.field(name).type) for name in self._columns]
         batch = pa.record_batch([documents, *columns], schema=self._schema)
         self._file.write(batch, offsets, self._buffer[: self._fill])
         if self._fill > MAX_BATCH_TOKENS:
@@ -201,16 +202,16 @@ class ShardWriter:
 class _OpenShard:
     """One shard being written."""
 
-    def __init__(self, store: Store, name: str, schema: pa.Schema) -> None:
+    def __init__(self, store: Store, name: str, facts: ShardFacts) -> None:
         self._name = name
+        self._loss_columns = [column for column in LOSS_COLUMNS if facts.columns.get(column) == LOSS_COLUMNS[column]]
         self._spool = store.spool(name)
         self._hashed = HashingFile(self._spool.file)
         # Arrow writes each buffer of each column by itself, many of a few bytes
         self._stream = pa.BufferedOutputStream(pa.PythonFile(self._hashed, "w"), _WRITE_BYTES)
-        self._writer = ipc.new_file(self._stream, schema)
+        self._writer = ipc.new_file(self._stream, shard_schema(facts))
         self.num_tokens = 0
-        self._num_documents = 0
-        self._content = TokenHash()
+        self._content = Content()
         self._hasher = StrideHasher()
         self._strides: list[NDArray[np.int64]] = []
         self._batch_documents: list[int] = []
@@ -225,14 +226,23 @@ class _OpenShard:
         first = -(-self.num_tokens // ORDINAL_STRIDE) * ORDINAL_STRIDE
         positions = np.arange(first, self.num_tokens + length, ORDINAL_STRIDE)
         within = np.searchsorted(offsets, positions - self.num_tokens, "right") - 1
-        self._strides.append(within + self._num_documents)
+        self._strides.append(within + self._content.num_documents)
         self._writer.write_batch(batch)
-        self._content = self._content.then(hash_tokens(tokens))
+        num_targets, loss = length - batch.num_rows, TokenHash(length)
+        if self._loss_columns:
+            targets = batch_targets(*map(_lists, self._of_loss(batch)), offsets=offsets)
+            num_targets, loss = targets.count, targets.hashed(length)
+        self._content = self._content.then(
+            Content(num_documents=batch.num_rows, tokens=hash_tokens(tokens), num_targets=num_targets, loss=loss)
+        )
         self._hasher.add(tokens)
         self._batch_documents.append(batch.num_rows)
         self._batch_tokens.append(length)
         self.num_tokens += length
-        self._num_documents += batch.num_rows
+
+    def _of_loss(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """The columns of loss spans of a record batch."""
+        return [batch.column(name) for name in self._loss_columns]
 
     def publish(self) -> Mapping[str, Any]:
         """Put the shard, and return its row of the shard table."""
@@ -240,20 +250,21 @@ class _OpenShard:
         self._stream.flush()
         self._stream.detach()
         self._spool.file.flush()
-        positions = list(_buffer_positions(self._spool.path))
+        places = list(_buffer_places(self._spool.path, self._loss_columns))
         self._spool.put()
         hashes = self._hasher.finish()
         return {
             "name": self._name,
-            "num_documents": self._num_documents,
+            "num_documents": self._content.num_documents,
             "num_tokens": self.num_tokens,
             "num_bytes": self._hashed.tell(),
             "sha256": self._hashed.digest(),
-            "tokens_hash": self._content.to_bytes(),
+            "tokens_hash": self._content.tokens.to_bytes(),
+            "num_targets": self._content.num_targets,
+            "loss_hash": self._content.loss.to_bytes(),
             "batch_documents": self._batch_documents,
             "batch_tokens": self._batch_tokens,
-            "batch_offsets_position": [offsets for offsets, _ in positions],
-            "batch_values_position": [values for _, values in positions],
+            **{f"batch_{what}": [place[what] for place in places if what in place] for what in _PLACES},
             "stride_documents": np.concatenate(self._strides),
             "group_hashes": group_hashes(hashes),
             "run_document": np.concatenate(self._runs.documents),
@@ -291,10 +302,31 @@ class _Runs:
         self._next = (int(sources[-1]), int(records[-1]) + 1)
 
 
-def _buffer_positions(path: str) -> Iterator[tuple[int, int]]:
-    """The positions of offsets and values of each record batch, in bytes from the start of the file."""
+_PLACES = ("offsets_position", "values_position", "loss_position", "loss_bytes", "loss_hash")
+
+
+def _buffer_places(path: str, loss_columns: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Where tokens and loss spans of each record batch lie, in bytes from the start of the file, as `BatchPlace`."""
     mapped = map_path(path)
     reader = ipc.open_file(mapped)
     for index in range(reader.num_record_batches):
-        _, offsets, _, values = reader.get_batch(index).column(TOKENS).buffers()
-        yield offsets.address - mapped.address, values.address - mapped.address
+        batch = reader.get_batch(index)
+        _, offsets, _, values = batch.column(TOKENS).buffers()
+        place = {
+            "offsets_position": offsets.address - mapped.address,
+            "values_position": values.address - mapped.address,
+        }
+        if loss_columns:
+            place["loss_position"] = start = batch.column(LOSS).buffers()[1].address - mapped.address
+            # the buffers of these columns follow each other: 8 bytes for each offset, 4 for each value
+            place["loss_bytes"] = sum(
+                8 * (batch.num_rows + 1) + 4 * len(batch.column(name).values) for name in loss_columns
+            )
+            section = memoryview(mapped)[start : start + place["loss_bytes"]]
+            place["loss_hash"] = stored_hash(np.frombuffer(offsets, np.int64, count=batch.num_rows + 1), section)
+        yield place
+
+
+def _lists(column: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Offsets and values of a column of lists."""
+    return column.offsets.to_numpy(), column.values.to_numpy()

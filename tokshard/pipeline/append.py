@@ -11,7 +11,7 @@ import msgspec
 
 from tokshard.errors import RESTORE, ConfigurationChangedError, DamagedCorpusError, UsageError
 from tokshard.format import names
-from tokshard.format.content import join_hashes
+from tokshard.format.content import join_contents
 from tokshard.format.corpus import Corpus
 from tokshard.format.files import file_sha256
 from tokshard.format.manifest import Generation, Manifest, content_fingerprint, manifest_hash
@@ -76,12 +76,8 @@ def in_its_corpus(output: Output, manifest: Manifest, previous: str) -> Manifest
     """
     with open_corpus(output.corpus.location, generation=output.generation - 1) as before:
         own = Corpus(output.store, [manifest])
-        content = content_fingerprint(
-            join_hashes(info.tokens_hash for corpus in (before, own) for info in corpus.shards),
-            num_documents=before.num_documents + own.num_documents,
-            eos_id=own.eos_id,
-            bos_id=own.bos_id,
-        )
+        whole = join_contents(info.content for corpus in (before, own) for info in corpus.shards)
+        content = content_fingerprint(whole, manifest.tokenizer, manifest.columns)
     generation = Generation(number=output.generation, previous=previous, content=content)
     return msgspec.structs.replace(manifest, generation=generation)
 

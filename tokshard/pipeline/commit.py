@@ -25,6 +25,7 @@ from tokshard.errors import BuildError, UsageError
 from tokshard.format import names
 from tokshard.format.document_list import read_document_list, rows_not_found
 from tokshard.format.files import HashingFile
+from tokshard.format.loss import has_spans
 from tokshard.format.manifest import (
     DAMAGED_INPUT,
     IN_OTHER_SPLIT,
@@ -191,9 +192,7 @@ def _manifest(build: Build, output: Output, totals: Totals, files: dict[str, Fil
     tokenizer = build.tokenizer
     config = msgspec.structs.replace(build.config, split=output.split or None)
     sources = ((one.argument, one.path, one.num_bytes) for one in totals.originals or build.inputs)
-    content = content_fingerprint(
-        totals.content, num_documents=totals.documents, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id
-    )
+    content = content_fingerprint(totals.content, tokenizer, build.columns)
     return Manifest(
         format_version=FORMAT_VERSION,
         num_documents=totals.documents,
@@ -215,6 +214,7 @@ def _manifest(build: Build, output: Output, totals: Totals, files: dict[str, Fil
         ),
         document_lengths=DocumentLengths(shortest=totals.shortest, longest=totals.longest, counts=totals.lengths),
         files=files,
+        num_targets=totals.content.num_targets if has_spans(build.columns) else None,
     )
 
 

@@ -13,6 +13,7 @@ from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.document_list import read_document_list
 from tokshard.format.files import file_sha256
+from tokshard.format.loss import LOSS_COLUMNS, kept_columns
 from tokshard.format.manifest import CopyConfig
 from tokshard.format.opening import open_corpus
 from tokshard.format.whole_corpus import check_side_files
@@ -79,7 +80,7 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
 
 
 def _columns(corpora: Sequence[Corpus], options: BuildOptions) -> dict[str, str]:
-    """The kept columns of the copy, name to type: those of all corpora, or those that are asked for.
+    """The columns of the copy, name to type: loss spans, and the kept columns of all corpora or those asked for.
 
     Raises:
         UsageError: a column has several types, or no corpus has it.
@@ -92,14 +93,12 @@ def _columns(corpora: Sequence[Corpus], options: BuildOptions) -> dict[str, str]
                     f"the kept column {name} is {found[name]} in one corpus and {kind} in {corpus.location}",
                     hint="leave it out: name the others with --keep-columns, or give --no-columns",
                 )
-    if options.columns is None:
-        return found
-    for name in options.columns:
-        if name not in found:
-            raise UsageError(
-                f"no corpus has a kept column {name!r}", hint=f"kept columns: {', '.join(found) or 'none'}"
-            )
-    return {name: found[name] for name in options.columns}
+    kept = kept_columns(found)
+    for name in options.columns or ():
+        if name not in kept:
+            raise UsageError(f"no corpus has a kept column {name!r}", hint=f"kept columns: {', '.join(kept) or 'none'}")
+    of_loss = {name: kind for name, kind in LOSS_COLUMNS.items() if found.get(name) == kind}
+    return of_loss | {name: kept[name] for name in (kept if options.columns is None else options.columns)}
 
 
 def _list_hash(location: str | None, corpora: Sequence[Corpus]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from itertools import islice, zip_longest
 
 import numpy as np
@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from tokshard.errors import UsageError
 from tokshard.format.arrays import number_array, table_batch
-from tokshard.format.content import TokenHash
+from tokshard.format.content import Content
 from tokshard.format.files import HashingFile
 from tokshard.format.manifest import DAMAGED_INPUT
 from tokshard.format.opening import open_corpus
 from tokshard.format.stride_hashes import stride_hash_bytes
-from tokshard.format.tables import SOURCE_TABLE_SCHEMA, SourceInfo, shard_rows
+from tokshard.format.tables import SOURCE_TABLE_SCHEMA, SourceInfo, contents, shard_rows
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.corpora import NOT_COPIED
 from tokshard.pipeline.stages import Settled
@@ -60,7 +60,7 @@ class Totals:
         self.records = self.text_bytes = 0
         self.left_out: Counter[str] = Counter()
         self.shard_sizes: dict[str, int] = {}
-        self.content = TokenHash()
+        self.content = Content()
         self.lengths: list[int] = []
         self.records_before: dict[Key, dict[int, int]] = {}
         self.with_rejects: list[Key] = []
@@ -82,12 +82,9 @@ class Totals:
                 self._add(receipt)
             written = written_rows([receipt.outputs[self._number] for receipt in part])
             hashes.write(stride_hash_bytes(written))
-            columns = ("name", "num_bytes", "tokens_hash", "num_tokens")
-            for name, num_bytes, content, tokens in zip(
-                *(written.column(one).to_pylist() for one in columns), strict=True
-            ):
-                self.shard_sizes[name] = num_bytes
-                self.content = self.content.then(TokenHash.from_bytes(content, tokens))
+            columns = (written.column(one).to_pylist() for one in ("name", "num_bytes"))
+            self.shard_sizes.update(zip(*columns, strict=True))
+            self.content = reduce(Content.then, contents(written), self.content)
             yield self._with_records_before(part, shard_rows(written))
 
     def _add(self, receipt: Receipt) -> None:

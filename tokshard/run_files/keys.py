@@ -1,4 +1,4 @@
-"""The keys of a recipe with their defaults and meanings, made from its types, for ``--help`` and a page."""
+"""The keys of a recipe with their defaults and meanings, made from its types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from tokshard.run_files.plan_file import Mix
 from tokshard.run_files.recipe import Config
 
 _WIDTH = 120
@@ -32,7 +31,10 @@ def sections() -> dict[str, type]:
 def keys_of(kind: type) -> list[Key]:
     """The keys of a table, in the order of its fields, those without a default first."""
     meanings, types = _meanings(kind), get_type_hints(kind)
-    found = [Key(item.name, _default(item), _meaning(meanings[item.name], types[item.name])) for item in _fields(kind)]
+    found = [
+        Key(item.name, _default(item), _meaning(meanings[item.name], types[item.name]))
+        for item in dataclasses.fields(kind)
+    ]
     return sorted(found, key=lambda one: one.default != "required")
 
 
@@ -47,30 +49,6 @@ def help_text() -> str:
             text = f"{head:<34}  {key.meaning.replace('`', '')}"
             lines += textwrap.wrap(text, _WIDTH, subsequent_indent=" " * 36, break_long_words=False)
     return "\n".join(lines[1:])
-
-
-def page() -> str:
-    """The tables of a mix.toml and of a recipe, as Markdown."""
-    mix = {key.name for key in keys_of(Mix)}
-    parts = ["### A mix.toml, and `[data]` of a recipe", _table(keys_of(Mix))]
-    for section, kind in sections().items():
-        more = [key for key in keys_of(kind) if section != "data" or key.name not in mix]
-        title = ["### Only in `[data]` of a recipe"] if section == "data" else [f"### `[{section}]`", _first_line(kind)]
-        parts += [*title, _table(more)]
-    return "\n\n".join(parts)
-
-
-def _table(keys: list[Key]) -> str:
-    rows = [f"| `{key.name}` | {_cell(key.default)} | {key.meaning} |" for key in keys]
-    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
-
-
-def _cell(default: str) -> str:
-    return default if default in ("", "required") else f"`{default}`"
-
-
-def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(kind)
 
 
 def _default(item: dataclasses.Field[Any]) -> str:
@@ -101,7 +79,7 @@ def _first_line(kind: type) -> str:
 
 def _meanings(kind: type) -> dict[str, str]:
     """What the docstrings of a dataclass and of its bases say of each key; python -OO has none."""
-    found = {item.name: "" for item in _fields(kind)}
+    found = {item.name: "" for item in dataclasses.fields(kind)}
     for base in reversed(kind.__mro__[:-1]):
         found |= dict(_arguments(inspect.cleandoc(base.__doc__ or "")))
     return found

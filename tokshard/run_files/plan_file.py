@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from tokshard.errors import UsageError
-from tokshard.format.corpus import Corpus
 from tokshard.numbers import read_bytes, read_count, read_length
 from tokshard.run_files.checkpoint_directory import is_checkpoint, state_of
-from tokshard.run_files.strict_toml import convert, example_of, key, read_toml
+from tokshard.run_files.strict_toml import change_paths, convert, example_of, key, path_beside, read_toml
 from tokshard.runtime.bytes.cache import CACHE_BYTES, MEMORY_BYTES, Cache
-from tokshard.runtime.bytes.corpus import CorpusSource
-from tokshard.runtime.trace import TracedPlan
 from tokshard.store import is_uri
 
-_HINT = "the keys are the arguments of StreamPlan, and global_batch_size, uneven and mask of StreamingLoader"
+_HINT = "the keys are the arguments of StreamPlan, and global_batch_size, uneven, mask and mask_ids of its loader"
 
-_NOT_OF_PLANS = {"global_batch_size", "uneven", "mask", "memory_bytes", "cache_dir", "cache_bytes"}
+_NOT_OF_PLANS = {"global_batch_size", "uneven", "mask", "mask_ids", "memory_bytes", "cache_dir", "cache_bytes"}
 """Keys of a mix that are arguments of a loader or of its cache."""
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -33,7 +31,7 @@ class Mix:
     """Corpora and how they are read. The arguments of `StreamPlan`, `Cache` and `StreamingLoader` say more.
 
     Args:
-        corpora: name to corpus directory or URI; in a mix.toml relative to the file, else to the working directory.
+        corpora: name to corpus directory or URI.
         seq_len: tokens of a sample.
         global_batch_size: samples of an optimizer step, over all ranks.
         weights: name to weight; default: the corpora's numbers of tokens.
@@ -50,16 +48,18 @@ class Mix:
         start_epoch: name to the epoch that counts as the first, for corpora that were read before.
         schedule: weights that change at a sample, as `[[1_000_000, { code = 0.5, prose = 0.5 }]]`.
         uneven: whether ranks that do not divide the batch are refused or padded.
-        mask: name to files that list documents which are out of the loss, one number in each line or as .npy; in a
-            mix.toml relative to the file.
+        mask: name to files that list documents which are out of the loss, one number in each line or as .npy.
+        mask_ids: name to files that list such documents by id, as `tokshard copy --drop-ids` takes them.
         allow_small_blocks: accept blocks of fewer than four samples, which shuffle long documents badly.
         memory_bytes: how much of corpora in buckets and on web servers each process keeps in memory, those that a
             trainer evaluates on included.
-        cache_dir: a directory on a disk of each machine that keeps it, too; in a mix.toml relative to the file.
+        cache_dir: a directory on a disk of each machine that keeps it, too.
         cache_bytes: the limit of that directory.
     """
 
-    corpora: Annotated[dict[str, str], Meta(min_length=1)] = field(metadata=key('corpora = { code = "shards/code" }'))
+    corpora: Annotated[dict[str, str], Meta(min_length=1)] = field(
+        metadata=key('corpora = { code = "shards/code" }', is_path=True)
+    )
     seq_len: Positive = field(metadata=key("seq_len = 4096", read=read_length))
     global_batch_size: Positive = field(metadata=key("global_batch_size = 512", read=read_count))
     weights: dict[str, float] = field(default_factory=dict, metadata=key("weights = { code = 0.7, prose = 0.3 }"))
@@ -77,10 +77,15 @@ class Mix:
         default_factory=list, metadata=key("schedule = [[1_000_000, { code = 0.5, prose = 0.5 }]]")
     )
     uneven: Literal["refuse", "pad"] = field(default="refuse", metadata=key('uneven = "pad"'))
-    mask: dict[str, list[str]] = field(default_factory=dict, metadata=key('mask = { code = ["opted-out.txt"] }'))
+    mask: dict[str, list[str]] = field(
+        default_factory=dict, metadata=key('mask = { code = ["opted-out.txt"] }', is_path=True)
+    )
+    mask_ids: dict[str, list[str]] = field(
+        default_factory=dict, metadata=key('mask_ids = { code = ["takedowns.jsonl"] }', is_path=True)
+    )
     allow_small_blocks: bool = field(default=False, metadata=key("allow_small_blocks = true"))
     memory_bytes: int = field(default=MEMORY_BYTES, metadata=key('memory_bytes = "2GiB"', read=read_bytes))
-    cache_dir: str | None = field(default=None, metadata=key('cache_dir = "/local/tokshard"'))
+    cache_dir: str | None = field(default=None, metadata=key('cache_dir = "/local/tokshard"', is_path=True))
     cache_bytes: int = field(default=CACHE_BYTES, metadata=key('cache_bytes = "500GiB"', read=read_bytes))
 
     def arguments(self) -> dict[str, Any]:
@@ -93,6 +98,11 @@ class Mix:
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         cache = Cache(memory_bytes=self.memory_bytes, cache_dir=self.cache_dir, cache_bytes=self.cache_bytes)
         return given | {"weights": self.weights or None, "epochs": self.epochs or None, "cache": cache}
+
+    def masks(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """A corpus, and the argument of `mask` that lists its documents, for each list."""
+        for argument, lists in (("file", self.mask), ("ids_file", self.mask_ids)):
+            yield from ((name, {argument: file}) for name, files in lists.items() for file in files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,19 +128,12 @@ class TrainerData(Mix):
         return [-(-size // num_ranks) for size in (self.global_batch_size, *(size for _, size in self.batch_ramp))]
 
 
-def corpora_of(plan: TracedPlan) -> dict[str, Corpus]:
-    """The corpora of a plan by their names in it."""
-    sources = zip(plan.names, plan.sources, strict=True)
-    return {name: source.corpus for name, source in sources if isinstance(source, CorpusSource)}
-
-
 def load_mix(
     location: str, options: Mapping[str, Any] | None = None, *, defaults: Mapping[str, Any] | None = None
 ) -> Mix:
     """A mix from a TOML file or one corpus directory; `TrainerData` from a trainer's recipe or checkpoint.
 
-    The paths of the corpora in a mix.toml are relative to the file; in a recipe or checkpoint of the trainer they are
-    relative to the working directory, as they are for the trainer itself.
+    Paths in a file are relative to it; those in `options` are relative to the working directory.
 
     Args:
         location: a file, a checkpoint directory or a corpus directory.
@@ -142,12 +145,11 @@ def load_mix(
     """
     prefix, fields = "", {}
     kind: type[Mix] = Mix
-    is_mix_file = False
     if location.endswith(".toml") or os.path.isfile(location):
         fields = read_toml(location, hint="give a mix such as mix.toml, or a corpus directory")
-        is_mix_file = not isinstance(fields.get("data"), Mapping)
-        if not is_mix_file:
+        if isinstance(fields.get("data"), Mapping):
             kind, fields, prefix = TrainerData, dict(fields["data"]), "data."
+        fields = change_paths(fields, kind, partial(path_beside, location))
     elif is_checkpoint(location):
         kind, fields, prefix = TrainerData, dict(state_of(location).config.get("data", {})), "data."
     else:
@@ -161,19 +163,4 @@ def load_mix(
             option = "" if name == "corpora" else f", or --{name.replace('_', '-')} on the command line"
             hint = f"give {example_of(Mix, name)} in a mix.toml{option}"
             raise UsageError(f"{location}: no {prefix}{name}", hint=hint)
-    found = convert(fields, kind, where=location, hint=_HINT, prefix=prefix)
-    return _beside(found, os.path.dirname(location)) if is_mix_file else found
-
-
-def _beside(mix: Mix, directory: str) -> Mix:
-    """A mix whose paths are relative to a directory, as one whose paths are relative to the working directory."""
-
-    def there(path: str) -> str:
-        return path if is_uri(path) else os.path.join(directory, path)
-
-    return dataclasses.replace(
-        mix,
-        corpora={name: there(path) for name, path in mix.corpora.items()},
-        mask={name: [there(path) for path in paths] for name, paths in mix.mask.items()},
-        cache_dir=None if mix.cache_dir is None else there(mix.cache_dir),
-    )
+    return convert(fields, kind, where=location, hint=_HINT, prefix=prefix)

@@ -1,29 +1,32 @@
 """The recipe of a training run as one frozen value: strict TOML, then ``section.key=value`` from the command line.
 
-An unknown key, a wrong type or a value out of range is an error that names it. Paths are relative to the working
-directory.
+An unknown key, a wrong type or a value out of range is an error that names it. Paths in the file are relative to the
+file, those of the command line to the working directory.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from tokshard.errors import UsageError
+from tokshard.format.corpus import Corpus
 from tokshard.numbers import read_count
 from tokshard.run_files.model_shape import Model, Positive, model_shape
 from tokshard.run_files.plan_file import TrainerData as Data
-from tokshard.run_files.plan_file import corpora_of
-from tokshard.run_files.strict_toml import convert, key, read_toml
+from tokshard.run_files.strict_toml import change_paths, convert, key, path_beside, read_toml
+from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.steps import RankRows
-from tokshard.store import is_uri
+from tokshard.store import absolute_location, is_uri
 
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -121,7 +124,7 @@ class Train:
         peak_tflops: of one device in `precision`, for MFU; default: that of a known GPU.
     """
 
-    out: str
+    out: str = field(metadata=key('out = "runs/first"', is_path=True))
     steps: Positive
     stop_after: Count = 0
     micro_batch_size: Count = 0
@@ -149,8 +152,8 @@ class Checkpoint:
     every: Count = 0
     keep: Count = 0
     asynchronous: bool = False
-    load: str = ""
-    load_weights: str = ""
+    load: str = field(default="", metadata=key('load = "runs/first/checkpoints/step-00001000"', is_path=True))
+    load_weights: str = field(default="", metadata=key('load_weights = "models/llama"', is_path=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +166,9 @@ class Evaluation:
         tokens: how much is read of each corpus, in whole blocks, so a little more; default: all of it.
     """
 
-    corpora: dict[str, str] = field(default_factory=dict)
+    corpora: dict[str, str] = field(
+        default_factory=dict, metadata=key('corpora = { code = "shards/code/validation" }', is_path=True)
+    )
     every: Count = 0
     tokens: Positive | None = field(default=None, metadata=key('tokens = "200k"', read=read_count))
 
@@ -182,6 +187,12 @@ class Config:
     evaluation: Evaluation = field(default_factory=Evaluation)
 
 
+def corpora_of(plan: StreamPlan) -> dict[str, Corpus]:
+    """The corpora of a plan by their names in it."""
+    sources = zip(plan.names, plan.sources, strict=True)
+    return {name: source.corpus for name, source in sources if isinstance(source, CorpusSource)}
+
+
 def vocabulary_of(plan: StreamPlan) -> int:
     """Ids that the corpora of a plan may hold."""
     return max((corpus.vocab_size for corpus in corpora_of(plan).values()), default=1)
@@ -197,6 +208,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
         UsageError: the file does not exist or is not TOML, or has an unknown key, a wrong type or a value out of range.
     """
     fields = read_toml(path, hint="give a recipe, such as recipes/*.toml")
+    fields = change_paths(fields, Config, partial(path_beside, path))
     for override in overrides:
         _apply(fields, override)
     return resolve(fields, where=path)
@@ -212,6 +224,11 @@ def resolve(fields: Mapping[str, Any], *, where: str = "configuration") -> Confi
     for problem, hint in _faults(config):
         raise UsageError(f"{where}: {problem}", hint=hint)
     return config
+
+
+def saved_form(settings: Config) -> dict[str, dict[str, Any]]:
+    """A recipe as checkpoints hold it: tables, with paths that mean the same in every working directory."""
+    return change_paths(dataclasses.asdict(settings), Config, absolute_location)
 
 
 def check_ranks(settings: Config, num_ranks: int) -> None:
@@ -248,7 +265,7 @@ def check_start(settings: Checkpoint, saved: Mapping[str, Any], path: str) -> No
     """
     for name in ("load", "load_weights"):
         start = getattr(settings, name)
-        if start and saved.get("checkpoint", {}).get(name) != start:
+        if start and saved.get("checkpoint", {}).get(name) != absolute_location(start):
             raise UsageError(
                 f"checkpoint.{name} is {start}, but {path} was saved by a command without it",
                 hint=f"leave checkpoint.{name} out to continue that run, or give another train.out",

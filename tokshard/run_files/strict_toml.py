@@ -1,8 +1,12 @@
-"""Settings from TOML, strictly: an unknown key or a wrong type is an error that names it and what was expected."""
+"""Settings from TOML, strictly: an unknown key or a wrong type is an error that names it and what was expected.
+
+Paths in a file are relative to that file, wherever a command runs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -12,20 +16,22 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from tokshard.errors import UsageError
+from tokshard.store import is_uri
 
 Settings = TypeVar("Settings")
 
 _KEY = re.compile(r"at `\$\.(\w+)")
 
 
-def key(example: str, *, read: Callable[[str], int] | None = None) -> dict[str, Any]:
+def key(example: str, *, read: Callable[[str], int] | None = None, is_path: bool = False) -> dict[str, Any]:
     """The `metadata` of a field of settings.
 
     Args:
         example: a line of TOML, for the hint of an error.
         read: converts text that is given in place of a number, such as `read_count`; None: text is refused.
+        is_path: it holds a path or a URI, or several.
     """
-    return {"example": example, "read": read}
+    return {"example": example, "read": read, "is_path": is_path}
 
 
 def read_toml(path: str, *, hint: str) -> dict[str, Any]:
@@ -44,6 +50,39 @@ def read_toml(path: str, *, hint: str) -> dict[str, Any]:
         raise UsageError(f"{path}: {error.strerror}", hint=hint) from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError, too
         raise UsageError(f"{path} is not valid TOML: {error}", hint="see https://toml.io") from error
+
+
+def path_beside(file: str, path: str) -> str:
+    """A path that stands in a file, so it is relative to that file, as one for the working directory.
+
+    URIs and absolute paths stay. It is as short as it can be: without ``..`` where no link makes a difference.
+    """
+    directory = os.path.dirname(file)
+    if not directory or is_uri(path):
+        return path
+    joined = os.path.join(directory, path)
+    short = os.path.normpath(joined)
+    return short if os.path.realpath(short) == os.path.realpath(joined) else joined
+
+
+def change_paths(fields: Mapping[str, Any], kind: type, change: Callable[[str], str]) -> dict[str, Any]:
+    """Tables in which every path is changed. What is no text where a path should be stays, and so does empty text."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: changed(item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [changed(item) for item in value]
+        return change(value) if isinstance(value, str) and value else value
+
+    found, types = dict(fields), get_type_hints(kind)
+    for item in dataclasses.fields(kind):
+        value = found.get(item.name)
+        if item.metadata.get("is_path"):
+            found |= {} if value is None else {item.name: changed(value)}
+        elif dataclasses.is_dataclass(inner := types[item.name]) and isinstance(inner, type):
+            found |= {item.name: change_paths(value, inner, change)} if isinstance(value, Mapping) else {}
+    return found
 
 
 def convert(fields: Mapping[str, Any], kind: type[Settings], *, where: str, hint: str, prefix: str = "") -> Settings:

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import numpy as np
@@ -280,20 +281,14 @@ class Cursor:
             counts: samples of each, from the start of the run to the cursor.
             seq_len: of a run that did not change it.
         """
-        found, before = [0] * len(counts), [0] * len(counts)
-        for length in self.lengths:
-            if length.bases:
-                now = [sum(of_streams) for of_streams in zip(*length.bases, strict=True)]
-                found = [sum(each) for each in zip(found, _tokens(before, now, seq_len), strict=True)]
-                before = now
-            seq_len = length.seq_len
-        return [sum(each) for each in zip(found, _tokens(before, counts, seq_len), strict=True)]
+        sizes = [length.seq_len for length in self.lengths] or [seq_len]
+        at_changes = [[sum(of_streams) for of_streams in zip(*one.bases, strict=True)] for one in self.lengths[1:]]
+        bounds = zip([0] * len(counts), *at_changes, counts, strict=True)
+        return [
+            sum(size * (stop - start) for size, (start, stop) in zip(sizes, pairwise(of), strict=True)) for of in bounds
+        ]
 
     @property
     def num_started(self) -> int:
         """Segments that start at the next sample or before."""
         return bisect_right(self.segments, self.sample, key=lambda segment: segment.start)
-
-
-def _tokens(before: Sequence[int], now: Sequence[int], seq_len: int) -> list[int]:
-    return [(stop - start) * seq_len for start, stop in zip(before, now, strict=True)]

@@ -257,7 +257,13 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                 self._walk.jump(self.cursor.skipping(num_samples))
                 self._discard()
 
-    def mask(self, corpus: str, file: str | os.PathLike[str]) -> None:
+    def mask(
+        self,
+        corpus: str,
+        file: str | os.PathLike[str] | None = None,
+        *,
+        ids_file: str | os.PathLike[str] | None = None,
+    ) -> None:
         """Take documents out of the loss from the next batch on, on record in the state. Every rank has to call it.
 
         All labels of their tokens are -100; order, positions and all other labels stay. It cannot be undone, and the
@@ -269,13 +275,17 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             file: has their numbers in the corpus, one in each line, or as a .npy file of integers. The state keeps its
                 path, and length and hash of what counted: every resume has to find that there. Lines may be appended,
                 which count from the next call on.
+            ids_file: in its place, a list of ids, as `tokshard copy --drop-ids` takes it. The first call finds their
+                numbers, which costs 4 us for each document of the corpus, and writes them beside the list, as the file
+                that the state keeps; later calls find it. A warning counts rows that name no document. A list that
+                changed is another list.
 
         Raises:
-            PlanError: the corpus or a document does not exist, the documents cannot be read, or the file has changed
-                other than by lines that were appended.
+            PlanError: the corpus or a document does not exist, the documents cannot be read, the file has changed other
+                than by lines that were appended, or nothing can be written beside `ids_file`.
         """
         with self._exclusive():
-            self._walk.move(self.plan.masking(self.cursor, corpus, file))
+            self._walk.move(self.plan.masking(self.cursor, corpus, file, ids_file=ids_file))
             self._discard()
 
     def stats(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from tokshard.errors import PlanError
@@ -100,12 +100,7 @@ def generations_of(corpora: Mapping[str, CorpusLike], generations: Any) -> dict[
     Raises:
         PlanError: a name is unknown, or of a source that is open; or a value is not a generation.
     """
-    given = {} if generations is None else generations
-    if not isinstance(given, Mapping) or set(given) - set(corpora):
-        raise PlanError(
-            f"generations is {given!r:.100}; the plan has {', '.join(corpora)}",
-            hint="give names of the plan, and generations from 0",
-        )
+    given = _of_plan("generations", {} if generations is None else generations, corpora, "generations from 0")
     for name in given:
         if not isinstance(corpora[name], str | os.PathLike):
             raise PlanError(
@@ -163,28 +158,17 @@ def default_window_blocks(block_tokens: int, num_streams: int) -> int:
     return max(MIN_WINDOW_BLOCKS, WINDOW_TOKENS // (block_tokens * num_streams))
 
 
-def seed_of(seed: int) -> int:
-    """A seed of 64 bits."""
-    seed = integer("seed", seed, most=(1 << 64) - 1)
-    if seed < 0:
-        raise PlanError(f"seed is {seed}, expected 0 to 2**64 - 1", hint="give another seed")
-    return seed
-
-
-def num_streams_of(num_streams: int) -> int:
-    """The streams of a plan."""
-    return integer("num_streams", num_streams, least=1, most=MAX_STREAMS)
-
-
 def epochs_of(epochs: int | None, num_corpora: int, num_streams: int) -> int | None:
     """The epochs of a finite pass; None: the plan is endless."""
-    epochs = None if epochs is None else integer("epochs", epochs, most=MAX_EPOCHS)
-    if epochs is not None and (epochs < 1 or num_corpora > 1):
+    if epochs is None:
+        return None
+    epochs = integer("epochs", epochs, most=MAX_EPOCHS)
+    if epochs < 1 or num_corpora > 1:
         raise PlanError(
             f"epochs is {epochs} for {num_corpora} corpora; a finite pass is at least 1 epoch of one corpus",
             hint="make one plan per corpus, or leave epochs out",
         )
-    if epochs is not None and num_streams > 1:
+    if num_streams > 1:
         raise PlanError(
             f"epochs is {epochs} and num_streams {num_streams}: streams end their epochs at different samples, so a "
             "finite pass has one stream",
@@ -217,8 +201,9 @@ def corpora_of(
     epochs: int | None,
 ) -> tuple[CorpusOrder, ...]:
     """The orders of the corpora, in plan order."""
-    first_epochs = _start_epochs(names, {} if start_epoch is None else start_epoch)
-    takes = per_corpus("take", take, names, default=1.0)
+    given = _of_plan("start_epoch", {} if start_epoch is None else start_epoch, names, "epochs from 0")
+    first_epochs = [integer(f"start_epoch of {name!r}", given.get(name, 0), least=0, most=MAX_EPOCHS) for name in names]
+    takes = _per_corpus("take", take, names, default=1.0)
     _check_copies(names, sources, first_epochs)
     corpora = tuple(
         CorpusOrder(
@@ -249,28 +234,24 @@ def _check_copies(names: Sequence[str], sources: Sequence[TokenSource], start_ep
             )
 
 
-def _start_epochs(names: Sequence[str], given: Any) -> list[int]:
-    if not isinstance(given, Mapping) or set(given) - set(names):
-        raise PlanError(
-            f"start_epoch is {given!r:.100}; the plan has {', '.join(names)}",
-            hint="give names of the plan, and epochs from 0",
-        )
-    return [integer(f"start_epoch of {name!r}", given.get(name, 0), least=0, most=MAX_EPOCHS) for name in names]
-
-
-def per_corpus(
+def _per_corpus(
     argument: str, value: float | Mapping[str, float], names: Sequence[str], *, default: float
 ) -> tuple[float, ...]:
     """One number for all corpora or a number for each name, in plan order."""
     if not isinstance(value, Mapping):
         return (real(argument, value),) * len(names)
-    unknown = set(value) - set(names)
-    if unknown:
+    given = _of_plan(argument, value, names, "numbers")
+    return tuple(real(f"{argument} of {name!r}", given.get(name, default)) for name in names)
+
+
+def _of_plan(argument: str, given: Any, names: Collection[str], values: str) -> Mapping[str, Any]:
+    """What is given for corpora of a plan, by their names in it."""
+    if not isinstance(given, Mapping) or set(given) - set(names):
         raise PlanError(
-            f"{argument} is for {', '.join(map(str, value))}; the plan has {', '.join(names)}",
-            hint="give names of the plan",
+            f"{argument} is {given!r:.100}; the plan has {', '.join(names)}",
+            hint=f"give names of the plan, and {values}",
         )
-    return tuple(real(f"{argument} of {name!r}", value.get(name, default)) for name in names)
+    return given
 
 
 def _check_takes(names: Sequence[str], corpora: Sequence[CorpusOrder]) -> None:
@@ -287,16 +268,17 @@ def _check_takes(names: Sequence[str], corpora: Sequence[CorpusOrder]) -> None:
             )
 
 
-def check_max_epochs(max_epochs: Any, found: Sequence[float], on_max_epochs: str, num_streams: int) -> None:
-    """Refuse limits that are not above 0, and those at which a plan with several streams would stop.
+def max_epochs_of(
+    max_epochs: float | Mapping[str, float] | None, names: Sequence[str], on_max_epochs: str, num_streams: int
+) -> tuple[float, ...]:
+    """How often each corpus may be read, in plan order; infinity: any number of times.
 
-    Args:
-        max_epochs: as the user gave it.
-        found: of each corpus.
-        on_max_epochs: what to do there.
+    Raises:
+        PlanError: a number is not above 0, or a plan with several streams would stop there.
     """
     if on_max_epochs not in ("stop", "warn"):
         raise PlanError(f"on_max_epochs is {on_max_epochs!r}", hint="give 'stop' or 'warn'")
+    found = _per_corpus("max_epochs", math.inf if max_epochs is None else max_epochs, names, default=math.inf)
     if not all(epochs > 0 for epochs in found):
         raise PlanError(
             f"max_epochs is {max_epochs}",
@@ -308,6 +290,7 @@ def check_max_epochs(max_epochs: Any, found: Sequence[float], on_max_epochs: str
             "so a pass that stops has one stream",
             hint="give on_max_epochs='warn', or leave num_streams or max_epochs out",
         )
+    return found
 
 
 def checked_weights(names: Sequence[str], weights: Weights) -> tuple[float, ...]:

@@ -10,7 +10,6 @@ a job in its plan; a loader feeds the rows of a plan to a training loop.
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +38,7 @@ from tokshard.runtime.trace import Occurrence, Piece, occurrences, pieces_of_sam
 class StreamPlan:
     """What a job reads and in which order.
 
-    The constructor opens the corpora. A plan pickles as its arguments, corpora as their paths.
+    The constructor opens the corpora. A plan pickles without its tables, corpora as their paths.
 
     Args:
         corpora: name to corpus directory, or one directory. A corpus is known by its content: it may be moved or
@@ -109,30 +108,13 @@ class StreamPlan:
         cache = Cache() if cache is None else cache
         self.sources = tuple(_open(corpus, wanted[name], cache) for name, corpus in named.items())
         options.check_sources(self.names, self.sources)
-        # all but those that the sources stand for
-        self._arguments: dict[str, Any] = {
-            "seq_len": seq_len,
-            "seed": seed,
-            "weights": weights,
-            "epochs": epochs,
-            "block_tokens": block_tokens,
-            "window_blocks": window_blocks,
-            "num_streams": num_streams,
-            "schedule": schedule,
-            "start_epoch": start_epoch,
-            "take": take,
-            "max_epochs": max_epochs,
-            "on_max_epochs": on_max_epochs,
-            "transforms": transforms,
-            "allow_small_blocks": allow_small_blocks,
-        }
         self.has_default_windows = window_blocks is None
-        self.num_streams = options.num_streams_of(num_streams)
+        self.num_streams = integer("num_streams", num_streams, least=1, most=options.MAX_STREAMS)
         self.shape = options.shape_of(
             seq_len, block_tokens, window_blocks, self.num_streams, allow_small_blocks=allow_small_blocks
         )
         self.seq_len = self.shape.seq_len
-        self.seed = options.seed_of(seed)
+        self.seed = integer("seed", seed, least=0, most=(1 << 64) - 1)
         self.epochs = options.epochs_of(epochs, len(self.names), self.num_streams)
         self.transforms = options.transforms_of(transforms)
         self.corpora = options.corpora_of(
@@ -152,9 +134,7 @@ class StreamPlan:
                 f"{epochs} epochs are {self.num_samples} samples, expected at most 2**62", hint="give fewer"
             )
         self.on_max_epochs = on_max_epochs
-        most = math.inf if max_epochs is None else max_epochs
-        self.max_epochs = options.per_corpus("max_epochs", most, self.names, default=math.inf)
-        options.check_max_epochs(max_epochs, self.max_epochs, on_max_epochs, self.num_streams)
+        self.max_epochs = options.max_epochs_of(max_epochs, self.names, on_max_epochs, self.num_streams)
         default = {name: float(corpus.num_tokens) for name, corpus in zip(self.names, self.corpora, strict=True)}
         self.schedule = options.schedule_of(self.names, default if weights is None else weights, schedule)
         # one object, so that `mixture` recognizes its weights
@@ -172,22 +152,28 @@ class StreamPlan:
 
         Raises:
             UsageError: the file does not exist or is not TOML, a key is unknown, or a value has the wrong type.
-            PlanError: a value is refused, or the file has a `mask`, which belongs to a loader.
+            PlanError: a value is refused, or the file has a `mask` or `mask_ids`, which belong to a loader.
             CorpusError: a corpus cannot be opened.
         """
         # late, because files that describe a job are above the runtime, and this one of them does not know plans
         from tokshard.run_files.plan_file import load_mix
 
         mix = load_mix(os.fspath(path), defaults={"global_batch_size": 1})
-        if mix.mask:
+        if mix.mask or mix.mask_ids:
             raise PlanError(
                 f"{os.fspath(path)} has a mask, and a plan has all documents in the loss",
-                hint="leave mask out of the file, and call loader.mask(corpus, file)",
+                hint="leave mask and mask_ids out of the file, and call loader.mask(corpus, file)",
             )
         return StreamPlan(**mix.arguments())
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (dict(zip(self.names, self.sources, strict=True)), self._arguments))
+    def __getstate__(self) -> dict[str, Any]:
+        corpora = tuple(map(replace, self.corpora))  # without the permutations that they keep
+        found = {**self.__dict__, "corpora": corpora, "_kept_mixture": None, "_kept_masks": ((), None)}
+        return found | {"readers": (), "_kept_lengths": []}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.readers, self._kept_lengths = tuple(map(PieceReader, self.corpora)), []
 
     def __repr__(self) -> str:
         return f"<StreamPlan of {', '.join(self.names)}: {self.fingerprint[:12]}>"
@@ -199,10 +185,7 @@ class StreamPlan:
 
     def reader(self) -> StreamPlan:
         """The same plan with tables of its own, so that readers at different places do not evict each other's."""
-        reader = object.__new__(StreamPlan)
-        reader.__dict__.update(self.__dict__)
-        reader.readers, reader._kept_lengths = tuple(map(PieceReader, self.corpora)), []
-        return reader
+        return self._with()
 
     def at(self, cursor: Cursor, sample: int | None = None) -> StreamPlan:
         """The plan as a run reads it that changed its `seq_len`, with the places at which its corpora went on.
@@ -216,15 +199,14 @@ class StreamPlan:
         for kept, plan in self._kept_lengths:
             if kept is length:
                 return plan
-        plan = self.reader()
-        plan.shape, plan.seq_len = replace(self.shape, seq_len=length.seq_len), length.seq_len
+        shape = replace(self.shape, seq_len=length.seq_len)
         places = [length.of_corpus(number) for number in range(len(self.corpora))]
-        plan.corpora = tuple(
-            replace(corpus, shape=plan.shape, place=None if place is None else place.place)
+        corpora = tuple(
+            replace(corpus, shape=shape, place=None if place is None else place.place)
             for corpus, place in zip(self.corpora, places, strict=True)
         )
-        plan.readers = tuple(map(PieceReader, plan.corpora))
-        plan.num_samples = _samples_of_pass(plan.corpora, self.epochs)
+        num_samples = _samples_of_pass(corpora, self.epochs)
+        plan = self._with(shape=shape, seq_len=length.seq_len, corpora=corpora, num_samples=num_samples)
         self._kept_lengths.append((length, plan))
         return plan
 
@@ -233,7 +215,15 @@ class StreamPlan:
 
         A thread of the parent may have held a lock of a corpus at the fork, which no thread of the child releases.
         """
-        return StreamPlan(dict(zip(self.names, _reopened(self.sources), strict=True)), **self._arguments)
+        sources = _reopened(self.sources)
+        corpora = (replace(corpus, source=source) for corpus, source in zip(self.corpora, sources, strict=True))
+        return self._with(sources=sources, corpora=tuple(corpora))
+
+    def _with(self, **changes: Any) -> StreamPlan:
+        """The plan with some attributes changed, and tables of its own."""
+        plan = object.__new__(StreamPlan)
+        plan.__setstate__(self.__dict__ | changes)
+        return plan
 
     def cursor(self) -> Cursor:
         """The start of the plan."""
@@ -300,7 +290,8 @@ class StreamPlan:
         for number in np.unique(which).tolist():
             here = np.flatnonzero(which == number)
             plan = self.at(cursor, int(samples[here[0]]))
-            of_plan = pieces_of_samples(plan, mixture, samples[here], self.masked(cursor))
+            corpora = list(zip(self.names, plan.readers, strict=True))
+            of_plan = pieces_of_samples(corpora, mixture, samples[here], self.masked(cursor))
             for row, pieces in zip(here.tolist(), of_plan, strict=True):
                 found[row] = pieces
         return found
@@ -336,10 +327,22 @@ class StreamPlan:
         readers = [plan.readers[number] for plan, _ in plans] or [self.readers[number]]
         return occurrences(list(zip(readers, ends, strict=True)), self.mixture(cursor), number, document, checked)
 
-    def masking(self, cursor: Cursor, corpus: str, file: str | os.PathLike[str]) -> Cursor:
+    def masking(
+        self,
+        cursor: Cursor,
+        corpus: str,
+        file: str | os.PathLike[str] | None = None,
+        *,
+        ids_file: str | os.PathLike[str] | None = None,
+    ) -> Cursor:
         """The cursor after documents are taken out of the loss, as `StreamingLoader.mask` does it, with its errors."""
-        fingerprint = self.sources[self._number_of(corpus)].fingerprint
-        masks = masking(cursor.masks, file, sample=cursor.sample, fingerprint=fingerprint, name=corpus)
+        source = self.sources[self._number_of(corpus)]
+        if (file is None) == (ids_file is None):
+            raise PlanError("mask needs one list of documents", hint="give either a file of numbers, or ids_file=")
+        file = source.numbers_file(corpus, ids_file) if ids_file is not None else file
+        if file is None:
+            return cursor
+        masks = masking(cursor.masks, file, sample=cursor.sample, fingerprint=source.fingerprint, name=corpus)
         after = replace(cursor, masks=masks)
         self.masked(after)  # refuses what does not exist
         return after
@@ -421,10 +424,6 @@ def _checked_sample(sample: int) -> int:
     if sample > MAX_SAMPLE:
         raise IndexError(f"sample {sample}: samples are counted up to 2**62")
     return sample
-
-
-def _rebuild(corpora: Mapping[str, TokenSource], arguments: Mapping[str, Any]) -> StreamPlan:
-    return StreamPlan(corpora, **arguments)
 
 
 def _open(corpus: CorpusLike, generation: int | None, cache: Cache) -> TokenSource:

@@ -49,13 +49,10 @@ _MAX_COLUMN_BYTES = 1 << 28
 Pairs = tuple[tuple[Count, Count], ...] | str
 
 
-class _Corpus(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Corpus(CorpusIdentity, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A corpus of the run: its name in the plan, and what it is."""
 
     name: str
-    fingerprint: Sha256
-    start_epoch: Count
-    take: float
 
 
 class _Mask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -156,12 +153,13 @@ def load_state(
     Raises:
         PlanMismatchError: it is not a state of tokshard, was changed or damaged, or belongs to another plan.
     """
-    if weights not in ("cursor", "plan"):
-        raise ValueError(f"weights must be 'cursor' or 'plan', got {weights!r}")
-    if corpora not in ("same", "plan"):
-        raise ValueError(f"corpora must be 'same' or 'plan', got {corpora!r}")
-    if seq_len not in ("same", "plan"):
-        raise ValueError(f"seq_len must be 'same' or 'plan', got {seq_len!r}")
+    for name, given, other in (
+        ("weights", weights, "cursor"),
+        ("corpora", corpora, "same"),
+        ("seq_len", seq_len, "same"),
+    ):
+        if given not in (other, "plan"):
+            raise ValueError(f"{name} must be {other!r} or 'plan', got {given!r}")
     line = _checked_line(state.get(_KEY) if isinstance(state, Mapping) else state)
     try:
         saved = msgspec.json.decode(line, type=_State)

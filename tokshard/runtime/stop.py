@@ -6,25 +6,12 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.plan import StreamPlan
-
-
-class UsedUp(NamedTuple):
-    """A corpus that was read `max_epochs` times.
-
-    Args:
-        sample: the next global sample that would read more of it.
-        corpus: its name.
-    """
-
-    sample: int
-    corpus: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,39 +36,33 @@ class Stop:
         return end if self.sample is None else min(end, self.sample)
 
 
-def used_up(plan: StreamPlan, cursor: Cursor, *, since: int | None = None) -> list[UsedUp]:
-    """Where corpora are used up under the weights of a cursor, by ascending sample.
+def used_up(plan: StreamPlan, cursor: Cursor) -> list[tuple[int, str]]:
+    """Where corpora have been read `max_epochs` times under the weights of a cursor.
 
-    Args:
-        since: global sample. For a corpus that was used up before it, the next sample counts. Default: where the cursor
-            is.
+    Returns:
+        The next global sample that would read more of a corpus, and the corpus, by ascending sample.
     """
     limited = [number for number, epochs in enumerate(plan.max_epochs) if math.isfinite(epochs)]
     if not limited:
         return []
-    mixture, start = plan.mixture(cursor), cursor.sample if since is None else since
-    corpora_here = plan.at(cursor).corpora
+    mixture, corpora_here = plan.mixture(cursor), plan.at(cursor).corpora
     allowed = np.stack([corpora_here[number].num_samples(plan.max_epochs[number]) for number in limited])
-    beyond = np.maximum(allowed, mixture.balance_before(start).counts[limited])
+    beyond = np.maximum(allowed, mixture.balance_before(cursor.sample).counts[limited])
     corpora, streams = np.repeat(limited, plan.num_streams), np.tile(np.arange(plan.num_streams), len(limited))
     samples = mixture.samples_of(corpora, beyond.ravel(), streams).reshape(beyond.shape)
     return sorted(
-        UsedUp(int(of_corpus[of_corpus >= 0].min()), plan.names[number])
+        (int(of_corpus[of_corpus >= 0].min()), plan.names[number])
         for number, of_corpus in zip(limited, samples, strict=True)
         if (of_corpus >= 0).any()
     )
 
 
-def stop_of(plan: StreamPlan, cursor: Cursor, *, since: int | None = None) -> Stop:
-    """The end of a pass under the weights of a cursor.
-
-    Args:
-        since: as for `used_up`.
-    """
-    found = used_up(plan, cursor, since=since) if plan.on_max_epochs == "stop" else []
+def stop_of(plan: StreamPlan, cursor: Cursor) -> Stop:
+    """The end of a pass under the weights of a cursor."""
     num_samples = plan.at(cursor).num_samples
-    if found and (num_samples is None or found[0].sample < num_samples):
-        return Stop(sample=found[0].sample, corpus=found[0].corpus)
+    for sample, corpus in used_up(plan, cursor) if plan.on_max_epochs == "stop" else ():
+        if num_samples is None or sample < num_samples:
+            return Stop(sample=sample, corpus=corpus)
     return Stop(sample=num_samples)
 
 
@@ -102,7 +83,7 @@ def check_pass(plan: StreamPlan, cursor: Cursor) -> None:
         )
 
 
-def warn_of_use(found: Sequence[UsedUp], start: int, stop: int, warned: set[str]) -> None:
+def warn_of_use(found: Sequence[tuple[int, str]], start: int, stop: int, warned: set[str]) -> None:
     """Warn once of each corpus that is used up among the samples ``[start, stop)``."""
     for sample, corpus in found:
         if start <= sample < stop and corpus not in warned:

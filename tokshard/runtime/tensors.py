@@ -370,10 +370,7 @@ def _rank_in(mesh: DeviceMesh | None) -> tuple[int, int]:
         place = mesh.get_coordinate()
         if place is None:
             raise PlanError("this process is not part of dp_mesh", hint="give the data-parallel part of the mesh")
-        index = 0
-        for coordinate, size in zip(place, mesh.mesh.shape, strict=True):
-            index = index * size + coordinate
-        return index, mesh.size()
+        return int(np.ravel_multi_index(place, mesh.mesh.shape)), mesh.size()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     if (launched := os.environ.get("WORLD_SIZE", "1")) != "1":

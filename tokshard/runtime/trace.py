@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,6 @@ from tokshard.runtime.bytes.source import DocumentSpan, TokenSource
 from tokshard.runtime.order.inverse import find_document
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.pieces import PieceReader
-from tokshard.runtime.order.windows import CorpusOrder
 from tokshard.runtime.rows.masks import MaskedTokens
 
 _REQUESTS_AT_ONCE = 32
@@ -58,34 +56,28 @@ class Occurrence:
     stop: int
 
 
-class TracedPlan(Protocol):
-    """What a plan says of its corpora: attributes as of `StreamPlan`."""
-
-    names: tuple[str, ...]
-    sources: tuple[TokenSource, ...]
-    corpora: tuple[CorpusOrder, ...]
-    readers: tuple[PieceReader, ...]
-
-
 def pieces_of_samples(
-    plan: TracedPlan, mixture: Mixture, samples: NDArray[np.int64], masked: MaskedTokens | None
+    corpora: Sequence[tuple[str, PieceReader]],
+    mixture: Mixture,
+    samples: NDArray[np.int64],
+    masked: MaskedTokens | None,
 ) -> list[list[Piece]]:
     """The parts of documents that global samples read, in order.
 
     Args:
+        corpora: name and reader of each, in plan order.
         samples: int64 [n], ascending within each stream, all of them in the plan.
         masked: documents that are out of the loss.
     """
     located, corpus_samples = mixture.locate(samples)
     found: list[list[Piece]] = [[] for _ in samples]
     for number in np.unique(located).tolist():
-        mine = np.flatnonzero(located == number)
-        source, name = plan.sources[number], plan.names[number]
-        here, *of_parts = plan.corpora[number].by_part(samples[mine], corpus_samples[mine])
-        counts, pieces = plan.readers[number].pieces_of(*of_parts)
+        mine, (name, reader) = np.flatnonzero(located == number), corpora[number]
+        here, *of_parts = reader.order.by_part(samples[mine], corpus_samples[mine])
+        counts, pieces = reader.pieces_of(*of_parts)
         rows = np.repeat(mine[here], counts)
         starts = pieces.starts.tolist()
-        places = _documents_at(source, starts)
+        places = _documents_at(reader.order.source, starts)
         whats = masked_parts(masked, number, pieces.starts, samples[rows])
         for row, place, start, length, what in zip(
             rows.tolist(), places, starts, pieces.lengths.tolist(), whats, strict=True

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
 from tokshard.errors import TokshardError
@@ -42,17 +43,20 @@ class Batches:
     def after(self, step: int) -> Iterator[Batch | None]:
         """The batch of each step after `step`, to the end of the pass; None for a step that the recipe leaves out.
 
-        The documents of `data.mask` are out of the loss, from the first of these steps on if they were not before.
+        The documents of `data.mask` and `data.mask_ids` are out of the loss, from the first of these steps on if they
+        were not before.
 
         Raises:
             TokshardError: these documents cannot be read, or are not the same on all ranks; the same error on all.
         """
-        with together():
-            self._mask()
+        for is_rank_0 in (True, False):  # rank 0 makes files of numbers, and the others find them
+            with together():
+                if (distributed.get_rank() == 0) == is_rank_0:
+                    self._mask()
         check_same(
             json.dumps(self.loader.state_dict()),
             "other documents are out of the loss than on rank 0",
-            hint="give each rank the same files in data.mask, at the same paths",
+            hint="give each rank the same files in data.mask and data.mask_ids, at the same paths",
         )
         batches, is_first = iter(self.loader), True
         while True:
@@ -107,10 +111,10 @@ class Batches:
         return end > cursor.sample
 
     def _mask(self) -> None:
-        data = self._settings.data
-        for name, file in ((name, file) for name, files in data.mask.items() for file in files):
-            self.loader.mask(name, file)
-        if data.mask:
+        lists = list(self._settings.data.masks())
+        for name, listed in lists:
+            self.loader.mask(name, **listed)
+        if lists:
             say(f"{self.loader.stats()['masked_documents']:,} documents are out of the loss")
 
     def _resize(self, size: int) -> Iterator[Batch]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from tokshard.run_files.checkpoint_directory import State
 from tokshard.run_files.model_shape import model_shape
-from tokshard.run_files.recipe import Config, check_start, vocabulary_of
+from tokshard.run_files.recipe import Config, check_start, saved_form, vocabulary_of
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer import checkpoint
@@ -165,7 +164,7 @@ class _Run:
     def _save(self, step: int) -> None:
         self.report.flush()
         loader = self.batches.loader.state_dict()
-        state = State(step=step, loader=loader, config=dataclasses.asdict(self.settings))
+        state = State(step=step, loader=loader, config=saved_form(self.settings))
         self.saver.save(self.model, self.optimizer, state)
         self.report.restart_clock()
 

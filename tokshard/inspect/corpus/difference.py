@@ -12,6 +12,7 @@ import numpy as np
 
 from tokshard.errors import DamagedCorpusError
 from tokshard.format.corpus import Corpus
+from tokshard.inspect.corpus.documents import origin_of
 from tokshard.run_files.plan_file import Mix
 from tokshard.runtime.plan import StreamPlan
 
@@ -58,7 +59,7 @@ def compare_corpora(first: Corpus, second: Corpus, *, is_hashed: bool = False) -
             is_hashed=is_hashed,
             verdict=("the same tokens, byte for byte" if is_hashed else "the same tokens by their manifests")
             + (", built in another way" if differing else ", built in the same way")
-            + ("" if is_hashed else "; the bytes were not read, --full hashes them"),
+            + ("" if is_hashed else "; the bytes were not read, --hash reads them"),
             fields=differing,
             notes=[],
         )
@@ -66,7 +67,7 @@ def compare_corpora(first: Corpus, second: Corpus, *, is_hashed: bool = False) -
     document = None if first.fingerprint == second.fingerprint else _first_differing(first, second)
     shared = min(first.num_documents, second.num_documents)
     if document is not None:
-        notes.append(f"the first document that differs is {document:,}")
+        notes += _document_notes(first, second, document)
         verdict = "the documents differ"
     elif first.num_documents != second.num_documents:
         notes.append(f"the first {shared:,} documents are equal; one corpus continues")
@@ -156,6 +157,24 @@ def _shards_note(first: Corpus, second: Corpus) -> str:
             shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
             parts.append(f"{len(names):,} {what} ({shown})")
     return ", ".join(parts)
+
+
+def _document_notes(first: Corpus, second: Corpus, document: int) -> list[str]:
+    """The first document that differs: from which token on, and which record each of the two was made of."""
+    tokens = [corpus.document(document) for corpus in (first, second)]
+    shared = min(map(len, tokens))
+    differs = np.flatnonzero(tokens[0][:shared] != tokens[1][:shared])
+    place = int(differs[0]) if len(differs) else shared
+    origins = [origin_of(corpus, corpus.sources(), document) for corpus in (first, second)]
+    lengths = " and ".join(f"{len(part):,}" for part in tokens)
+    records = ", ".join(
+        f"record {origin.record_number:,} of {origin.source} in the {which}"
+        for which, origin in zip(("first", "second"), origins, strict=True)
+    )
+    return [
+        f"the first document that differs is {document:,}, from token {place:,} on (tokens: {lengths})",
+        f"it is {records}",
+    ]
 
 
 def _first_differing(first: Corpus, second: Corpus) -> int | None:

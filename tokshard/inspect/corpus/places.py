@@ -22,6 +22,16 @@ def corpora_at(locations: Sequence[str]) -> list[str]:
     return [corpus for location in locations for corpus in list(_inside(location)) or [location]]
 
 
+def trained_on(location: str) -> dict[str, str]:
+    """The corpora of a folder of corpora, or of a split, by short names, without those for validation.
+
+    Empty if the location is no such folder: then it stands for itself.
+    """
+    found = corpora_at([location])
+    kept = [corpus for corpus in found if not corpus.endswith(f"/{names.VALIDATION}")]
+    return {} if found == [location] else dict(zip(short_names(kept), kept, strict=True))
+
+
 def _inside(location: str) -> Iterator[str]:
     store = open_store(location)
     try:

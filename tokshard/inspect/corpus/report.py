@@ -48,17 +48,6 @@ def generations_text(manifest: Manifest) -> str:
     return f"{number + 1}: 0 to {number}" if is_combined else f"{number} alone"
 
 
-def read_document(location: str | os.PathLike[str], index: int, *, with_boundaries: bool = False) -> DocumentView:
-    """One whole document of a corpus, decoded.
-
-    Raises:
-        TokshardError: the corpus cannot be read, or the document does not exist.
-    """
-    with open_corpus(location) as corpus:
-        sources, decode = corpus.sources(), load_decoder(corpus.store, corpus.manifest)
-        return view_document(corpus, sources, decode, index, with_boundaries=with_boundaries)
-
-
 def read_documents(
     location: str | os.PathLike[str], key: str, *, with_boundaries: bool = False
 ) -> Sequence[DocumentView]:

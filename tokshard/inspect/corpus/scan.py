@@ -1,18 +1,11 @@
-"""``tokshard scan``: the documents that share n-grams of tokens with the items of benchmarks, or that a list names."""
+"""``tokshard scan``: the documents that share n-grams of tokens with the items of benchmarks."""
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
-import signal
-import threading
-from collections import deque
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -20,19 +13,16 @@ from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
-from tokshard.format.document_list import ID, read_document_list, rows_not_found
+from tokshard.format.document_list import ID
 from tokshard.format.opening import open_corpus
 from tokshard.format.row_files import read_rows
 from tokshard.format.whole_corpus import checked_batches
 from tokshard.inspect.corpus.ngrams import Grams, grams_of
+from tokshard.inspect.corpus.workers import in_order
 from tokshard.inspect.progress import OnProgress, no_progress
 
 Encode = Callable[[str], NDArray[np.uint32]]
 """Ids of a text, without delimiters."""
-
-_START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-_TASKS_PER_WORKER = 2
-_SHOWN_ROWS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,62 +134,15 @@ def scan_corpus(
     """
     with open_corpus(location) as corpus:
         done = 0
-        with _scans(location, corpus, grams, workers) as scans:
+        work = functools.partial(_scan_shard, grams=grams)
+        with in_order(corpus, range(len(corpus.shards)), work, workers=workers) as scans:
             for index, found in enumerate(scans):
                 yield from found
                 done += corpus.shards[index].num_tokens
                 on_progress(done, corpus.num_tokens)
 
 
-@contextlib.contextmanager
-def _scans(location: str, corpus: Corpus, grams: Grams, workers: int) -> Iterator[Iterator[list[SharedItems]]]:
-    """What each shard has in common with items, in order."""
-    workers = min(workers, len(corpus.shards))
-    if workers <= 1:
-        yield (_scan_shard(corpus, index, grams) for index in range(len(corpus.shards)))
-        return
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context(_START_METHOD), _begin, (location, corpus.num_generations - 1, grams)
-    )
-    try:
-        yield _in_order(pool, len(corpus.shards), workers * _TASKS_PER_WORKER)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _in_order(pool: ProcessPoolExecutor, num_shards: int, most: int) -> Iterator[list[SharedItems]]:
-    ahead: deque[Future[list[SharedItems]]] = deque()
-    for index in range(num_shards):
-        ahead.append(pool.submit(_scan, index))
-        if len(ahead) == most:
-            yield ahead.popleft().result()
-    while ahead:
-        yield ahead.popleft().result()
-
-
-_here: list[tuple[Corpus, Grams]] = []
-"""Of a worker: what it scans."""
-
-
-def _begin(location: str, generation: int, grams: Grams) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _here.append((open_corpus(location, generation=generation), grams))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-
-def _scan(index: int) -> list[SharedItems]:
-    corpus, grams = _here[0]
-    return _scan_shard(corpus, index, grams)
-
-
-def _scan_shard(corpus: Corpus, index: int, grams: Grams) -> list[SharedItems]:
+def _scan_shard(corpus: Corpus, index: int, *, grams: Grams) -> list[SharedItems]:
     found = []
     first = int(corpus.shards.first_documents[index])
     for shard, batch in checked_batches(corpus, index):
@@ -220,46 +163,3 @@ def _scan_shard(corpus: Corpus, index: int, grams: Grams) -> list[SharedItems]:
             )
         first += len(offsets) - 1
     return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedDocuments:
-    """The documents of a corpus that a list names.
-
-    Args:
-        documents: int64 [n], ascending: their numbers.
-        num_missing: rows of the list that name no document.
-        missing: the first of them.
-    """
-
-    documents: NDArray[np.int64]
-    num_missing: int
-    missing: Sequence[str]
-
-
-def find_listed(corpus: Corpus, file: str, on_progress: OnProgress = no_progress) -> ListedDocuments:
-    """Find the documents that a list names, by number or id. Reads no token, and all ids where there are ids to find.
-
-    Args:
-        on_progress: receives documents.
-
-    Raises:
-        UsageError: the file is not a list.
-        CorpusError: the corpus cannot be read.
-    """
-    listed = read_document_list(file, [corpus])
-    documents, rows = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for index in range(len(corpus.shards)):
-        first, stop = map(int, corpus.shards.first_documents[index : index + 2])
-        shard = corpus.shard(index) if len(listed.ids) else None
-        for batch in range(1 if shard is None else shard.num_batches):
-            count = stop - first if shard is None else len(shard.batch(batch)[0]) - 1
-            numbers = np.arange(first, first + count)
-            is_listed, of_rows = listed.find(0, numbers, None if shard is None else shard.columns(batch).get(ID))
-            documents.append(numbers[is_listed])
-            rows.append(of_rows)
-            first += count
-        corpus.close()
-        on_progress(stop, corpus.num_documents)
-    num_missing, missing = rows_not_found(file, listed, np.concatenate(rows), most=_SHOWN_ROWS)
-    return ListedDocuments(documents=np.concatenate(documents), num_missing=num_missing, missing=missing)

@@ -21,7 +21,8 @@ from tokshard.extras import extra_module
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.schema import HASH_STRIDE
-from tokshard.run_files.plan_file import Mix, corpora_of
+from tokshard.run_files.plan_file import Mix
+from tokshard.run_files.recipe import corpora_of
 from tokshard.runtime.bytes.cache import CONNECTIONS
 from tokshard.runtime.plan import StreamPlan
 

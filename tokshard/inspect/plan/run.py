@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
+from tokshard.inspect.corpus.places import trained_on
 from tokshard.run_files.checkpoint_directory import is_checkpoint
-from tokshard.run_files.plan_file import TrainerData, corpora_of, load_mix
+from tokshard.run_files.plan_file import TrainerData, load_mix
+from tokshard.run_files.recipe import corpora_of
 from tokshard.run_files.saved_state import read_state
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.order.mixture import Segment
@@ -228,7 +230,8 @@ def open_run(
     """Open a run from a plan and, optionally, a checkpoint.
 
     Args:
-        location: as for `load_mix`; a checkpoint of the trainer serves as plan and checkpoint.
+        location: as for `load_mix`, or a folder of corpora, see `trained_on`; a checkpoint of the trainer serves as
+            plan and checkpoint.
         options: key to value; they override the file. One batch size replaces all those of a recipe.
         checkpoint: as for `read_state`; `location` may be omitted for a checkpoint of the trainer.
         world_size: as in `Run`.
@@ -238,7 +241,8 @@ def open_run(
     """
     if (location := location or checkpoint) is None:
         raise UsageError("no plan is given", hint="give a mix.toml, a corpus directory or a checkpoint")
-    mix, record = load_mix(location, options), _NO_RECORD
+    corpora = trained_on(location)
+    mix, record = load_mix(location, {"corpora": corpora or None, **options}), _NO_RECORD
     plan = StreamPlan(**mix.arguments())
     cursor, done = plan.cursor(), cast("int | None", 0)
     if checkpoint is None and is_checkpoint(location):
@@ -247,8 +251,8 @@ def open_run(
         state = read_state(checkpoint)
         cursor, done = load_state(plan, {"cursor": state.cursor}), state.step
         record = _NO_RECORD if done is None else _read_record(checkpoint, done, cursor.sample)
-    for name, file in ((name, file) for name, files in mix.mask.items() for file in files):
-        cursor = plan.masking(cursor, name, file)  # from here on, unless they were masked before
+    for name, listed in mix.masks():
+        cursor = plan.masking(cursor, name, **listed)  # from here on, unless they were masked before
     run = Run(
         plan=plan,
         global_batch_size=mix.global_batch_size,

@@ -18,20 +18,6 @@ _ENOUGH = 1.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusReads:
-    """What the reads of a corpus depend on.
-
-    Args:
-        share: of the samples.
-        num_blocks: full blocks that are read.
-    """
-
-    name: str
-    share: float
-    num_blocks: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsAdvice:
     """A recommended number of streams.
 
@@ -60,7 +46,9 @@ def advise(run: Run, num_nodes: int) -> StreamsAdvice:
     Raises:
         UsageError: there are more nodes than samples in a step.
     """
-    size, corpora = run.global_batch_size, reads_of(run)
+    size, shares = run.global_batch_size, run.shares(run.cursor.segments[run.cursor.num_started - 1])
+    blocks = {name: corpus.num_full_blocks for name, corpus in zip(run.plan.names, run.plan.corpora, strict=True)}
+    corpora = [(shares[name], num_blocks) for name, num_blocks in blocks.items()]
     if num_nodes > size:
         raise UsageError(f"{num_nodes} nodes share steps of {size} samples", hint="give at most as many --nodes")
     reads = {
@@ -77,7 +65,7 @@ def advise(run: Run, num_nodes: int) -> StreamsAdvice:
         reads_without=reads[1],
         reads_with=reads[num_streams],
         reads_now=read_amplification(corpora, run.plan.shape.window_blocks, num_nodes, run.plan.num_streams),
-        whole={corpus.name: needed for corpus in corpora if num_streams > 1 and corpus.num_blocks < needed},
+        whole={name: needed for name, num_blocks in blocks.items() if num_streams > 1 and num_blocks < needed},
     )
 
 
@@ -87,23 +75,21 @@ def window_blocks_of(plan: StreamPlan, num_streams: int) -> int:
     return default_window_blocks(shape.block_tokens, num_streams) if plan.has_default_windows else shape.window_blocks
 
 
-def reads_of(run: Run) -> list[CorpusReads]:
-    """The corpora of a run under the weights at its cursor."""
-    shares = run.shares(run.cursor.segments[run.cursor.num_started - 1])
-    pairs = zip(run.plan.names, run.plan.corpora, strict=True)
-    return [CorpusReads(name=name, share=shares[name], num_blocks=corpus.num_full_blocks) for name, corpus in pairs]
-
-
-def read_amplification(corpora: Sequence[CorpusReads], window_blocks: int, num_nodes: int, num_streams: int) -> float:
+def read_amplification(
+    corpora: Sequence[tuple[float, int]], window_blocks: int, num_nodes: int, num_streams: int
+) -> float:
     """Bytes that a node reads per byte that it trains on, if it reads each window that it has samples of whole, once.
 
     A node trains on contiguous rows of each step, which are stream after stream, so it has samples of the streams that
     its rows overlap; of a corpus that is not dealt, every node has samples of every window.
+
+    Args:
+        corpora: of each, its share of the samples, and the full blocks that are read.
     """
     # where the rows of nodes and streams begin, in units of 1 / (num_nodes * num_streams) of a step
     begins = np.union1d(np.arange(num_nodes) * num_streams, np.arange(num_streams) * num_nodes)
     readers_of_a_stream = len(begins) / num_streams
     return sum(
-        corpus.share * (readers_of_a_stream if is_dealt(corpus.num_blocks, window_blocks, num_streams) else num_nodes)
-        for corpus in corpora
+        share * (readers_of_a_stream if is_dealt(num_blocks, window_blocks, num_streams) else num_nodes)
+        for share, num_blocks in corpora
     )

@@ -17,8 +17,6 @@ from tokshard.inspect.corpus.documents import ID, origin_of
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.runtime.rows.narrow import PADDING_INDEX
 
-"""The column that ``--id-field`` creates."""
-
 _SAMPLES_AT_ONCE = 1_024
 _KEPT_FACTS = 4_096
 

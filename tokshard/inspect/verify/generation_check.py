@@ -7,7 +7,7 @@ from itertools import islice
 
 from tokshard.errors import CorpusError
 from tokshard.format import names
-from tokshard.format.content import TokenHash, join_hashes
+from tokshard.format.content import Content, join_contents
 from tokshard.format.corpus import Corpus
 from tokshard.format.files import read_file
 from tokshard.format.generations import check_generation, generation_numbers
@@ -54,11 +54,10 @@ def find_generations(store: Store, first: Manifest) -> tuple[dict[str, Manifest]
 def check_contents(store: Store, manifests: Sequence[Manifest]) -> Iterator[Problem]:
     """The content fingerprint that each generation gives of all documents up to it."""
     corpus = Corpus(store, manifests, load_table=read_file)
-    tokens, num_documents, shards = TokenHash(), 0, iter(corpus.shards)
+    content, shards = Content(), iter(corpus.shards)
     for folder, manifest in zip(map(names.generation_folder, range(len(manifests))), manifests, strict=True):
-        tokens = tokens.then(join_hashes(info.tokens_hash for info in islice(shards, manifest.num_shards)))
-        num_documents += manifest.num_documents
-        found = content_fingerprint(tokens, num_documents=num_documents, eos_id=corpus.eos_id, bos_id=corpus.bos_id)
+        content = content.then(join_contents(info.content for info in islice(shards, manifest.num_shards)))
+        found = content_fingerprint(content, manifest.tokenizer, manifest.columns)
         if manifest.generation is not None and found != manifest.generation.content:
             stated = f"gives the content fingerprint {manifest.generation.content} of the corpus up to it"
             yield Problem(names.in_folder(folder, names.MANIFEST), f"{stated}, its shards have {found}")

@@ -12,7 +12,7 @@ import numpy as np
 
 from tokshard.errors import CorpusError
 from tokshard.format import names
-from tokshard.format.content import join_hashes
+from tokshard.format.content import join_contents
 from tokshard.format.corpus import Corpus
 from tokshard.format.manifest import (
     IN_OTHER_SPLIT,
@@ -95,8 +95,8 @@ def check_totals(corpus: Corpus, tally: Tally) -> Iterator[Problem]:
     """The shard table on its own, and the manifest against all shards."""
     if twice := [name for name, count in Counter(corpus.shards.names()).items() if count > 1]:
         yield Problem(names.SHARD_TABLE, f"names {twice[0]} more than once")
-    manifest, tokens = corpus.manifest, join_hashes(info.tokens_hash for info in corpus.shards)
-    found = content_fingerprint(tokens, num_documents=corpus.num_documents, eos_id=corpus.eos_id, bos_id=corpus.bos_id)
+    manifest, content = corpus.manifest, join_contents(info.content for info in corpus.shards)
+    found = content_fingerprint(content, manifest.tokenizer, manifest.columns)
     special, lengths = manifest.records.with_special_text or 0, manifest.document_lengths
     claims: list[tuple[str, object, object]] = [
         ("fingerprints.content", corpus.fingerprint, found),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError
 from tokshard.format import names
-from tokshard.format.content import TokenHash, hash_tokens
+from tokshard.format.content import Content, TokenHash, hash_tokens
 from tokshard.format.corpus import Corpus
 from tokshard.format.schema import ORDINAL_STRIDE
 from tokshard.format.shard import Shard
@@ -78,11 +78,12 @@ def check_shard(
         with opened(corpus.store, info.name, info.num_bytes) as file:
             # a full check reads these bytes again and counts them then
             on_read = (lambda num_bytes: counter.add(read=num_bytes)) if is_quick else (lambda _: None)
-            image, starts = SparseImage(file, info.num_bytes, on_read), [np.zeros(1, np.int64)]
+            image, starts, loss = SparseImage(file, info.num_bytes, on_read), [np.zeros(1, np.int64)], Content()
             if runs is not None:
                 try:
-                    for offsets in _offsets(corpus, info, places, image, with_columns=not is_quick):
+                    for offsets, targets in _offsets(corpus, info, places, image, with_columns=not is_quick):
                         starts.append(offsets[1:] + starts[-1][-1])
+                        loss = loss.then(targets)
                     bounds = np.concatenate(starts)
                     found.lengths = bounds[1:] - bounds[:-1]
                 except CorpusError as error:
@@ -97,6 +98,7 @@ def check_shard(
                     found.problems.insert(0, hash_problem(info.name, digest, info.sha256))
                 elif found.lengths is not None:
                     found.problems += tokens.hash_faults(has_strides=has_hashes)
+                    found.problems += _loss_faults(info, loss if corpus.has_spans else _without_spans(found.lengths))
                 found.problems += (Problem(info.name, message) for message in tokens.messages())
     except UnreadableError as error:
         # the content of a missing or truncated file adds no information
@@ -110,8 +112,11 @@ def check_shard(
 
 def _offsets(
     corpus: Corpus, info: ShardInfo, places: list[BatchPlace], image: SparseImage, *, with_columns: bool
-) -> Iterator[NDArray[np.int64]]:
-    """The offsets of batch after batch; the kept columns are read, too, if that is wanted and there are any.
+) -> Iterator[tuple[NDArray[np.int64], Content]]:
+    """The offsets of batch after batch; the other columns are read, too, if that is wanted and there are any.
+
+    Yields:
+        int64 [documents + 1], and the content of the batch without its tokens, if the columns are read.
 
     Raises:
         CorpusError: the next one is damaged.
@@ -133,11 +138,28 @@ def _offsets(
         if place.values_position % 8:
             where = f"{shard.path}, batch {index}"
             raise DamagedCorpusError(f"{where}: tokens at byte {place.values_position}", hint=RESTORE)
+        content = Content()
         if with_columns:
             shard.columns(index)
-        yield offsets
+            targets = shard.targets(index)
+            loss = targets.hashed(place.num_tokens) if corpus.has_spans else TokenHash(place.num_tokens)
+            content = Content(num_documents=place.num_documents, num_targets=targets.count, loss=loss)
+        yield offsets, content
         if index + 1 < len(places):
             image.unload(begin, after - message_bytes)
+
+
+def _without_spans(lengths: NDArray[np.int64]) -> Content:
+    """What documents without loss spans hold, but for their tokens."""
+    num_tokens = int(lengths.sum())
+    return Content(num_documents=len(lengths), num_targets=num_tokens - len(lengths), loss=TokenHash(num_tokens))
+
+
+def _loss_faults(info: ShardInfo, found: Content) -> Iterator[Problem]:
+    """Where the shard table is wrong about the loss spans of a shard."""
+    if found != replace(info.content, tokens=TokenHash()):
+        stated = f"gives {info.name} {info.content.num_targets} targets and a hash of its loss spans"
+        yield Problem(names.SHARD_TABLE, f"{stated}, the shard has {found.num_targets} and perhaps another hash")
 
 
 def _table_faults(
@@ -218,7 +240,7 @@ class _TokenCheck:
     def hash_faults(self, *, has_strides: bool) -> Iterator[Problem]:
         """Where the hashes that are kept of the tokens are not those of the tokens."""
         corpus, info = self._corpus, self._corpus.shards[self._index]
-        if self._content != info.tokens_hash:
+        if self._content != info.content.tokens:
             yield Problem(names.SHARD_TABLE, f"gives {info.name} another hash of its tokens than the shard has")
         found = self._strides.finish()
         for wrong in np.flatnonzero(corpus.shards.group_hashes(self._index) != group_hashes(found))[:1].tolist():

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import operator
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokshard.errors import BuildError, UsageError
+from tokshard.format.arrays import value_array
+from tokshard.format.conditions import Conditions
 from tokshard.format.corpus import Corpus
 from tokshard.format.document_list import ID, DocumentList, read_document_list
 from tokshard.format.files import file_sha256
+from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 from tokshard.format.manifest import CopyConfig
 from tokshard.format.opening import open_corpus
-from tokshard.format.schema import SUPPORTED_COLUMN_TYPES
+from tokshard.format.schema import COLUMN_TYPES
 from tokshard.format.tables import SourceInfo
 from tokshard.format.whole_corpus import checked_batches
 from tokshard.pipeline.encode.documents import Documents, Made
@@ -170,12 +170,11 @@ class CorporaReader:
         """What is taken, with the columns that are wanted: nulls where a corpus has none."""
         assert documents.sources is not None
         is_wanted = self._is_wanted(documents)
-        columns = {
-            name: documents.columns[name]
-            if name in documents.columns
-            else pa.nulls(len(documents), SUPPORTED_COLUMN_TYPES[kind])
-            for name, kind in self._columns.items()
-        }
+        columns = dict[str, pa.Array]()
+        for name, kind in self._columns.items():
+            columns[name] = documents.columns.get(name)
+            if columns[name] is None:
+                columns[name] = _missing(kind, documents, columns)
         return Made(
             count=len(documents),
             input_bytes=input_bytes,
@@ -204,6 +203,20 @@ class CorporaReader:
         )
 
 
+def _missing(kind: str, documents: Documents, before: Mapping[str, pa.Array]) -> pa.Array:
+    """A column that a corpus does not have: nulls; or loss spans of all tokens but the first; or weights of 1.
+
+    Args:
+        before: the columns of the documents that come before it.
+    """
+    if kind == LOSS_COLUMNS[LOSS]:
+        lengths = documents.lengths.tolist()
+        return value_array([[1, length] if length > 1 else [] for length in lengths], COLUMN_TYPES[kind])
+    if kind == LOSS_COLUMNS[WEIGHTS]:
+        return value_array([[1.0] * (len(spans) // 2) for spans in before[LOSS].to_pylist()], COLUMN_TYPES[kind])
+    return pa.nulls(len(documents), COLUMN_TYPES[kind])
+
+
 def source_labels(corpus: Corpus, sources: Sequence[SourceInfo]) -> list[str]:
     """The names of the sources of a corpus: the argument of the build, and the path below it."""
     names = corpus.manifest.arguments
@@ -226,7 +239,7 @@ class Chooser:
         self._of_source = None if pattern is None else np.array([fnmatchcase(label, pattern) for label in labels])
         if self._of_source is not None and not self._of_source.any():
             raise UsageError(f"no source is called {pattern}", hint=f"a source is called {labels[0]}; use * and ?")
-        self._where = [_condition(text, columns) for text in copied.where]
+        self._where = Conditions(copied.where, columns)
 
     def __call__(self, documents: Documents) -> NDArray[np.bool_]:
         """Whether each document is taken: bool [documents]."""
@@ -234,9 +247,7 @@ class Chooser:
         if self._of_source is not None:
             assert documents.sources is not None
             chosen &= self._of_source[documents.sources]
-        for name, is_met in self._where:
-            found = documents.columns[name].to_pylist() if name in documents.columns else [None] * len(documents)
-            chosen &= np.array(list(map(is_met, found)), np.bool_)
+        chosen &= self._where.are_met(documents.columns, len(documents))
         if self._hashes is not None:
             low, high = self._hashes
             hashes = document_hashes(documents)
@@ -248,54 +259,3 @@ def document_hashes(documents: Documents) -> NDArray[np.float64]:
     """The hash of each document, from the little-endian uint32 of its tokens: float64 [documents] in [0, 1)."""
     digests = b"".join(hashlib.blake2b(held, digest_size=_HASH_BYTES).digest() for held in documents.contents())
     return (np.frombuffer(digests, "<u8") >> 11) / float(1 << 53)
-
-
-_OPERATOR = re.compile(r"\s*(?P<sign>!=|=|<(?!=)|>(?!=)|\s+in\s)\s*(?P<value>.*)", re.DOTALL)
-_COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<": lambda found, value: found is not None and found < value,
-    ">": lambda found, value: found is not None and found > value,
-    "in": lambda found, values: found in values,
-}
-
-
-def _condition(text: str, columns: Mapping[str, str]) -> tuple[str, Callable[[Any], bool]]:
-    """The kept column of a condition, and whether a value of it meets that; None is a missing value."""
-    # names may contain signs: the longest that fits wins
-    for name in sorted(columns, key=len, reverse=True):
-        found = _OPERATOR.fullmatch(text.removeprefix(name)) if text.startswith(name) else None
-        if found is None:
-            continue
-        sign, kind = found["sign"].strip(), columns[name]
-        if sign in {"<", ">"} and kind == "bool":
-            raise UsageError(f"{text!r}: column {name} is bool, which has no order", hint=f"give {name}=true or false")
-        parts = found["value"].split(",") if sign == "in" else [found["value"]]
-        values = [_value(name, part.strip() if sign == "in" else part, kind) for part in parts]
-        value = frozenset(values) if sign == "in" else values[0]
-        return name, functools.partial(_is_met, _COMPARED[sign], value)
-    name = re.split(r"[=!<>\s]", text, maxsplit=1)[0]
-    if not name or name in columns or not re.search(r"[=<>]|\sin\s", text):
-        raise UsageError(
-            f"{text!r} is not a condition",
-            hint="give one such as lang=en, lang!=en, score<0.5, score>0.5 or 'lang in en,fr'",
-        )
-    raise UsageError(f"the corpora have no kept column {name!r}", hint=f"kept columns: {', '.join(columns) or 'none'}")
-
-
-def _is_met(compared: Callable[[Any, Any], bool], value: Any, found: Any) -> bool:
-    return compared(found, value)
-
-
-def _value(name: str, text: str, kind: str) -> Any:
-    try:
-        match kind:
-            case "int64":
-                return int(text)
-            case "float64":
-                return float(text)
-            case "bool":
-                return {"true": True, "false": False}[text.lower()]
-    except (ValueError, KeyError):
-        raise UsageError(f"{text!r} is not a value of column {name}, which is {kind}", hint="give another") from None
-    return text

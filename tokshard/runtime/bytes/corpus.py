@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tokshard.format import names
 from tokshard.format.opening import open_corpus
 from tokshard.runtime.bytes.cache import Cache
+from tokshard.runtime.bytes.listed import numbers_of_list
 from tokshard.runtime.bytes.mapped import MappedCorpus
 from tokshard.runtime.bytes.ranged import RangedCorpus, stride_tokens_of
 from tokshard.runtime.bytes.source import DocumentSpan, ReadCounts, TokenSource
@@ -123,6 +124,11 @@ class CorpusSource(TokenSource):
     def kept_bytes(self, num_blocks: int, block_tokens: int) -> int:
         """Bytes that so many blocks take in the memory of the cache; 0 if they are mapped."""
         return 0 if self.is_in_memory else num_blocks * stride_tokens_of(block_tokens) * self.dtype.itemsize
+
+    def numbers_file(self, name: str, ids_file: str | os.PathLike[str]) -> str | None:
+        """A file of numbers made of a list of ids, as `numbers_of_list` does it."""
+        with open_corpus(self.location, generation=self.corpus.num_generations - 1) as corpus:  # apart from the reader
+            return numbers_of_list(corpus, name, ids_file)
 
     def document_at(self, position: int) -> DocumentSpan:
         """The document that holds a token.

@@ -29,9 +29,6 @@ from tokshard.store.record_cache import RecordFile
 _MAX_SHARDS = 8_192
 """Shards whose places of record batches are kept."""
 
-_ENDS_TOKENS = 4 << 20
-"""Tokens in which ends of documents are looked for at a time."""
-
 _RUN_STRIDES = 32
 """Strides of one request: 256k tokens."""
 
@@ -269,17 +266,9 @@ class RangedCorpus:
             StoreError: the store does not answer.
         """
         stretches, shards, begins, stops = cut_at(self._first_tokens, starts, stops)
-        counts, found = np.zeros(len(starts), np.int64), [np.empty(0, np.int64)]
-        totals = np.cumsum(stops - begins)
-        low = 0
-        while low < len(stretches):
-            done = int(totals[low - 1]) if low else 0
-            high = max(low + 1, int(totals.searchsorted(done + _ENDS_TOKENS, "right")))
-            parts, ends = self._ends(shards[low:high], begins[low:high], stops[low:high])
-            counts += np.bincount(stretches[low:high][parts], minlength=len(counts))
-            found.append(ends)
-            low = high
-        return np.concatenate([[0], np.cumsum(counts)]), np.concatenate(found)
+        parts, ends = self._ends(shards, begins, stops)
+        counts = np.bincount(stretches[parts], minlength=len(starts))
+        return np.concatenate([[0], np.cumsum(counts)]), ends
 
     def document_at(self, position: int) -> tuple[int, int, int]:
         """The document that holds a token: its number, and its start and stop in the corpus."""

@@ -3,7 +3,8 @@
 To make a table, the corpus is asked for its document ends, and the pieces between them are permuted: milliseconds for
 a window of 64M tokens in documents of 1,000, seconds in documents of 10. So the table of the next window is made
 shortly before the current one ends, in the thread that makes batches ahead. A source whose answers are slow learns
-the blocks well before. ORDER.md, section 5, has the rules.
+the blocks well before, and its tables are made in small steps, so that no batch waits for one. ORDER.md, section 5, has
+the rules.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import itertools
 import math
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,6 +33,13 @@ _MAX_ANNOUNCED = 4
 
 _READY_AT = 0.8
 """The table of the next window is made when this part of what a job reads of the current one has been read."""
+
+_MADE_FROM, _MADE_UNTIL = 0.65, 0.95
+"""Of a source that is not in memory it is made step by step between these parts."""
+
+_STEP_TOKENS, _STEP_PIECES = 1 << 22, 1 << 16
+"""Tokens of which the document ends are asked for in a step, and pieces that are shuffled in one: some milliseconds.
+Arrays of all pieces would be slower, because they leave the cache."""
 
 AHEAD = 1.5
 """Blocks are announced this many windows ahead. What is beyond the next window is fetched while its table is made: a
@@ -161,13 +169,16 @@ class PieceTable:
         ), starts
 
 
-def make_table(
+def table_steps(
     order: CorpusOrder, window: Window, block_starts: NDArray[np.int64], block_ends: NDArray[np.int64]
-) -> PieceTable:
-    """Make the table of a window.
+) -> Iterator[float | PieceTable]:
+    """Make the table of a window step by step.
 
     Args:
         block_starts, block_ends: as `CorpusOrder.blocks` has them.
+
+    Yields:
+        After each step the part that is done, and at last the table.
 
     Raises:
         ValueError: the window has 2**32 tokens or more.
@@ -176,21 +187,34 @@ def make_table(
     if length >= 1 << 32:
         raise ValueError(f"a window of {length} tokens does not fit: give a smaller window_blocks")
     block_stops = np.cumsum(block_ends - block_starts)
-    firsts = np.concatenate([[0], block_stops[:-1]])
-    offsets, ends = order.source.ends(block_starts, block_ends)
-    counts = np.diff(offsets)
-    has_end = np.flatnonzero(counts)
-    ends_document = np.zeros(len(counts), np.bool_)
-    ends_document[has_end] = ends[offsets[1:][has_end] - 1] == block_ends[has_end]
-    # a piece starts at the start of each block, and at each end of a document but that of the block
-    ends += np.repeat(firsts - block_starts, counts)
-    starts = np.insert(ends, offsets[:-1], firsts)
-    last = offsets[1:] + np.arange(len(counts))
-    starts = np.delete(starts, last[ends_document]).astype(np.uint32)
-    entry = order.piece_permutation(window, len(starts)).all()
-    unshuffled_starts, shuffled_starts = starts[entry], np.zeros(len(starts) + 1, np.uint32)
-    np.cumsum(np.diff(starts, append=np.uint32(length))[entry], out=shuffled_starts[1:])
-    return PieceTable(
+    shifts = block_stops - block_ends  # from positions in the corpus to unshuffled ones
+    at_once = max(1, _STEP_TOKENS // order.shape.block_tokens)
+    ends_document, parts = np.zeros(len(block_starts), np.bool_), []
+    for low in range(0, len(block_starts), at_once):
+        some = slice(low, low + at_once)
+        offsets, ends = order.source.ends(block_starts[some], block_ends[some])
+        counts = np.diff(offsets)
+        has_end = np.flatnonzero(counts)
+        ends_document[low + has_end] = ends[offsets[1:][has_end] - 1] == block_ends[low + has_end]
+        # a piece starts at the start of each block, and at each end of a document but that of the block
+        ends += np.repeat(shifts[some], counts)
+        found = np.insert(ends, offsets[:-1], block_starts[some] + shifts[some])
+        last = offsets[1:] + np.arange(len(counts))
+        parts.append(np.delete(found, last[ends_document[some]]).astype(np.uint32))
+        yield min(0.5, 0.5 * (low + at_once) / len(block_starts))
+    starts = np.concatenate([*parts, np.array([length], np.uint32)])
+    count = len(starts) - 1
+    permutation = order.piece_permutation(window, count)
+    shuffled_starts, unshuffled_starts = np.zeros(count + 1, np.uint32), np.empty(count, np.uint32)
+    for first in range(0, count, _STEP_PIECES):
+        yield 0.5 + 0.5 * first / count
+        stop = min(first + _STEP_PIECES, count)
+        entry = permutation(np.arange(first, stop)).view(np.int64)
+        unshuffled_starts[first:stop] = begins = starts[entry]
+        shuffled = shuffled_starts[first + 1 : stop + 1]
+        np.cumsum(starts[entry + 1] - begins, out=shuffled)
+        shuffled += shuffled_starts[first]
+    yield PieceTable(
         shuffled_starts=shuffled_starts,
         unshuffled_starts=unshuffled_starts,
         block_tokens=order.shape.block_tokens,
@@ -226,6 +250,8 @@ class PieceReader:
     def __init__(self, order: CorpusOrder) -> None:
         self.order = order
         self._kept: defaultdict[int, OrderedDict[Window, _Kept]] = defaultdict(OrderedDict)
+        # tables that are made step by step
+        self._begun: defaultdict[int, dict[Window, Iterator[float | PieceTable]]] = defaultdict(dict)
         self._last: tuple[list[Window], list[_Kept]] = [], []
         # of each part: the window that is read in sequence, where that began, and from where on there is work to do
         self._reading: dict[int, tuple[Window | None, float, float]] = {}
@@ -324,12 +350,24 @@ class PieceReader:
     def _window(self, window: Window) -> _Kept:
         kept = self._kept[window.part]
         if window not in kept:
-            table = make_table(self.order, window, *self._announce(window))
-            kept[window] = _Kept(window, table, 0, self.order.sample_permutation(window))
-            if len(kept) > _MAX_TABLES:
-                kept.popitem(last=False)
+            self._make(window, math.inf)
         kept.move_to_end(window)
         return kept[window]
+
+    def _make(self, window: Window, part: float) -> None:
+        """Go on with the table of a window until this part of it is done."""
+        kept, begun = self._kept[window.part], self._begun[window.part]
+        # taken out while it runs: a fork finds none that does, and one that failed is not used again
+        steps = begun.pop(window, None) or table_steps(self.order, window, *self._announce(window))
+        for done in steps:
+            if isinstance(done, PieceTable):
+                kept[window] = _Kept(window, done, 0, self.order.sample_permutation(window))
+            elif done >= part:
+                begun[window] = steps
+                break
+        for tables in (kept, begun):
+            if len(tables) > _MAX_TABLES:
+                tables.pop(next(iter(tables)))
 
     def _joined(self, found: list[_Kept], tables: Collection[int]) -> list[_Kept]:
         """The same windows in one table, together with what is kept of other parts in their tables."""
@@ -360,7 +398,7 @@ class PieceReader:
         # the last rows of the window before are laid out, and perhaps not read yet: nothing is announced now
         self._reading[window.part] = window, before, make_at if is_last or order.source.is_in_memory else 0.0
         if after >= make_at:
-            self._make_next(window, before)
+            self._make_next(window, before, math.inf)
 
     def _prepare(self, window: Window, begun_at: float, after: float) -> None:
         """Make the next table shortly before a window ends, and announce blocks.
@@ -368,19 +406,23 @@ class PieceReader:
         Args:
             begun_at, after: the part of the window before its reading began, and after some samples.
         """
-        since = 1.0 if begun_at >= 1 else (after - begun_at) / (1 - begun_at)
+        since, part = 1.0 if begun_at >= 1 else (after - begun_at) / (1 - begun_at), math.inf
         if not self.order.source.is_in_memory:
             with self._lock:
                 self._announce_ahead(window, since, after)
-        if since >= _READY_AT:
-            self._make_next(window, begun_at)
+            part = (since - _MADE_FROM) / (_MADE_UNTIL - _MADE_FROM)
+        if part > 0:
+            self._make_next(window, begun_at, part)
 
-    def _make_next(self, window: Window, begun_at: float) -> None:
-        """Make the table of the next window; if it is very short, of the one after it, too."""
-        following = self.order.window_at(window.part, window.stop)
-        self.table(following)
-        if following.stop - following.start < _SHORT * self.order.window_tokens:
-            self.table(self.order.window_at(window.part, following.stop))
+    def _make_next(self, window: Window, begun_at: float, part: float) -> None:
+        """Make this part of the table of the next window; if it is very short, of the one after it, too."""
+        following = [self.order.window_at(window.part, window.stop)]
+        if following[0].stop - following[0].start < _SHORT * self.order.window_tokens:
+            following.append(self.order.window_at(window.part, following[0].stop))
+        with self._lock:
+            for one in following:
+                if one not in self._kept[window.part]:
+                    self._make(one, part)
         if self.order.source.is_in_memory:
             self._reading[window.part] = window, begun_at, math.inf
 

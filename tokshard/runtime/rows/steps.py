@@ -25,9 +25,9 @@ _MAX_LAYOUT_PIECES = 65_536
 
 _MAX_LAYOUT_ROWS = 2_048
 
-_LAYOUTS_PER_WINDOW = 8
-"""Of corpora that are not in memory, a layout covers at most an eighth of a window, or blocks would be dropped before
-their rows are read."""
+_LAYOUTS_PER_WINDOW = 32
+"""Of corpora that are not in memory, a layout covers at most this part of a window: blocks are dropped when their rows
+are read, and the next table is made between layouts, in steps so small that no batch waits for one."""
 
 _MAX_BATCH = 1 << 40
 _MAX_BATCH_TOKENS = (1 << 31) - 1

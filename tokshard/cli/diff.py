@@ -1,0 +1,85 @@
+"""``tokshard diff``: what differs between two corpora, or two mixes."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from tokshard.cli.document_text import difference_json, difference_text
+from tokshard.cli.inspect import is_mix
+from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.progress import byte_progress
+from tokshard.errors import UsageError
+from tokshard.format.opening import open_corpus
+from tokshard.inspect.corpus.difference import Difference, compare_corpora, compare_mixes
+from tokshard.inspect.corpus.places import corpora_at, short_names
+from tokshard.inspect.verify.verification import check_hashes
+from tokshard.run_files.plan_file import load_mix
+
+
+@click.command()
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@click.option("--hash", "is_hashed", is_flag=True, help="Hash every shard, and compare it with the manifest.")
+@json_option
+@debug_option
+@click.pass_context
+def diff(context: click.Context, *, first: str, second: str, is_hashed: bool, as_json: bool) -> None:
+    """Say whether two corpora hold the same tokens, or two mixes read the same samples, and what differs.
+
+    A and B are corpora, or folders with corpora of the same names, such as those of a validation split; or a mix.toml
+    or a recipe of the trainer each. Corpora are equal if their documents are, in whatever shards. Without --hash the
+    manifests and the sizes of the shards are compared, and documents only where shards differ.
+
+    Exits with 0 if all is equal, with 1 if something differs. --json prints one line for each pair.
+
+    \b
+    tokshard diff shards/code other/code
+    tokshard diff mix.toml other/mix.toml
+    """  # noqa: D301 - click's mark for lines that are kept
+    if is_mix(first) != is_mix(second):
+        raise UsageError("one of the two is a mix and the other is not", hint="compare two corpora, or two mixes")
+    if is_mix(first):
+        if is_hashed:
+            raise UsageError("--hash is for corpora", hint="compare the corpora of the mixes")
+        pairs = [(first, second)]
+        found = [compare_mixes(load_mix(first), load_mix(second))]
+    else:
+        pairs = _pairs(first, second)
+        found = [_compare(*pair, is_hashed=is_hashed) for pair in pairs]
+    for number, (pair, difference) in enumerate(zip(pairs, found, strict=True)):
+        if as_json:
+            click.echo(json.dumps({"first": pair[0], "second": pair[1], **difference_json(difference)}))
+        else:
+            heading = f"{'' if number == 0 else chr(10)}{short_names(pair)[0]}\n" if len(pairs) > 1 else ""
+            click.echo(heading + difference_text(difference, pair))
+    context.exit(0 if all(difference.is_equal for difference in found) else 1)
+
+
+def _compare(first: str, second: str, *, is_hashed: bool) -> Difference:
+    with open_corpus(first) as one, open_corpus(second) as other:
+        if is_hashed:
+            with byte_progress("hash both") as on_progress:
+                check_hashes([one, other], on_progress)
+        return compare_corpora(one, other, is_hashed=is_hashed)
+
+
+def _pairs(first: str, second: str) -> list[tuple[str, str]]:
+    """The corpora of two locations that belong together, by their paths below these.
+
+    Raises:
+        UsageError: one location holds a corpus that the other does not.
+    """
+    below = [
+        {corpus.removeprefix(location.rstrip("/")).lstrip("/"): corpus for corpus in corpora_at([location])}
+        for location in (first, second)
+    ]
+    if below[0].keys() != below[1].keys():
+        names = [", ".join(name or "one corpus" for name in found) for found in below]
+        one, other = (next(iter(found.values())) for found in below)
+        raise UsageError(
+            f"{first} holds {names[0]}, and {second} holds {names[1]}",
+            hint=f"compare one with one, such as tokshard diff {one} {other}",
+        )
+    return [(corpus, below[1][name]) for name, corpus in below[0].items()]

@@ -1,0 +1,67 @@
+"""Documents that a list names by their ids, as the file of numbers that a mask is made of."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+
+from tokshard.errors import PlanError, UsageError
+from tokshard.format.corpus import Corpus
+from tokshard.format.document_list import find_listed
+from tokshard.store import Store, absolute_location, locate, present
+
+
+def numbers_of_list(corpus: Corpus, name: str, ids_file: str | os.PathLike[str]) -> str | None:
+    """The file of the numbers of the documents that a list names; None if it names none.
+
+    The file lies beside the list. Its name has a hash of the list and of the content of the corpus. The first call
+    makes it, which costs 4 us for each document of the corpus, and warns of rows that name no document. Later calls
+    find it. Calls side by side write the same bytes.
+
+    Args:
+        name: of the corpus in the plan, for messages.
+        ids_file: as `read_document_list` takes it.
+
+    Raises:
+        PlanError: the list cannot be read, changes meanwhile, or lies where nothing can be written.
+        CorpusError: the corpus cannot be read.
+    """
+    location = absolute_location(ids_file)
+    store, list_name = locate(location)
+    try:
+        before = _hash(store, list_name)
+    except OSError as error:
+        raise PlanError(f"{location} cannot be read: {error.strerror}", hint="give a list of ids") from error
+    try:
+        key = hashlib.sha256(f"{corpus.fingerprint} {before}".encode()).hexdigest()[:16]
+        file = f"{list_name}.{key}.numbers"
+        if file not in present(store):
+            found = find_listed(corpus, location)
+            if _hash(store, list_name) != before:
+                raise PlanError(f"{location} changed while it was read", hint="call mask again once it is whole")
+            store.put(file, "".join(f"{number}\n" for number in found.documents.tolist()).encode())
+            if found.num_missing:
+                more = ", ..." if found.num_missing > len(found.missing) else ""
+                warnings.warn(
+                    f"{found.num_missing:,} rows of {location} name no document of corpus {name!r}: "
+                    f"{', '.join(found.missing)}{more}",
+                    stacklevel=2,
+                )
+        return store.where(file) if store.stat(file).size else None
+    except UsageError as error:
+        raise PlanError(error.problem, hint=error.hint) from error
+    except OSError as error:
+        raise PlanError(
+            f"the numbers of the documents of {location} cannot be written beside it: {error.strerror}",
+            hint="write them elsewhere with tokshard scan CORPUS --ids FILE --numbers OUT, and mask OUT",
+        ) from error
+
+
+def _hash(store: Store, name: str) -> str:
+    store.stat(name)  # refuses what is no file, which might never end
+    digest = hashlib.sha256()
+    with store.open(name) as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
