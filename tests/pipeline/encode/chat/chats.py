@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.pipeline.inputs import TOKENIZER, special_token
 from tokshard.pipeline.encode.chat.records import conversation
 from tokshard.pipeline.encode.chat.spans import ChatDocument, ChatEncoder, Loss
-from tokshard.pipeline.encode.chat.template import ChatTemplate, TemplateSource
+from tokshard.pipeline.encode.chat.template import ChatTemplate
 from tokshard.pipeline.encode.chat.tokens import Speller, document_end
+from tokshard.pipeline.sources.chats import TemplateSource
 
 Json = dict[str, Any]
 

@@ -12,8 +12,8 @@ from tokshard.pipeline.encode.chat.records import (
     PREFERENCES,
     ChatRecordError,
     conversation,
-    without_padding,
 )
+from tokshard.pipeline.sources.chats import without_padding
 
 ASKED = {"role": "user", "content": "q"}
 ANSWERED = {"role": "assistant", "content": "a"}
@@ -67,7 +67,7 @@ def test_weights_are_read_and_hidden_from_the_template():
         ({"prompt": "q", "chosen": "a", "rejected": "b"}, PREFERENCES, "chosen and rejected"),
         ({"messages": BOTH, "images": ["x"]}, MEDIA, "text alone"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, MEDIA, "part of type 'image'"),
-        ({"text": "a"}, MALFORMED_CHAT, "no messages, conversations or prompt"),
+        ({"text": "a"}, MALFORMED_CHAT, "no messages, conversations, or prompt"),
         ({"prompt": "q"}, MALFORMED_CHAT, "no completion"),
         ({"messages": []}, MALFORMED_CHAT, "no message"),
         ({"messages": "hello"}, MALFORMED_CHAT, "expected a list of objects"),

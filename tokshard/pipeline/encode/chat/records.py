@@ -8,17 +8,23 @@ from typing import Any
 
 import msgspec
 
+from tokshard.pipeline.sources.chats import (
+    COMPLETION,
+    DOCUMENTS,
+    KEYWORDS,
+    MEDIA_FIELDS,
+    MESSAGES,
+    NO_CHAT,
+    PAIR_FIELDS,
+    PROMPT,
+    TOOLS,
+    TURNS,
+)
+
 MALFORMED_CHAT = "not a conversation"
 PREFERENCES = "preference pair"
 MEDIA = "images or audio"
 
-MESSAGES, TURNS, PROMPT, COMPLETION = "messages", "conversations", "prompt", "completion"
-_VALUES = ("tools", "documents")
-_KEYWORDS = "chat_template_kwargs"
-_MEDIA_FIELDS = ("images", "image", "audios", "audio", "videos", "video")
-_PAIR_FIELDS = ("chosen", "rejected")
-CHAT_FIELDS = (MESSAGES, TURNS, PROMPT, COMPLETION, *_VALUES, _KEYWORDS, *_PAIR_FIELDS, *_MEDIA_FIELDS)
-"""All fields of a record that say something about its conversation."""
 _ROLES = {
     "human": "user",
     "user": "user",
@@ -34,7 +40,7 @@ _ROLES = {
 """The values of ``from``."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """The names of a field; templates read the first two of them."""
-_RESERVED = frozenset({"messages", "add_generation_prompt", "tools"})
+_RESERVED = frozenset({MESSAGES, "add_generation_prompt", TOOLS})
 
 
 class ChatRecordError(Exception):
@@ -71,20 +77,20 @@ def conversation(record: Mapping[str, Any]) -> Conversation:
     Raises:
         ChatRecordError: it is not a conversation, or one that cannot be learned from text alone.
     """
-    if any(record.get(name) is not None for name in _PAIR_FIELDS) and not (record.get(MESSAGES) or record.get(TURNS)):
+    if any(record.get(name) is not None for name in PAIR_FIELDS) and not (record.get(MESSAGES) or record.get(TURNS)):
         raise ChatRecordError(
             PREFERENCES, "it has chosen and rejected answers; a corpus holds conversations to imitate, not pairs"
         )
-    media = next((name for name in _MEDIA_FIELDS if record.get(name)), None)
+    media = next((name for name in MEDIA_FIELDS if record.get(name)), None)
     if media is not None:
         raise ChatRecordError(MEDIA, f"it has {media}; a corpus holds text alone")
     messages = [_message(place, found, is_prompt) for place, (found, is_prompt) in enumerate(_turns(record))]
     if not messages:
         raise ChatRecordError(MALFORMED_CHAT, "it has no message")
-    keywords = _decoded(record, _KEYWORDS) or {}
+    keywords = _decoded(record, KEYWORDS) or {}
     if not isinstance(keywords, dict) or not _RESERVED.isdisjoint(keywords):
-        raise ChatRecordError(MALFORMED_CHAT, f"{_KEYWORDS} is {keywords!r:.80}, expected variables of the template")
-    values = {name: _objects(record, name) for name in _VALUES}
+        raise ChatRecordError(MALFORMED_CHAT, f"{KEYWORDS} is {keywords!r:.80}, expected variables of the template")
+    values = {name: _objects(record, name) for name in (TOOLS, DOCUMENTS)}
     learned = [flag for message, flag in messages if message["role"] == "assistant"]
     return Conversation(
         values={**values, **keywords, "messages": [message for message, _ in messages]}, is_learned=tuple(learned)
@@ -101,7 +107,7 @@ def _turns(record: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
         if record.get(name) is None:
             raise ChatRecordError(
                 MALFORMED_CHAT,
-                f"it has no {name}" if record.get(PROMPT) else "it has no messages, conversations or prompt",
+                f"it has no {name}" if record.get(PROMPT) else f"it has {NO_CHAT}",
             )
         try:
             found = _decoded(record, name)
@@ -173,20 +179,3 @@ def _is_learned(place: int, message: dict[str, Any]) -> bool | None:
             MALFORMED_CHAT, f"message {place} of role {message['role']!r:.40} is to be trained; answers alone can be"
         )
     return is_learned
-
-
-def without_padding(value: Any) -> Any:
-    """A value of a table without the nulls that stand for keys that a struct does not have.
-
-    All structs of a column have the same keys, so a null and a missing key look alike there. The content of a message
-    stays: templates tell it from a missing one.
-    """
-    if isinstance(value, list):
-        return [without_padding(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: without_padding(item)
-        for key, item in value.items()
-        if item is not None or (key == "content" and "role" in value)
-    }

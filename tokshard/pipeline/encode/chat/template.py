@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from tokshard.errors import UsageError
 from tokshard.extras import extra_module
+from tokshard.pipeline.sources.chats import TemplateSource
 
 if TYPE_CHECKING:
     from tokshard.pipeline.encode.chat.sandbox import Rendered, Syntax
@@ -19,26 +18,6 @@ _OLDEST_JINJA = (3, 1, 6)
 """Older ones let templates out of the sandbox."""
 _VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Keys of ``tokenizer_config.json`` that templates read as variables."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateSource:
-    """A template before jinja2 reads it.
-
-    Args:
-        text: the template.
-        variables: the tokenizer's own tokens by the names that templates have for them, such as ``bos_token``.
-        date: for ``strftime_now``, in ISO form; None if none was given.
-    """
-
-    text: str
-    variables: Mapping[str, str]
-    date: str | None = None
-
-    @property
-    def sha256(self) -> str:
-        """The checksum of the text."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def own_template(config: Mapping[str, Any], file: str | None, location: str) -> str:
