@@ -170,3 +170,17 @@ def test_a_copy_keeps_the_spans(tmp_path, tokenizer):
     build(write(tmp_path / "a.jsonl", RECORDS), tokenizer, tmp_path / "out")
     copy_corpus(str(tmp_path / "out"), out=str(tmp_path / "copy"), shuffle=1, workers=1)
     assert sorted(learned(tmp_path / "copy")) == sorted(LEARNED)
+
+
+def test_an_append_keeps_the_template_and_the_loss(tmp_path, tokenizer):
+    first, second = (
+        write(tmp_path / name, records) for name, records in (("a.jsonl", RECORDS[:2]), ("b.jsonl", RECORDS[2:]))
+    )
+    build(first, tokenizer, tmp_path / "out")
+    with pytest.raises(ConfigurationChangedError, match="an append keeps: --loss was assistant, now last"):
+        build(second, tokenizer, tmp_path / "out", append=True, loss="last")
+    write(tmp_path / "text.jsonl", [{"text": "x"}])
+    with pytest.raises(ConfigurationChangedError, match="an append keeps"):
+        build(tmp_path / "text.jsonl", tokenizer, tmp_path / "out", append=True, chat=None, eos="</s>")
+    build(second, tokenizer, tmp_path / "out", append=True)
+    assert learned(tmp_path / "out") == LEARNED
