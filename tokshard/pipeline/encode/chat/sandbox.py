@@ -54,7 +54,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
         )
         self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _raise
-        self.globals["dict"] = _Dict()
         self.globals["namespace"] = _Names
         if date is not None:
             self.globals["strftime_now"] = date.strftime
@@ -133,16 +132,6 @@ class _Steps(Extension):
 
     def count_in(self, loop: nodes.For) -> None:
         loop.body.insert(0, nodes.ExprStmt(self.call_method("tick")).set_lineno(loop.lineno))
-
-
-class _Dict:
-    """``dict`` without the attributes of the type."""
-
-    def __call__(self, *args: Any, **keywords: Any) -> dict[Any, Any]:
-        return dict(*args, **keywords)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
 
 
 class _Names(Namespace):

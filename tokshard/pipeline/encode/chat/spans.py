@@ -7,7 +7,8 @@ import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, cycle, pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -151,30 +152,28 @@ class ChatEncoder:
         self, text: str, spelled: Mapping[int, str], engine: Engine, spans: Sequence[tuple[int, int]]
     ) -> tuple[NDArray[np.uint32], list[tuple[int, int]]]:
         """The ids of a text, and where the spans lie in the bytes that they spell."""
-        starts, pieces, is_stretch = _pieces(text, self._control)
-        stretches = [piece.translate(spelled) for piece, is_text in zip(pieces, is_stretch, strict=True) if is_text]
-        encoded = iter(engine.encode(stretches, has_start=bool(is_stretch) and is_stretch[0]))
-        ids = [
-            next(encoded) if is_text else np.array([self._speller.added[piece]], np.uint32)
-            for piece, is_text in zip(pieces, is_stretch, strict=True)
-        ]
-        expected = [
-            engine.normalized(piece.translate(spelled), is_start=not place) if is_text else piece
-            for place, (piece, is_text) in enumerate(zip(pieces, is_stretch, strict=True))
-        ]
-        for found, wanted in zip(ids, expected, strict=True):
-            if self._speller.spell(found) != wanted.encode():
+        pieces = _pieces(text, self._control)
+        stretches = [piece.translate(spelled) for _, piece, is_text in pieces if is_text]
+        encoded = iter(engine.encode(stretches, has_start=bool(pieces) and pieces[0][2]))
+        ids: list[NDArray[np.uint32]] = []
+        expected: list[str] = []
+        for start, piece, is_text in pieces:
+            wanted = engine.normalized(piece.translate(spelled), is_start=not start) if is_text else piece
+            ids.append(next(encoded) if is_text else np.array([self._speller.added[piece]], np.uint32))
+            expected.append(wanted)
+            if self._speller.spell(ids[-1]) != wanted.encode():
                 raise ChatRecordError(NOT_SPELLED, f"the tokens of {wanted!r:.60} are those of another text")
-        borders = [0, *accumulate(len(piece.encode()) for piece in expected)]
+        ends = [0, *accumulate(len(piece.encode()) for piece in expected)]
 
         def place(character: int) -> int:
-            piece = bisect_right(starts, character) - 1
-            before = pieces[piece][: character - starts[piece]]
-            if is_stretch[piece]:
-                before = engine.normalized(before.translate(spelled), is_start=not piece)
-            if not expected[piece].startswith(before):
-                raise ChatRecordError(SPLIT_CHARACTER, f"it begins or ends in the middle of {expected[piece]!r:.60}")
-            return borders[piece] + len(before.encode())
+            number = bisect_right(pieces, character, key=itemgetter(0)) - 1
+            start, piece, is_text = pieces[number]
+            before = piece[: character - start]
+            if is_text:
+                before = engine.normalized(before.translate(spelled), is_start=not start)
+            if not expected[number].startswith(before):
+                raise ChatRecordError(SPLIT_CHARACTER, f"it begins or ends in the middle of {expected[number]!r:.60}")
+            return ends[number] + len(before.encode())
 
         places = [(place(start), place(stop)) for start, stop in spans if start < stop]
         return np.concatenate(ids) if ids else np.empty(0, np.uint32), places
@@ -220,16 +219,12 @@ def _shown(rendered: Rendered, back: Mapping[int, str]) -> Rendered:
     )
 
 
-def _pieces(text: str, control: re.Pattern[str] | None) -> tuple[list[int], list[str], list[bool]]:
-    """A text cut at its control tokens: where each piece begins, the pieces, and which of them are text."""
-    borders = [0]
-    tokens = set()
-    for found in control.finditer(text) if control is not None else ():
-        borders += found.span()
-        tokens.add(found.start())
-    found_pieces = [(start, text[start:stop]) for start, stop in pairwise([*borders, len(text)]) if start < stop]
-    starts = [start for start, _ in found_pieces]
-    return starts, [piece for _, piece in found_pieces], [start not in tokens for start in starts]
+def _pieces(text: str, control: re.Pattern[str] | None) -> list[tuple[int, str, bool]]:
+    """A text cut at its control tokens: where each piece begins, the piece, and whether it is text."""
+    tokens = [found.span() for found in control.finditer(text)] if control is not None else []
+    borders = [0, *chain.from_iterable(tokens), len(text)]
+    pairs = zip(pairwise(borders), cycle((True, False)))
+    return [(start, text[start:stop], is_text) for (start, stop), is_text in pairs if start < stop]
 
 
 def _tokens_of(lengths: NDArray[np.int64], places: Sequence[tuple[int, int]]) -> tuple[NDArray[np.uint32], int]:
