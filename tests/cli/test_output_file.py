@@ -59,7 +59,7 @@ def test_a_pipe_gets_the_output_and_stays_a_pipe(write, tmp_path):
     reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
     reader.start()
     assert write(pipe) == 0
-    reader.join(10)
+    reader.join(60)
     assert found == [expected.read_bytes()]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
-from tests.corpora import change_table
+from tests.corpora import TOKENIZER, Source, change_table, write_corpus
 from tests.inspect.pages import EVIL, write_evil_corpus, write_mix
 from tokshard.cli.main import run
 from tokshard.errors import UsageError
@@ -42,6 +43,22 @@ def test_nothing_in_a_document_can_end_a_script_or_become_markup(page, tmp_path)
     (tokens,) = [section for section in sections(text) if section["kind"] == "tokens"]
     shown = ["".join(piece[0] for piece in item["parts"][0]["pieces"]) for item in tokens["items"]]
     assert shown == [f"{evil}<|endoftext|>" for evil in EVIL]
+
+
+def test_a_document_on_a_page_has_its_kept_columns_and_says_how_much_is_shown_if_not_all_is(page, tmp_path):
+    """The first is long. The second is shown whole, although it has more lines than an excerpt on a terminal."""
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    documents = [[*tokenizer.encode(text).ids, 0] for text in ("word " * 2000, "a\n" * 40)]
+    source = Source(documents=documents, metadata={"id": ["x", "y"], "lang": [None, "en"]})
+    columns = {"id": "string", "lang": "string"}
+    text = page(write_corpus(tmp_path / "corpus", sources=[source], columns=columns))
+    (tokens,) = [section for section in sections(text) if section["kind"] == "tokens"]
+    titles = [item["title"] for item in tokens["items"]]
+    assert re.fullmatch(
+        r"document 0: 2,\d\d\d tokens, the first \d+ shown, record 1 of source-0.jsonl, id x", titles[0]
+    )
+    count = len(documents[1])
+    assert titles[1] == f"document 1: {count} tokens, record 2 of source-0.jsonl, id y, lang en"
 
 
 def test_json_in_a_script_reads_as_what_was_put_in():

@@ -146,6 +146,33 @@ def test_sources_that_are_in_the_corpus_already_are_refused_unless_texts_are_com
     assert shop.open().manifest.records.left_out == {"duplicate": 1}
 
 
+@pytest.mark.parametrize("kind", ["hard link", "link", "link to its folder"])
+def test_another_name_of_a_source_that_is_in_the_corpus_is_refused(shop: Shop, tmp_path: Path, kind: str) -> None:
+    one, other = shop.source("one", ["a"]), tmp_path / "other.jsonl"
+    shop.build([shop.source("zero", ["z"]), one])
+    if kind == "hard link":
+        other.hardlink_to(one)
+    elif kind == "link":
+        other.symlink_to(one)
+    else:
+        (tmp_path / "folder").symlink_to(tmp_path)
+        other = tmp_path / "folder" / "one.jsonl"
+    with pytest.raises(UsageError, match=r"(one|other)\.jsonl is in .*corpus already, in generation 0"):
+        shop.build(str(other), append=True)
+    Path(one).unlink()  # what has several names is no reason by itself
+    two = shop.source("two", ["b"])
+    (tmp_path / "third.jsonl").hardlink_to(two)
+    shop.build(two, append=True)
+    assert texts_of(shop.open()) == ["z", "a", "b"]
+
+
+def test_a_corpus_without_its_build_report_says_that_it_may_hold_the_same_sources(shop: Shop, tmp_path: Path) -> None:
+    shop.build(shop.source("one", ["a"]))
+    (tmp_path / "corpus" / names.REPORT).unlink()
+    done = shop.build(shop.source("two", ["b"]), append=True)
+    assert f"generation 0 of {tmp_path}/corpus has no build report: it may hold the same sources" in done.notes
+
+
 def test_a_copy_knows_where_its_sources_were(shop: Shop) -> None:
     one, two = shop.source("one", ["a"]), shop.source("two", ["b"])
     shop.build(one, "first")

@@ -139,7 +139,7 @@ BAD_RECORDS = {
         "a.jsonl",
         between_good_lines(b'["good"]'),
         "malformed",
-        f"""Expected `object`, got `array`{ARRAY}: '["good"]'""",
+        f"""Expected `object`, got `array`: '["good"]'{ARRAY}""",
     ),
     "no text field": BadRecord(
         "a.jsonl",

@@ -16,10 +16,13 @@ from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_of, write_corpus
 from tests.pipeline.arrays import commit_corpus, run_copy_job
 from tests.pipeline.test_copy import copy_corpus, files
+from tests.store.memory import SCHEME, MemoryStore
 from tokshard import copy_corpus as copy_by_processes
 from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import ConfigurationChangedError, UsageError
+from tokshard.inspect.verify.verification import verify_corpus
+from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
 NUM_DOCUMENTS = 60
 DROPPED = [3, 17, 18, 59]
@@ -144,6 +147,48 @@ def test_workers_and_jobs_of_an_array_leave_out_the_same(
         assert files(tmp_path / "workers" / part) == files(tmp_path / "local" / part)
         num_listed = 2 if "max_documents" in options else len(DROPPED)
         assert left_out(tmp_path / "one" / part)["in drop-ids"] >= num_listed
+
+
+def test_an_append_leaves_out_what_a_list_names(corpus: Path, tmp_path: Path) -> None:
+    other = corpus_with_ids(tmp_path / "other", "else", 20)
+    (tmp_path / "ids.txt").write_text("doc-1\nelse-3\nelse-19\ndoc-99")
+    copy_corpus(corpus, out=tmp_path / "copy", drop_ids=tmp_path / "ids.txt")
+    done = copy_corpus(other, out=tmp_path / "copy", drop_ids=tmp_path / "ids.txt", append=True)
+    assert ids(tmp_path / "copy") == remaining([1]) + [f"else-{index}" for index in range(19) if index != 3]
+    assert done.manifest.records.left_out == {"in drop-ids": 2}
+    assert done.notes == (f"2 rows of {tmp_path}/ids.txt name no document: doc-1, doc-99",)
+    assert not copy_corpus(other, out=tmp_path / "copy", drop_ids=tmp_path / "ids.txt", append=True).is_new
+    assert verify_corpus(str(tmp_path / "copy")).is_ok
+
+
+def test_an_estimate_counts_what_a_list_names_and_writes_nothing(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ids.txt").write_text("\n".join(names(list(range(0, NUM_DOCUMENTS, 2)))))
+    command = ["copy", str(corpus), "--out", str(tmp_path / "copy"), "--drop-ids", str(tmp_path / "ids.txt")]
+    assert run([*command, "--dry-run", "--json", "--workers", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert not (tmp_path / "copy").exists()
+    assert run([*command, "--json", "--quiet", "--workers", "1"]) == 0
+    manifest = json.loads(capsys.readouterr().out)["manifest"]
+    assert (found["documents"], found["tokens"]) == (manifest["num_documents"], manifest["num_tokens"]) != (0, 0)
+
+
+def test_a_copy_of_a_bucket_into_a_bucket_by_a_list_in_a_bucket_is_the_copy_on_this_machine(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
+    remote, local = f"{SCHEME}:/{tmp_path}", open_store(corpus)
+    for name in files_below(local, ""):
+        open_store(f"{remote}/corpus").put(name, local.get(name))
+    (tmp_path / "ids.txt").write_text("\n".join(names(DROPPED)))
+    open_store(remote).put("ids.txt", (tmp_path / "ids.txt").read_bytes())
+    copy_corpus(corpus, out=tmp_path / "copy", drop_ids=tmp_path / "ids.txt")
+    copy_corpus(f"{remote}/corpus", out=f"{remote}/copy", drop_ids=f"{remote}/ids.txt")
+    expected, found = open_store(tmp_path / "copy"), open_store(f"{remote}/copy")
+    of_run = {"build-report.json"}
+    assert {*files_below(found, "")} == {*files_below(expected, "")} >= of_run
+    assert all(found.get(name) == expected.get(name) for name in {*files_below(found, "")} - of_run)
 
 
 def test_rows_that_name_no_document_are_counted_and_shown(

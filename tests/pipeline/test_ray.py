@@ -19,7 +19,7 @@ import pytest
 from tests.contract import builds
 from tests.pipeline.places import files
 from tests.store.faulty_proxy import FaultyProxy, status
-from tokshard import build_corpus
+from tokshard import build_corpus, copy_corpus
 from tokshard.errors import BadRecordError, BuildError, UsageError
 from tokshard.format import names
 from tokshard.pipeline import request, resolve
@@ -90,6 +90,19 @@ def test_the_bytes_are_those_of_a_local_build(name, cluster, sources, tmp_path):
     build_corpus(given, **options(tmp_path / "local", workers=2), **OPTIONS[name])
     build_corpus(given, **options(tmp_path / "ray", ray=cluster.address), **OPTIONS[name])
     assert files(tmp_path / "ray") == files(tmp_path / "local")
+
+
+def test_a_copy_leaves_out_what_a_list_names(cluster, sources, tmp_path):
+    kept = {"on_bad_record": "skip", "id_field": "n"}
+    build_corpus(sources[0], **options(tmp_path / "corpus", workers=2), **kept)
+    (tmp_path / "ids.txt").write_text("\n".join(map(str, range(0, 900, 7))) + "\nnobody\n")
+    found = [
+        copy_corpus(tmp_path / "corpus", out=tmp_path / name, drop_ids=tmp_path / "ids.txt", **how)
+        for name, how in (("local", {"workers": 2}), ("ray", {"ray": cluster.address}))
+    ]
+    assert files(tmp_path / "ray") == files(tmp_path / "local")
+    assert found[0].manifest.records.left_out["in drop-ids"] > 100
+    assert found[0].notes == found[1].notes == (f"1 row of {tmp_path}/ids.txt names no document: nobody",)
 
 
 def test_the_lowest_error_decides_and_names_its_line(cluster, sources, tmp_path):

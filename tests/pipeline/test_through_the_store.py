@@ -120,7 +120,7 @@ class MeetingStore(MemoryStore):
 
     def get(self, name: str) -> bytes:
         if "/receipts/" in name:
-            self.meeting.wait(timeout=10)
+            self.meeting.wait(timeout=60)
         return super().get(name)
 
 

@@ -183,7 +183,6 @@ def test_the_commands_and_the_python_examples_run_one_after_another(directory: P
     run_page(TEXT, directory)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "guide",
     [page for page in GUIDES if page.stem not in {"stream-from-s3", "keys-of-toml-files"}],

@@ -385,7 +385,7 @@ def test_no_worker_outlives_a_job_that_is_killed_or_forgets_to_close(end: str) -
     assert done.returncode == (0 if end == "return" else -signal.SIGKILL), done.stderr
     workers = [int(pid) for pid in done.stdout.split()]
     assert len(workers) == 3
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and any(is_running(pid) for pid in workers):
         time.sleep(0.05)
     assert not [pid for pid in workers if is_running(pid)]
@@ -431,7 +431,7 @@ def test_a_read_that_hangs_is_an_error_that_names_the_shard(
     started = time.monotonic()
     with pytest.raises(LoaderError, match=f"no batch came for 1 s; the last reads were in .*{shard}"):
         take(loader, 1000)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60, "the read takes 100 s"
 
 
 @pytest.mark.parametrize("access", ACCESS)

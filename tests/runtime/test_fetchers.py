@@ -23,7 +23,7 @@ def test_tasks_run_side_by_side_and_answer_or_raise() -> None:
     fetchers, together = Fetchers(4), threading.Barrier(4)
 
     def meet(number: int) -> int:
-        together.wait(10)
+        together.wait(60)
         return number
 
     def fail() -> None:
@@ -38,7 +38,7 @@ def test_tasks_run_side_by_side_and_answer_or_raise() -> None:
 
 def test_what_is_waited_for_comes_before_what_is_read_ahead() -> None:
     fetchers, is_open, order = Fetchers(1), threading.Event(), list[str]()
-    fetchers.start(lambda: is_open.wait(10), is_urgent=False)
+    fetchers.start(lambda: is_open.wait(60), is_urgent=False)
     ahead = [fetchers.start(lambda name=name: order.append(name), is_urgent=False) for name in "abc"]  # type: ignore[misc]
     urgent = fetchers.start(lambda: order.append("urgent"), is_urgent=True)
     fetchers.hurry(ahead[2])
@@ -53,16 +53,16 @@ def test_threads_are_only_as_many_as_there_is_work_and_end_with_their_owner() ->
     before = fetching_threads()  # of other tests, which may end meanwhile
     assert [fetchers.start(lambda: 1, is_urgent=True).result() for _ in range(20)] == [1] * 20
     assert len(fetching_threads() - before) == 1, "one task at a time"
-    running = fetchers.start(lambda: begun.set() or is_open.wait(10), is_urgent=True)
-    assert begun.wait(10), "what no thread has taken yet ends with its owner"
-    waiting = [fetchers.start(lambda: is_open.wait(10), is_urgent=True) for _ in range(20)]
+    running = fetchers.start(lambda: begun.set() or is_open.wait(60), is_urgent=True)
+    assert begun.wait(60), "what no thread has taken yet ends with its owner"
+    waiting = [fetchers.start(lambda: is_open.wait(60), is_urgent=True) for _ in range(20)]
     del fetchers
     gc.collect()
     is_open.set()
     assert running.result()
     with pytest.raises(CancelledError):
         waiting[-1].result()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while fetching_threads() - before and time.monotonic() < until:
         time.sleep(0.01)
     assert not fetching_threads() - before

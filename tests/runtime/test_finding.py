@@ -188,9 +188,9 @@ def test_a_document_of_a_corpus_of_10_to_the_14_tokens_is_found_at_once(document
     sources = {"web": PeriodicSource(10**14, document_tokens), "code": PeriodicSource(10**12, 700)}
     plan = StreamPlan(sources, seq_len=4096, seed=17, weights={"web": 0.7, "code": 0.3})
     document = 77 * 10**12 // document_tokens
-    started = time.perf_counter()
+    started = time.process_time()
     readings = plan.find("web", document, epochs=range(1, 2))
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     assert sum(one.stop - one.start for one in readings) == document_tokens
     for one in readings:
         assert one.sample is not None

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +22,7 @@ from hypothesis import strategies as st
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.states import replaced
 from tokshard.errors import LoaderError, PlanError, PlanMismatchError
+from tokshard.runtime import prefetch
 from tokshard.runtime.locality import steps_per_window
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader
@@ -504,20 +504,23 @@ def test_a_killed_worker_is_an_error_and_no_hang() -> None:
 
 
 class SlowSource(ListSource):
-    """A source whose storage hangs."""
+    """A source whose storage hangs, until the test is over."""
 
+    over = threading.Event()
     reading = "/data/shard-00-0000000-000000-0000.arrow"
 
     def read(self, starts: Any, lengths: Any, out: Any, at: Any) -> None:
-        time.sleep(1)
+        self.over.wait(60)
         super().read(starts, lengths, out, at)
 
 
-def test_a_read_that_hangs_times_out_with_the_name_of_the_shard() -> None:
+def test_a_read_that_hangs_times_out_with_the_name_of_the_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "STOP_SECONDS", 0.05)  # what reads comes back when the test is over
     plan = StreamPlan({"slow": SlowSource([5, 9])}, **SIZES)
     loader = StreamingLoader(plan, global_batch_size=2, timeout_seconds=0.2)
     with pytest.raises(LoaderError, match=r"no batch came for 0\.2 s; the last reads were in /data/shard-00"):
         take(loader, 1)
+    SlowSource.over.set()
 
 
 def test_the_global_random_generators_are_left_alone() -> None:

@@ -564,7 +564,7 @@ def test_a_list_of_ids_masks_what_their_numbers_mask_and_the_numbers_are_found_o
     by_numbers.write_text("3\n10\n33\n")
     expected, found = loader_of(corpus), loader_of(corpus)
     expected.mask("code", by_numbers)
-    with pytest.warns(UserWarning, match=r"1 rows of .*gone\.jsonl name no document of corpus 'code': nobody$"):
+    with pytest.warns(UserWarning, match=r"1 row of .*gone\.jsonl names no document of corpus 'code': nobody$"):
         found.mask("code", ids_file=by_ids)
     assert found.stats()["masked_documents"] == 3
     for one, other in itertools.islice(zip(expected, found, strict=True), 60):

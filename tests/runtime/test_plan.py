@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.runtime import naive
 from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import PlanError
+from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=40)
@@ -164,6 +165,14 @@ def test_a_plan_pickles_to_an_equal_plan() -> None:
     again = pickle.loads(pickle.dumps(plan))
     assert again.fingerprint == plan.fingerprint
     assert again.sample(3)["input_ids"].tolist() == plan.sample(3)["input_ids"].tolist()
+
+
+def test_a_plan_pickles_without_the_tables_and_permutations_that_it_read_with() -> None:
+    plan = plan_of({"a": ListSource([5] * 4_000)}, seq_len=4, block_tokens=16, seed=8)
+    before = len(pickle.dumps(plan))
+    plan.sample(3)
+    next(iter(NumpyLoader(plan, global_batch_size=2, prefetch_factor=0)))
+    assert len(pickle.dumps(plan)) < before + 1_000
 
 
 def test_the_fingerprint_knows_content_seed_and_sizes_but_no_names_and_weights() -> None:

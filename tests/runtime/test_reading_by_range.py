@@ -91,6 +91,13 @@ def test_batches_are_those_of_a_mapped_corpus_however_little_memory_there_is(loc
     assert rows_of(source) == rows_of(CorpusSource(local))
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_rows_that_are_packed_whole_are_those_of_a_mapped_corpus(local, remote, is_remote):
+    options: dict[str, Any] = {"seq_len": 16, "block_tokens": 2048, "window_blocks": 4, "pack": "whole"}
+    source = CorpusSource(remote if is_remote else local, access="pread")
+    assert rows_of(source, 600, **options) == rows_of(CorpusSource(local), 600, **options)
+
+
 def test_a_reader_waits_for_what_another_thread_is_about_to_keep(local, remote, monkeypatch):
     fill = Memory.fill
 
@@ -154,7 +161,7 @@ def test_the_blocks_of_the_next_window_are_there_before_they_are_needed(remote):
         next(batches)
         first = cache.counts.misses
         for _ in itertools.islice(batches, 60):
-            time.sleep(0.005)  # a step of training
+            time.sleep(0.02)  # a step of training
         found = loader.stats()["fetched"]
     assert found["misses"] - first < found["hits"] / 20
     assert found["fetched_bytes"] > 9 * WINDOW * BLOCK
@@ -193,7 +200,7 @@ def test_a_forked_child_reads_anew_whatever_threads_of_its_parent_hold(local, ac
             source.read(np.array([0]), lengths, found, np.array([0]))
             source.ends(np.array([9_000]), np.array([10_000]))
             os._exit(7 if found.tolist() == out.tolist() else 1)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < until:
         time.sleep(0.01)
     if done == (0, 0):
@@ -353,6 +360,13 @@ def test_impossible_sizes_are_refused(option):
         Cache(**option)
 
 
+def test_a_cache_that_no_corpus_of_a_plan_would_use_is_refused(local):
+    with pytest.raises(PlanError, match="cache is for corpora that the plan opens") as error:
+        StreamPlan({"a": CorpusSource(local, access="pread")}, cache=Cache(), **SIZES)
+    assert "CorpusSource" in error.value.hint
+    StreamPlan({"a": local, "b": CorpusSource(local)}, start_epoch={"b": 1}, cache=Cache(), **SIZES)
+
+
 def test_the_documents_of_a_sample_are_looked_up_side_by_side_where_that_takes_requests():
     both, calls = threading.Event(), itertools.count(1)
 
@@ -362,7 +376,7 @@ def test_the_documents_of_a_sample_are_looked_up_side_by_side_where_that_takes_r
         def document_at(self, position: int) -> DocumentSpan:
             if next(calls) == 2:
                 both.set()
-            assert both.wait(10), "the other thread never asked"
+            assert both.wait(60), "the other thread never asked"
             return super().document_at(position)
 
     lengths = [5, 9, 3, 12, 7] * 4

@@ -102,9 +102,9 @@ def long_schedule(num_segments: int, num_corpora: int, every: int) -> StreamPlan
 def test_a_schedule_of_5000_changes_of_50_corpora_starts_quickly_and_is_compact_when_it_is_past() -> None:
     plan = long_schedule(5_000, 50, 8)
     loader = StreamingLoader(plan, global_batch_size=8)
-    started = time.monotonic()
+    started = time.process_time()
     assert rows_of(take(loader, 1)) == expected_rows(plan, range(8))
-    assert time.monotonic() - started < 10  # 0.1 s on a quiet machine
+    assert time.process_time() - started < 10  # 0.1 s on a quiet machine
     assert len(loader.state_dict()["cursor"]) < 15_000
     loader.skip(40_000)
     state = loader.state_dict()

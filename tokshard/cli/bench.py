@@ -57,10 +57,10 @@ def bench(
     Give a corpus directory, a folder of them, or a file that names corpora with weights: a mix.toml or a recipe of the
     trainer. Options override the file.
 
-    A loader is measured with full batches, with compact ones, and as a rank that has one row of each step. Each result
-    is shown as a share of an upper limit: the speed at which one core copies documents of 1,000 tokens from random
-    places of memory to int64, or at which the stores give what the mix reads of corpora in buckets
-    and on web servers, if that is lower.
+    The loader is measured with full batches, with compact batches, and as a rank that has one row of each step. Each
+    result is shown as a share of an upper limit: the speed at which one core copies documents of 1,000 tokens from
+    random places of memory to int64, or the speed of the buckets and web servers that the mix reads, if that is
+    lower.
 
     \b
     tokshard bench shards/code

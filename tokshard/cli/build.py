@@ -117,7 +117,7 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     default="16MiB",
     show_default=True,
     metavar="SIZE",
-    help="Reject texts that are longer; see --on-bad-record.",
+    help="Reject texts longer than this; see --on-bad-record.",
 )
 @click.option(
     "--on-bad-record",

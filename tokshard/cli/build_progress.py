@@ -1,4 +1,4 @@
-"""How far a build is, on stderr: a bar on a terminal, a line now and then elsewhere."""
+"""The progress of a build, on stderr: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _LABELS = {HASH: "hashing", JOIN: "duplicates", FIND: "duplicates", DEAL: "deali
 class BuildDisplay:
     """The observer of a build on the command line.
 
-    Warnings, and inputs that are left out, are shown even if it is quiet.
+    Warnings, and inputs that are left out, are always shown.
 
     Args:
         is_quiet: show no progress and no notes.
         is_verbose: show each task that is done, even then.
 
     Attributes:
-        notes: that were shown.
+        notes: the notes shown so far.
     """
 
     def __init__(self, *, is_quiet: bool, is_verbose: bool, stream: TextIO | None = None) -> None:
@@ -96,7 +96,7 @@ class BuildDisplay:
 
 
 class FileCount:
-    """How many of the inputs of a build are done.
+    """Counts the finished inputs of a build.
 
     Args:
         tasks: all.
@@ -118,7 +118,7 @@ class FileCount:
         self.total = streams + sum(self._whole.values()) + len(self._parts)
 
     def add(self, receipt: Receipt) -> None:
-        """Count what a task has done; again, if it runs again, is nothing new."""
+        """Count a finished task; a task that runs again counts once."""
         key = receipt.key
         if key in self._seen or receipt.failure is not None:
             return
@@ -135,11 +135,11 @@ class FileCount:
 class StageDisplay:
     """Shows inputs and bytes done, documents, records left out, tokens per second and time left.
 
-    It warns, even where progress is not wanted, when half of the records turn out to be bad.
+    It warns when half of the records turn out to be bad, even if progress is not shown.
 
     Args:
         total_bytes: of all inputs; 0 if it is unknown.
-        files: the inputs, those that earlier runs of the same build did included.
+        files: the inputs, including those that earlier runs of the same build finished.
         done: what these runs did.
         is_quiet: show nothing.
         is_verbose: show each task that is done, even then.
@@ -210,7 +210,7 @@ class StageDisplay:
             self.say(self._line())
 
     def finished(self, receipt: Receipt) -> None:
-        """Count the inputs of a task that is done, and show a line on it if that is asked for."""
+        """Count the inputs of a finished task, and show a line about it with ``-v``."""
         self._files.add(receipt)
         if not self._is_verbose or receipt.failure is not None:
             return
@@ -247,7 +247,7 @@ class StageDisplay:
         return f"{self._label}continuing: {done}{kept}"
 
     def _parts(self) -> list[tuple[int, str]]:
-        """What there is to show, in order, each with its rank: where room is short, the last ranks are left out."""
+        """The parts to show, in order, each with its rank: if room is short, the last ranks are left out."""
         size, total = bytes_text(self._bytes), bytes_text(self._total_bytes)
         if size.rpartition(" ")[2] == total.rpartition(" ")[2]:
             size = size.rpartition(" ")[0]

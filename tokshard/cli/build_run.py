@@ -34,10 +34,10 @@ MoreLines = Callable[[BuildResult], Mapping[str, str]]
 def run_all(
     context: click.Context, requests: Sequence[CorpusRequest], *, reads: str, more: MoreLines = lambda _: {}
 ) -> None:
-    """Build corpora one after another, or estimate them, or run a job of one; print what came of it.
+    """Build corpora one after another, or estimate them, or run a job of one; print the result.
 
     Raises:
-        UsageError: options do not go together.
+        UsageError: options contradict each other.
     """
     given = {name: context.params.get(name) for name in _RUN_OPTIONS}
     is_recipe = bool(requests[0].name)

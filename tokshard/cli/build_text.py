@@ -20,7 +20,7 @@ _SMALL_SHARE = 4
 
 
 def build_lines(result: BuildResult) -> list[tuple[str, str]]:
-    """What is to be said of this run, as labels and values: the directory, time and speed, and what is unusual."""
+    """The facts of this run, as labels and values: the directory, time and speed, and anything unusual."""
     lines = [("directory", result.directory)]
     if result.normalizer is not None:
         lines.append(("normalizer", f"{result.normalizer}: text is changed before it is encoded"))
@@ -156,7 +156,7 @@ def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
 
 
 def _share(status: BuildStatus) -> float:
-    """How much of all passes over the inputs is done."""
+    """The finished part of all passes over the inputs."""
     this_pass = min(1.0, status.bytes_done / max(1, status.total_bytes))
     return min(1.0, (status.passes_done + this_pass) / status.passes)
 

@@ -15,9 +15,9 @@ from tokshard.pipeline.jobs import commit_corpus
 @json_option
 @debug_option
 def commit(directory: str, as_json: bool) -> None:
-    """Make the corpus in DIR when all jobs of an array are done, or say what is missing and the command for it.
+    """Publish the corpus in DIR when all jobs are done, or say what is missing and the command to run.
 
-    The bytes and the errors are those of a build by one process. It may be run again.
+    Bytes and errors are the same as in a build by one process. The command may be repeated.
     """
     display = BuildDisplay(is_quiet=False, is_verbose=False)
     show_result(commit_corpus(directory), display, as_json=as_json)

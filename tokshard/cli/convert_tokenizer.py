@@ -1,4 +1,4 @@
-"""``tokshard convert-tokenizer``: make a tokenizer.json of another library's tokenizer."""
+"""``tokshard convert-tokenizer``: make a tokenizer.json from another library's tokenizer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tokshard.wording import one_line
 @json_option
 @debug_option
 def convert_tokenizer(file: str, out: str, eos: str | None, as_json: bool) -> None:
-    """Make a tokenizer.json of a SentencePiece BPE model (.model) or of tiktoken ranks (.tiktoken).
+    """Make a tokenizer.json from a SentencePiece BPE model (.model) or from tiktoken ranks (.tiktoken).
 
-    The result is compared with the original library on some 2,000 texts, and refused if it differs on one of them.
+    The result is compared with the original library on about 2,000 texts; one difference refuses it.
     """
     found = convert(Path(file), Path(out), eos=eos)
     if as_json:

@@ -1,4 +1,4 @@
-"""``tokshard copy``: make a corpus of others, without tokenizing again."""
+"""``tokshard copy``: make a corpus from others, without tokenizing again."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ def _options_of_build(command: click.Command) -> click.Command:
 @debug_option
 @click.pass_context
 def copy(context: click.Context, /, corpora: tuple[str, ...], **options: Any) -> None:
-    """Make one corpus of the documents of each CORPUS, one corpus after another, without tokenizing again.
+    """Copy the documents of each CORPUS, in this order, into one corpus, without tokenizing again.
 
-    DIR is a corpus when all is written. The same command continues a copy that was stopped. What is read is checked
-    against the hashes of the corpora. Each CORPUS and DIR may be a URI. A document is taken if all conditions hold.
+    DIR is a corpus when the copy is complete. The same command continues a stopped copy. All data are checked against
+    the hashes of the corpora. CORPUS and DIR may be URIs. A document is taken if all conditions hold.
 
     \b
     tokshard copy shards/many-small --out shards/few-large --shard-tokens 1B

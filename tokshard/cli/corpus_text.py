@@ -118,11 +118,11 @@ def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, wid
 
 
 def _unusual_lines(manifests: Sequence[Manifest]) -> list[tuple[str, str]]:
-    """What is to be said of some corpora only. Those of a split list the same rejects and have the same generations."""
+    """Lines that only some corpora need. The corpora of a split list the same rejects and have the same generations."""
     lines = []
     special = [manifest.records.with_special_text for manifest in manifests]
     if None in special:
-        lines.append(("specials", "unknown: some documents of a corpus in which documents spell special tokens"))
+        lines.append(("specials", "not counted: the copy took only a part of a corpus"))
     elif count := sum(filter(None, special)):
         spell = "document spells" if count == 1 else "documents spell"
         lines.append(("specials", f"{count:,} {spell} a special token, which became ordinary ids"))
@@ -243,7 +243,7 @@ def _taken(copied: CopyConfig) -> list[str]:
     if copied.source is not None:
         parts.append(f"those of sources {copied.source}")
     if copied.drop_ids is not None:
-        parts.append(f"those that the list {copied.drop_ids[:12]} does not name")
+        parts.append(f"without those on the list {copied.drop_ids[:12]}")
     if copied.hash_range is not None:
         parts.append("those with hashes in {:g}:{:g}".format(*copied.hash_range))
     if copied.shuffle is not None:
@@ -372,7 +372,7 @@ def report_json(report: CorpusReport) -> dict[str, Any]:
 
 
 def summary_json(manifest: Manifest, sources: Sequence[SourceInfo] = ()) -> dict[str, Any]:
-    """A corpus as plain values, from its manifest and source table alone."""
+    """A corpus as plain values, only from its manifest and source table."""
     lengths = manifest.document_lengths
     rejects = _rejects(manifest)
     return {

@@ -60,7 +60,7 @@ def export(
 ) -> None:
     """Write the documents of CORPUS, in order, in the format of another loader.
 
-    DIR appears when it is complete. What is read is checked against the hashes of the corpus. CORPUS may be a URI.
+    DIR appears when it is complete. All data are checked against the hashes of the corpus. CORPUS may be a URI.
 
     \b
     tokshard export shards/code --format megatron --out megatron/code

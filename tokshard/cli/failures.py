@@ -41,7 +41,7 @@ class Failure:
 
 
 def describe(error: BaseException, *, command: str = "tokshard") -> Failure:
-    """Describe any exception for the user.
+    """Describe any exception to the user.
 
     Args:
         command: the command whose help is named after wrong usage.
@@ -81,7 +81,7 @@ def unwritten(error: OSError) -> Failure:
 
 
 def show(failure: Failure, *, as_json: bool) -> None:
-    """Print a failure on stderr, and as a JSON object on stdout if that is asked for."""
+    """Print a failure on stderr, and with ``--json`` as a JSON object on stdout."""
     with contextlib.suppress(OSError):  # stderr may be closed: then only the exit code remains
         click.echo(failure.label + one_line(failure.error), err=True)
         if failure.hint:

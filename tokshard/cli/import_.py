@@ -79,7 +79,7 @@ def _formats(option: str) -> str:
 @debug_option
 @click.pass_context
 def import_(context: click.Context, /, sources: tuple[str, ...], **options: Any) -> None:
-    """Make a corpus of documents that another tool has tokenized.
+    """Make a corpus from documents that another tool has tokenized.
 
     A SOURCE is a file, a directory or a quoted glob, on this machine or a URI: the .bin of Megatron-LM with its .idx,
     or their prefix; .ds of datatrove; directories of MosaicML MDS, litdata or fms-fsdp; .npy with offsets, or cut at a

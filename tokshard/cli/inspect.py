@@ -29,6 +29,8 @@ from tokshard.inspect.corpus.vocabulary import load_vocabulary
 from tokshard.wording import one_line
 
 _SAMPLES = 3
+_TOKENS_OF_WORKER = 1 << 25
+"""A search of fewer ends before a process more has begun."""
 
 
 @click.command()
@@ -57,7 +59,10 @@ _SAMPLES = 3
     help="With --grep: only documents whose kept columns meet this, as in copy: lang=en, 'score>0.5', 'lang in en,fr'.",
 )
 @click.option(
-    "--workers", type=click.IntRange(min=1), metavar="N", help="With --grep: processes.  [default: one for each CPU]"
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --grep: processes.  [default: one for each CPU, if there is much to search]",
 )
 @click.option("--limit", type=POSITIVE_COUNT, metavar="N", help="Stop after N matching documents.  [default: list all]")
 @click.option("--shards", is_flag=True, help="List every shard.")
@@ -82,9 +87,9 @@ def inspect(
 ) -> None:
     """Show what is in each CORPUS: counts, tokenizer, settings, omitted records, document lengths, shards, tokens.
 
-    CORPUS may also be the folder of a corpus with a validation split, or a folder of corpora: then it stands for all of
+    CORPUS may also be the folder of a corpus with a validation split, or a folder of corpora: then it means all of
     them. Several corpora are shown side by side. Unless --full is given, token statistics come from a sample, and
-    percentiles of more than 20M documents are estimates. --grep exits with 0 whatever it finds: use --json in scripts,
+    percentiles of more than 20M documents are estimates. --grep exits with 0 whatever it finds. In scripts, use --json,
     which prints one line per corpus or document.
 
     \b
@@ -101,7 +106,6 @@ def inspect(
         raise click.UsageError(f"{given[0]} is for --grep.")
     if pattern is not None:
         wanted = compile_pattern(pattern, is_regex=regex, is_any_case=ignore_case)
-        workers = workers or len(os.sched_getaffinity(0))
         _grep(corpora, pattern, wanted, where=where, limit=limit, workers=workers, as_json=as_json)
     elif document is not None:
         _show_document(corpora, document, with_boundaries=not plain, as_json=as_json)
@@ -179,7 +183,7 @@ def _grep(
     *,
     where: tuple[str, ...],
     limit: int | None,
-    workers: int,
+    workers: int | None,
     as_json: bool,
 ) -> None:
     left, normalizers, columns = limit, dict[str, None](), dict[str, str]()
@@ -190,8 +194,15 @@ def _grep(
     for location in corpora:
         with open_corpus(location) as corpus, byte_progress(f"grep {location}", unit="tokens") as on_progress:
             normalizers |= dict.fromkeys(load_vocabulary(corpus).normalizers)
+            most = min(len(os.sched_getaffinity(0)), 1 + corpus.num_tokens // _TOKENS_OF_WORKER)
             for match in search(
-                corpus, wanted, where=where, columns=columns, limit=left, workers=workers, on_progress=on_progress
+                corpus,
+                wanted,
+                where=where,
+                columns=columns,
+                limit=left,
+                workers=workers or most,
+                on_progress=on_progress,
             ):
                 is_found = True
                 place = "" if len(corpora) == 1 else f"{one_line(location)}: "

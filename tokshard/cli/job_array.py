@@ -1,4 +1,4 @@
-"""Which job of an array this process is: as the command line says, or as the scheduler does in the environment."""
+"""Which job of an array this process is, from the command line or from the scheduler's environment variables."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def job_of(index: int | str | None, count: int | None) -> Job | None:
 
 
 def _slurm_job(count: int | None) -> Job:
-    """The job of a Slurm array. Numbers that the array leaves out are jobs whose share the others run."""
+    """The job of a Slurm array. If the array leaves out numbers, the other jobs run their shares."""
     if count is not None:
         raise UsageError(
             "--num-jobs is given, and Slurm says how many jobs its array has",

@@ -38,27 +38,29 @@ class LazyCommand:
 COMMANDS = {
     "build": LazyCommand("tokshard.cli.build:build", "Tokenize text into a corpus of Arrow shards."),
     "import": LazyCommand(
-        "tokshard.cli.import_:import_", "Make a corpus of documents that another tool has tokenized."
+        "tokshard.cli.import_:import_", "Make a corpus from documents that another tool has tokenized."
     ),
-    "commit": LazyCommand("tokshard.cli.commit:commit", "Make the corpus of a build that several jobs share."),
-    "inspect": LazyCommand("tokshard.cli.inspect:inspect", "Show what a corpus holds, and some of its documents."),
+    "commit": LazyCommand("tokshard.cli.commit:commit", "Publish the corpus that several jobs have built."),
+    "inspect": LazyCommand("tokshard.cli.inspect:inspect", "Show the contents of a corpus, and some of its documents."),
     "report": LazyCommand(
-        "tokshard.cli.report:report", "Draw corpora, the plan of a mix, or a training run as a page of HTML."
+        "tokshard.cli.report:report", "Write an HTML page about corpora, the plan of a mix, or a training run."
     ),
     "diff": LazyCommand("tokshard.cli.diff:diff", "Say what differs between two corpora, or between two mixes."),
     "scan": LazyCommand(
         "tokshard.cli.scan:scan", "Find the documents that share n-grams with a benchmark, or are on a list."
     ),
-    "status": LazyCommand("tokshard.cli.status:status", "Show how far a build has got, and how to continue it."),
+    "status": LazyCommand("tokshard.cli.status:status", "Show the progress of a build, and how to continue it."),
     "verify": LazyCommand("tokshard.cli.verify:verify", "Check every byte of a corpus against its manifest."),
     "plan": LazyCommand("tokshard.cli.plan:plan", "Preview a mix before training: tokens, epochs, steps, bytes."),
     "trace": LazyCommand("tokshard.cli.trace:trace", "Show every document that a training step read."),
-    "bench": LazyCommand("tokshard.cli.bench:bench", "Measure how fast this machine reads a mix, and what that feeds."),
-    "copy": LazyCommand("tokshard.cli.copy:copy", "Make a corpus of others: re-shard, join, divide, move, shuffle."),
+    "bench": LazyCommand(
+        "tokshard.cli.bench:bench", "Measure how fast this machine reads a mix, and how many GPUs it feeds."
+    ),
+    "copy": LazyCommand("tokshard.cli.copy:copy", "Copy corpora into one: re-shard, join, divide, move, shuffle."),
     "export": LazyCommand("tokshard.cli.export:export", "Write a corpus in the format of another loader."),
     "convert-tokenizer": LazyCommand(
         "tokshard.cli.convert_tokenizer:convert_tokenizer",
-        "Make a tokenizer.json of a SentencePiece model or tiktoken ranks.",
+        "Make a tokenizer.json from a SentencePiece model or tiktoken ranks.",
     ),
 }
 
@@ -110,7 +112,7 @@ class LazyGroup(click.Group):
 @debug_option
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Turn raw text into tokenized Arrow shards, and preview what a training run reads of them.
+    """Tokenize raw text into Arrow shards, and preview what a training run reads.
 
     Results go to stdout; progress and errors go to stderr. Exit codes: 0 done, 1 the data or the run failed, 2 wrong
     usage or a path that does not exist, 130 interrupted, 143 terminated.
@@ -141,7 +143,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line.
 
     Returns:
-        The exit code; whatever went wrong has been shown.
+        The exit code; errors have been shown.
     """
     # taken from the raw arguments, because options are unknown if parsing fails
     flags = set(itertools.takewhile(lambda argument: argument != "--", arguments))

@@ -22,8 +22,8 @@ _STDOUT = 1
 def output_file(path: str, *, option: str, inputs: Iterable[str] = ()) -> Iterator[OutputFile]:
     """A file to write to. It appears under `path` when the context ends, or not at all if something fails.
 
-    A link is followed: its target is replaced, and the link stays. Anything that is not a regular file, such as a pipe,
-    a device or the standard output, is written to, never replaced.
+    A link is followed: its target is replaced, and the link stays. A pipe, a device or the standard output is
+    written to, never replaced.
 
     Args:
         option: the option that named the path, for messages.

@@ -78,7 +78,7 @@ def plan(
     --simulate checks mixing and shuffling without reading tokens: the largest deviation of each corpus from its share,
     the distance in the corpus between successive samples, and the number of blocks that a step draws from.
 
-    --nodes says how many streams (num_streams of the mix) a job on so many nodes should have, and what each node reads
+    --nodes recommends a number of streams (num_streams of the mix) for so many nodes, and shows what each node reads
     with them and without.
 
     \b

@@ -16,7 +16,7 @@ def plan_options(defaults: Mapping[str, int]) -> Callable[[Command], Command]:
     """Add ``--seq-len``, ``--seed`` and ``--global-batch-size`` to a command.
 
     Args:
-        defaults: key to the value that applies if neither file nor option gives one; shown in the help.
+        defaults: key to the default value if neither file nor option gives one; shown in the help.
     """
 
     def default_text(key: str) -> str:

@@ -17,7 +17,7 @@ _LINE_SECONDS = 10.0
 
 @contextlib.contextmanager
 def byte_progress(label: str, *, unit: str = "B") -> Iterator[Callable[[int, int], None]]:
-    """A function that shows how much is done of how much, in bytes or another unit, while the context lasts."""
+    """A function that shows the finished and the total amount, in bytes or another unit, while the context lasts."""
     label = one_line(label)
     if sys.stderr.isatty():
         with tqdm(

@@ -1,4 +1,4 @@
-"""Recipes: a TOML file that asks for several corpora, in the words of the command line; paths are relative to it."""
+"""Recipes: a TOML file that describes several corpora with the options of the command line."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read_recipe(path: str, chosen: Sequence[str], context: click.Context) -> lis
     """The corpora of a recipe, in its order. Options on the command line win over the recipe.
 
     Args:
-        chosen: names of the corpora that are wanted; empty for all.
+        chosen: names of the requested corpora; empty for all.
 
     Raises:
         UsageError: there is no such corpus, or all are to start over without being named; the file cannot be read, asks

@@ -1,4 +1,4 @@
-"""``tokshard report``: a page of HTML about corpora, the plan of a mix, or a training run."""
+"""``tokshard report``: an HTML page about corpora, the plan of a mix, or a training run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _WIDTH = 400
     metavar="K",
     help="Show K documents of each corpus, or K samples of a mix, token by token.",
 )
-@click.option("--full", is_flag=True, help="Count all tokens and read all document lengths, however many there are.")
+@click.option("--full", is_flag=True, help="Count all tokens and read all document lengths, for any size.")
 @click.option(
     "--tokens", type=POSITIVE_COUNT, metavar="N", help="Number of tokens to train on a mix; see 'tokshard plan'."
 )
@@ -55,7 +55,7 @@ def report(
     tokens: int | None,
     as_json: bool,
 ) -> None:
-    """Draw each TARGET as one page of HTML that works offline. Needs the extra 'report'.
+    """Write one HTML page about each TARGET. It works offline. Needs the extra 'report'.
 
     Targets are corpora; or a mix.toml; or the directory of a training run, or its metrics.jsonl. The page of a run
     has its losses, mix, speed, waits and evaluations, and the 'tokshard trace' command for each step that stands out.

@@ -1,4 +1,4 @@
-"""``tokshard scan``: find documents that leaked into a corpus from benchmarks, or that a list names."""
+"""``tokshard scan``: find documents that contain items of benchmarks, or that are on a list."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def scan(
     """Find the documents of each CORPUS that share N tokens in a row with an item of a benchmark, or are on a list.
 
     Items are encoded with the tokenizer of the corpus. Matches are exact: tokens are compared, not only hashes.
-    Items of fewer than N tokens are not scanned, and counted.
+    Items of fewer than N tokens are not scanned, only counted.
 
     \b
     tokshard scan shards/web --against evals.jsonl --text-field question --out leaked.jsonl
@@ -193,7 +193,7 @@ def _write(rows: OutputFile | None, lines: OutputFile | None, row: dict[str, Any
 
 
 class _Tally:
-    """What was found in all corpora, by benchmark and item."""
+    """The documents found in all corpora, by benchmark and item."""
 
     def __init__(self, ngram: int) -> None:
         self.ngram = ngram
@@ -218,7 +218,7 @@ class _Tally:
         self._documents_of_file[np.unique(self._file_of_item[found.items])] += 1
 
     def as_json(self) -> dict[str, Any]:
-        """All counts; of the items those that were found."""
+        """All counts; items only if they were found."""
         found = np.flatnonzero(self._documents_of_item)
         items = [self._benchmarks.items[index] for index in found.tolist()]
         return {
@@ -247,7 +247,7 @@ class _Tally:
         }
 
     def text(self) -> str:
-        """For people: a table of the benchmarks, and the items that most documents share n-grams with."""
+        """For people: a table of the benchmarks, and the items with the most documents."""
         found = self.as_json()
         header = ["benchmark", "items", f"under {self.ngram} tokens", "found", "in documents"]
         rows = [

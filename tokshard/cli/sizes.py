@@ -14,7 +14,7 @@ _END = 1 << 63
 
 
 class WrongNumber(click.BadParameter):
-    """A number that is refused, with what to write instead."""
+    """A refused number, with what to write instead."""
 
     def __init__(self, error: UsageError, param: click.Parameter | None, context: click.Context | None) -> None:
         super().__init__(error.problem, ctx=context, param=param)
@@ -36,7 +36,7 @@ class Number(click.ParamType):  # type: ignore[type-arg] # not yet generic in cl
         self._least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number; anything else is a usage error that says how one is written."""
+        """The number; anything else is a usage error that shows how to write one."""
         if not isinstance(value, str):
             return int(value)
         try:

@@ -1,4 +1,4 @@
-"""``tokshard status``: show how far a build has got."""
+"""``tokshard status``: show the progress of a build."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tokshard.wording import aligned
 @json_option
 @debug_option
 def status(directory: str, as_json: bool) -> None:
-    """Show how far the build in DIR has got, what it left out so far, and the command that continues it."""
+    """Show the progress of the build in DIR, what it left out so far, and the command that continues it."""
     if os.path.isfile(directory):
         raise UsageError(f"{directory} is a file", hint="give the directory of 'tokshard build --out'")
     found = read_status(directory)

@@ -41,7 +41,7 @@ def open_streams() -> Sink:
     stream lacks is written as escapes.
 
     Returns:
-        The sink of stdout; look at its error when the command is done.
+        The sink of stdout; check its error when the command is done.
     """
     for descriptor in range(3):
         try:

@@ -103,7 +103,7 @@ def trace(
     tokshard trace mix.toml --checkpoint checkpoint.pt --document code:1234
 
     Steps count from 1, as in the trainer's log: step n is the n-th batch that the training loop received, so skipped
-    samples belong to no step. Steps up to a checkpoint of the trainer are those of its run's metrics.jsonl. All others
+    samples belong to no step. Steps up to a checkpoint of the trainer come from its run's metrics.jsonl. All others
     are counted from the checkpoint, in batches of the plan's sizes. A checkpoint is a directory written by the trainer
     or by torch.distributed.checkpoint, a file written by torch.save, or the loader's state as JSON.
 

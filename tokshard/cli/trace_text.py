@@ -147,9 +147,13 @@ def facts_json(facts: DocumentFacts) -> dict[str, Any]:
 
 def notes_of(run: Run, steps: range | None) -> list[str]:
     """Reasons to distrust the numbers of steps, one sentence each."""
-    if not (steps and run.step and steps[0] <= run.step and run.had_other_batch_size):
-        return []
     size = f"{run.global_batch_size:,} a step"
+    if run.is_step_counted:
+        each = counted(run.global_batch_size, "sample")
+        counting = f"{run.checkpoint} does not say its step: steps are counted with {each} each"
+        return [f"{counting}, which is right if all batches had that size; --sample is right in any case"]
+    if not (run.step and run.had_other_batch_size) or (steps and steps[0] > run.step):
+        return []
     read = f"{run.checkpoint} has read {counted(run.num_received, 'sample')} in {counted(run.step, 'step')}, not {size}"
     return [f"{read}; earlier steps are counted back from it, and right as far as they had {size}"]
 

@@ -1,7 +1,7 @@
 """Arrow IPC files, read without copies: no byte of a file can make the reader allocate memory.
 
-The Arrow libraries allocate as much as a compressed buffer claims to hold, so a file of 41 kB can ask for 1.2 GB. They
-do not tell beforehand whether a buffer is compressed, so this module reads the few fields that do.
+The Arrow libraries allocate as much as a compressed buffer claims to hold, so a file of 41 kB can make them allocate
+1.2 GB. They do not tell in advance whether a buffer is compressed, so this module reads the few fields that tell.
 
 References:
     Arrow columnar format, "IPC File Format" and "Encapsulated message format"; File.fbs, Message.fbs; the layout of
@@ -29,7 +29,7 @@ class ArrowFile:
     """An Arrow IPC file without compression and dictionaries.
 
     Args:
-        content: the file. Only the footer and the record batches that are read have to be filled in.
+        content: the file. Only its footer and the record batches to read need their bytes.
 
     Raises:
         pa.ArrowException, OSError: it is not an Arrow IPC file.
@@ -52,7 +52,7 @@ class ArrowFile:
         return batch
 
     def view(self, index: int) -> pa.RecordBatch:
-        """One record batch whose buffers are views of the file; only its description has to be filled in.
+        """One record batch whose buffers are views of the file; only its description needs its bytes.
 
         Raises:
             pa.ArrowException, OSError, ValueError: it is compressed, or reaches beyond the file.
@@ -64,7 +64,7 @@ class ArrowFile:
         return self._reader.get_batch(index)
 
     def descriptions(self) -> list[tuple[int, int]]:
-        """Where the description of each record batch lies: its first byte and its length, as the footer says.
+        """The first byte and the length of each record batch's description, from the footer.
 
         Raises:
             ValueError: the footer is damaged.

@@ -1,7 +1,7 @@
-"""What a corpus holds, as a hash of its tokens alone: how they are cut into shards and batches does not matter.
+"""The content of a corpus as a hash of only its tokens: shards and batches do not matter.
 
-Shards are written by many processes, so the hash of a corpus is put together from those of its shards. It finds what
-goes wrong by accident; against forgery there is the SHA-256 of every file.
+Shards are written by many processes, so the hash of a corpus is computed from the hashes of its shards. It
+detects accidents; against forgery there is the SHA-256 of every file.
 """
 
 from __future__ import annotations

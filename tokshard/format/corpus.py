@@ -58,7 +58,7 @@ class Corpus:
 
     Args:
         store: holds its files.
-        manifests: of its generations, in order: those of a corpus that grew are read as one corpus.
+        manifests: of its generations, in order; all generations are read as one corpus.
         load_table: how the tables next to the manifest are read: `map_file` or `read_file`.
 
     Raises:
@@ -154,7 +154,7 @@ class Corpus:
     def text(self, index: int) -> str:
         """The text of one document, without the EOS and BOS that the build added.
 
-        It is the text of the record, except for what a normalizer of the tokenizer changed. The first call loads the
+        It is the text of the record, except for changes by a normalizer of the tokenizer. The first call loads the
         tokenizer of the corpus, which takes up to a second.
 
         Raises:
@@ -207,7 +207,7 @@ class Corpus:
         )
 
     def sources(self) -> list[SourceInfo]:
-        """The inputs of all builds in order, with what was read, written and left out."""
+        """The inputs of all builds in order, with counts of records read, written and left out."""
         return all_sources(self.generations, load=self._load_table)
 
     def shard(self, index: int) -> Shard:
@@ -228,7 +228,7 @@ class Corpus:
         return shard
 
     def check_in_place(self, shard: int) -> None:
-        """Refuse another corpus that took the place of this one, after a file was read that no hash covers.
+        """Refuse another corpus in the place of this one, after reading a file that no hash covers.
 
         Costs a stat, or a request. The manifest is compared when its file is not the one of the last check.
 
@@ -261,17 +261,18 @@ class Corpus:
     def stride_hashes(self, shard: int, group: int | None = None, *, is_checked: bool = True) -> NDArray[np.uint32]:
         """The CRC-32 of every `HASH_STRIDE` tokens of one shard: uint32 [strides], of which the last may be short.
 
-        Hashed are the bytes of the tokens from the first of the shard on, whatever record batch they lie in. Each call
+        The hashes cover the bytes of the tokens from the start of the shard, across record batches. Each call
         reads the hashes from the store, 4 bytes for every 8,192 tokens.
 
         Args:
             group: read this group of `HASH_GROUP` hashes only.
-            is_checked: whether the shard table has to vouch for them.
+            is_checked: compare them with the shard table.
 
         Raises:
             IndexError: the corpus has no such shard.
-            DamagedCorpusError: the file of the hashes is missing or too short, or holds others than the corpus was
-                opened with.
+            DamagedCorpusError: the file of the hashes is missing or too short, or does not match the shard table that
+                was
+            opened.
             StoreError: the store does not answer.
         """
         index = range(len(self.shards))[shard]
@@ -312,7 +313,7 @@ def _content_fingerprints(manifests: Sequence[Manifest]) -> tuple[str, ...]:
 
 
 def _shard_facts(manifest: Manifest) -> ShardFacts:
-    """What each shard repeats about the corpus."""
+    """The facts about the corpus that each shard repeats."""
     return ShardFacts(
         dtype=manifest.dtype,
         tokenizer_sha256=manifest.tokenizer.canonical_sha256,

@@ -1,8 +1,8 @@
-"""Lists of documents, such as opt-outs and leaked benchmarks, and which documents of corpora they name.
+"""Lists of documents, such as opt-outs and leaked benchmarks, and the documents of corpora that they name.
 
-A row of a list has the `id` of a document, as ``--id-field`` kept it, or its number: `document`, counted from 0. The
-`fingerprint` of its corpus goes with a number, and may be left out where only one corpus is meant. If no corpus has it,
-the id of the row counts. ``tokshard scan`` writes rows that have all three.
+A row of a list has the `id` of a document, as ``--id-field`` kept it, or its number: `document`, counted from 0. A
+number comes with the `fingerprint` of its corpus, which may be left out for a single corpus. If no corpus has it, the
+id of the row counts. ``tokshard scan`` writes rows that have all three.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HINT = (
 
 
 class ListedRow(NamedTuple):
-    """A row of a list, as it is written there."""
+    """A row of a list, as written there."""
 
     id: str | None = None
     document: int | None = None
@@ -49,7 +49,7 @@ class ListedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentList:
-    """What a list says of some corpora. Ids are compared by 128 bits of BLAKE2b. A row that repeats another is dropped.
+    """The rows of a list that concern some corpora. Compares ids by 128 bits of BLAKE2b, and drops repeated rows.
 
     Args:
         ids: bytes [n], ascending: hashes of ids.
@@ -102,10 +102,11 @@ def read_document_list(location: str, corpora: Sequence[Corpus]) -> DocumentList
     Args:
         location: a path or URI of a text, or of ``.jsonl``, ``.csv``, ``.tsv`` or ``.parquet``; texts may be compressed
             (``.gz``, ``.zst``, ``.bz2``).
-        corpora: those whose documents are meant.
+        corpora: the corpora of the documents.
 
     Raises:
-        UsageError: it cannot be read, has no rows or more than `MAX_ROWS`, or lists what these corpora do not have.
+        UsageError: it cannot be read, has no rows or more than `MAX_ROWS`, or lists documents that these corpora cannot
+            have.
     """
     of_fingerprint = {
         fingerprint: index for index, corpus in enumerate(corpora) for fingerprint in corpus.content_fingerprints
@@ -156,10 +157,10 @@ def read_document_list(location: str, corpora: Sequence[Corpus]) -> DocumentList
 def rows_not_found(
     location: str, listed: DocumentList, found: NDArray[np.int64], *, most: int
 ) -> tuple[int, list[str]]:
-    """How many rows of a list name no document, and the first of them as they are written.
+    """The number of rows that name no document, and the first of them, as written.
 
     Args:
-        found: int64 [n]: rows that do, in any order and more than once.
+        found: int64 [n]: rows that name a document, in any order, repeated or not.
         most: rows to name.
     """
     missing = np.setdiff1d(listed.rows, found)
@@ -216,7 +217,7 @@ def listed_rows(location: str) -> Iterator[ListedRow]:
     """The rows of a list in order. Empty lines do not count.
 
     Raises:
-        UsageError: the file cannot be read, or a row is none.
+        UsageError: the file cannot be read, or a row is not valid.
     """
     for number, row in enumerate(read_rows(location, columns=ListedRow._fields, of_line=ID, hint=_HINT), 1):
         try:

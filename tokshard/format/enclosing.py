@@ -1,4 +1,4 @@
-"""Whether a place lies inside a corpus, where its files would be taken for damage, or removed with the corpus."""
+"""Whether a place is inside a corpus, where its files would count as damage, or be removed with the corpus."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tokshard.store import Store, locate, real_location, side_by_side
 def check_outside_corpora(out: str) -> None:
     """Refuse a place in a folder of a corpus, at any depth.
 
-    Looks for a manifest in all folders above it, up to the root of the file system or of the bucket; there side by
-    side, which takes as long as one request.
+    Checks all folders above it for a manifest, up to the root of the file system or of the bucket. In a bucket the
+    requests run concurrently and take as long as one.
 
     Raises:
         UsageError: one of them holds a corpus.

@@ -88,7 +88,7 @@ class HashingFile:
         return self._position
 
     def flush(self) -> None:
-        """Pass what is buffered to the operating system."""
+        """Pass the buffer to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
@@ -97,11 +97,11 @@ class HashingFile:
 
     @property
     def facts(self) -> FileFacts:
-        """What a manifest says of the file, of everything written so far."""
+        """The facts that a manifest lists about the file, for everything written so far."""
         return FileFacts(num_bytes=self._position, sha256=self._digest.hexdigest())
 
     def abandon(self) -> None:
-        """Drop what is still written. A stream of Arrow writes what it has buffered when it is let go of."""
+        """Drop further writes. A stream of Arrow writes its buffer when it is released."""
         self._is_abandoned = True
 
     def digest(self) -> bytes:

@@ -1,7 +1,7 @@
-"""The generations of a corpus that grew: which there are, whether they belong together, and their manifests as one.
+"""The generations of a corpus: which ones exist, whether they belong together, and their manifests as one.
 
-What an append adds is a corpus of its own in a folder of the first one. It can be opened alone, and nothing of the
-generations before it changes, so a reader of these can continue.
+An append adds a corpus of its own in a folder of the first one. It can be opened alone. Earlier generations do not
+change, so their readers can continue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def generation_numbers(found: Iterable[str]) -> list[int]:
     """The generations after the first that have a folder, ascending.
 
     Args:
-        found: the names in the folder of the corpus; those of folders may end in a slash.
+        found: the names in the folder of the corpus; names of folders may end in a slash.
     """
     return sorted(filter(None, (names.generation_number(name.rstrip("/")) for name in found)))
 
@@ -85,7 +85,7 @@ def check_has_generation(wanted: int | None, available: int, *, location: str) -
 def combined_manifest(manifests: Sequence[Manifest]) -> Manifest:
     """One manifest for the documents of several generations in order: counts are added up.
 
-    The configuration and the library of the tokenizer are those of the newest generation. `files` are those of all.
+    The newest generation gives the configuration and the library of the tokenizer. `files` has the files of all.
     """
     first, last = manifests[0], manifests[-1]
     if last.generation is None or len(manifests) == 1:

@@ -1,4 +1,4 @@
-"""``manifest.json``: what a corpus is. Pure (no time, host or speed), written last, and its own checksum."""
+"""``manifest.json``, the description of a corpus. Pure (no time, host or speed), written last, with a checksum."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Args:
         name: the last part of the path that was given, or the id on the hub with its commit.
-        sha256: of the bytes of ``tokenizer.json`` as they are next to the manifest.
+        sha256: of the bytes of ``tokenizer.json`` next to the manifest.
         canonical_sha256: of the JSON with sorted keys and no white space: equal for files that differ in layout only.
         vocab_size: 1 + the largest id in model and added tokens.
         library: the package that encoded, and its version.
@@ -58,7 +58,7 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a corpus was made of others, without their texts.
+    """How a corpus was made from others, without their texts.
 
     Args:
         corpora: content fingerprints of the others, in order.
@@ -100,8 +100,8 @@ class ChatConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Everything about a build that changes its bytes, apart from sources and tokenizer.
 
-    A field with a default is left out of the JSON where it has that: so the fingerprint of a build does not change when
-    a later tokshard knows more options.
+    The JSON leaves out a field that has its default, so the fingerprint of a build does not change when a later
+    tokshard has more options.
 
     Args:
         text_field: dotted path of the text in a record.
@@ -194,10 +194,10 @@ class Fingerprints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The place in a corpus of what one append added to it.
+    """The place of one append in its corpus.
 
     Args:
-        number: 1 for the first append; generation 0 is what the corpus began with.
+        number: 1 for the first append; generation 0 is the first build.
         previous: ``manifest_sha256`` of the generation before.
         content: content fingerprint of the documents of all generations up to this one.
     """
@@ -208,7 +208,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a corpus is. Its presence means that the corpus is complete.
+    """The description of a corpus. Its presence means that the corpus is complete.
 
     Args:
         num_targets: tokens that lie in loss spans, of a corpus that has these; left out of the JSON otherwise.
@@ -247,7 +247,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def manifest_hash(content: bytes) -> str:
-    """The SHA-256 that the bytes of a manifest have in their last line, without a check that it is right."""
+    """The SHA-256 in the last line of a manifest, unchecked."""
     start = content.removesuffix(b"\n").rfind(b"\n") + 1
     return hashlib.sha256(content[:start]).hexdigest()
 
@@ -285,7 +285,7 @@ def decode_manifest(content: bytes, *, file: str) -> Manifest:
 
 
 def _check_totals(manifest: Manifest) -> None:
-    """Refuse a manifest of nothing, unless all that was appended went into the other split."""
+    """Refuse an empty manifest, unless an append put all documents into the other split."""
     lengths = manifest.document_lengths
     totals = [manifest.num_documents, manifest.num_tokens, manifest.num_shards, manifest.num_bytes]
     totals += [lengths.shortest, lengths.longest]

@@ -35,10 +35,10 @@ SIDE_FILES = frozenset({MANIFEST, REPORT, *REQUIRED_FILES, *OPTIONAL_FILES})
 
 
 def shard_name(*, generation: int, first_input: int, segment: int, part: int) -> str:
-    """The name of a shard: a pure function of where its first document comes from.
+    """The name of a shard: a pure function of the origin of its first document.
 
     Args:
-        generation: 0, or that of the append that writes it.
+        generation: 0, or the generation of the append that writes it.
         first_input: index of the first input of the task that writes the shard.
         segment: which piece of that input the task covers.
         part: count of shards that the task closed before.
@@ -52,7 +52,7 @@ def generation_folder(number: int) -> str:
 
 
 def generation_number(folder: str) -> int:
-    """The generation that a name in a corpus stands for; 0 if it is not the folder of one."""
+    """The generation whose folder has this name in a corpus; 0 if it is not such a folder."""
     found = _GENERATION.fullmatch(folder)
     number = 0 if found is None else int(found[1])
     return number if generation_folder(number) == folder else 0

@@ -1,4 +1,4 @@
-"""Opening a corpus, which is cheap at any size. If the location is not a corpus, the error says what it is."""
+"""Opening a corpus, which is cheap at any size. If the location is not a corpus, the error says what is there."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MOST_LISTED = 10_000
 def open_corpus(location: str | os.PathLike[str], *, generation: int | None = None) -> Corpus:
     """Open a corpus: read its manifests and tables, list its files once, open no shard.
 
-    Web servers do not list their files, and of 10,000 shards and more in a bucket the list would take longer than all
-    the rest: there, a missing shard is noticed when it is first read.
+    Web servers do not list their files, and listing 10,000 shards or more in a bucket would take longer than everything
+    else. In these cases a missing shard is noticed when it is first read.
 
-    Costs about 0.3 s and 100 MB for 200,000 shards. Generations in another store are asked for side by side: 51 of
-    them take 0.4 s where an answer takes 20 ms.
+    Costs about 0.3 s and 100 MB for 200,000 shards. Generations in another store are requested concurrently: 51 of
+    them take 0.4 s if an answer takes 20 ms.
 
     Args:
-        generation: open the documents up to this generation, whatever was appended since; default: the newest.
+        generation: open the documents up to this generation; default: the newest.
 
     Raises:
         CorpusError: the corpus is missing, unfinished, damaged, or of a newer format.
@@ -58,7 +58,7 @@ def missing_shards(corpus: Corpus, listed: Iterable[str]) -> list[str]:
     """The shards that the tables name and the store lacks, in order.
 
     Args:
-        listed: the names in the folder of the corpus; those of its generations are listed here.
+        listed: the names in the folder of the corpus; this function lists the folders of its generations.
 
     Raises:
         CorpusError: the store cannot be listed.
@@ -83,7 +83,7 @@ def _check_no_gap(corpus: Corpus, listed: Iterable[str]) -> None:
 
 
 def read_generations(store: Store, generation: int | None = None) -> list[Manifest]:
-    """The manifests of the generations of a corpus, in order: those that are complete, or those up to one of them.
+    """The manifests of the generations of a corpus, in order: of all complete ones, or up to one of them.
 
     A folder without a manifest belongs to an append that is under way or was stopped; it is ignored.
 
@@ -107,8 +107,8 @@ def read_generations(store: Store, generation: int | None = None) -> list[Manife
 def _later_manifests(store: Store, newest: int | None) -> Iterator[tuple[Store, bytes]]:
     """The folders of generations from 1 on, each with the bytes of its manifest, up to the first that has none.
 
-    A web server does not list folders. So they are asked for until one is missing, side by side, twice as many each
-    time: of 50 generations, in 6 turns.
+    A web server does not list folders, so they are requested until one is missing. Each turn requests twice as many,
+    concurrently: 6 turns for 50 generations.
     """
 
     def ask(number: int) -> tuple[Store, bytes | OSError]:
@@ -131,7 +131,7 @@ def _later_manifests(store: Store, newest: int | None) -> Iterator[tuple[Store, 
 
 
 def list_names(store: Store) -> list[str] | None:
-    """The names in the folder of a corpus, in arbitrary order; those of folders end in a slash.
+    """The names in the folder of a corpus, in arbitrary order; names of folders end in a slash.
 
     Returns:
         None for the folder of a web server, which cannot be listed.
@@ -218,7 +218,7 @@ def _check_manifest(manifest: Manifest, path: str) -> None:
 
 
 def is_unfinished(store: Store) -> bool:
-    """Whether a folder belongs to an unfinished build: its own folder, or that of a split."""
+    """Whether a folder belongs to an unfinished build: the folder of the build, or of a split."""
     if names.WORK in present(store):
         return True
     above, name = locate(store.location)

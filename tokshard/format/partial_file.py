@@ -1,4 +1,4 @@
-"""A large table in another store: what every reader needs is read first, lists of single rows when asked for."""
+"""A large table in another store: columns that every reader needs are read first, lists of single rows on demand."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _GAP_BYTES = 64 << 10
 class PartialFile:
     """An Arrow IPC file in a store, of which only some columns are in memory. Threads may share it.
 
-    The shard table of 100 trillion tokens has 6 GB, of which a job that trains needs 260 MB.
+    The shard table of 100 trillion tokens has 6 GB; a training job needs 260 MB of it.
 
     Args:
-        entry: the version that is read; another one is refused.
-        by_row: names of columns of lists. Of these, only where each list lies is read at first.
+        entry: the version to read; any other is refused.
+        by_row: names of columns of lists; at first only the places of their lists are read.
 
     Attributes:
-        content: as long as the file. Pages that were not filled take no memory.
+        content: as long as the file. Pages without data take no memory.
     """
 
     def __init__(self, store: Store, name: str, entry: Entry, *, by_row: Collection[str]) -> None:

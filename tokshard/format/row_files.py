@@ -25,8 +25,8 @@ def read_rows(
     Texts may be compressed (``.gz``, ``.zst``, ``.bz2``). Empty lines do not count.
 
     Args:
-        columns: those that are wanted of a table; None: all.
-        of_line: the column that a line of text stands for.
+        columns: the columns to read from a table; None: all.
+        of_line: the column that holds a line of text.
         hint: of the error.
 
     Raises:

@@ -51,7 +51,7 @@ COLUMN_TYPES: Mapping[str, pa.DataType] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFacts:
-    """What every shard of a corpus repeats about itself, so that a single file identifies itself.
+    """The facts that every shard of a corpus repeats, so that a single file identifies itself.
 
     Args:
         dtype: the token type, ``uint16`` or ``uint32``.

@@ -27,7 +27,7 @@ class Shard:
         store: of the corpus.
         places: the places of its record batches, from the shard table.
         schema: of every shard of the corpus.
-        content: what looks like the file, as long as what is asked for is there; default: a map of the file.
+        content: the bytes of the file, at least where they are read; default: a map of the file.
     """
 
     def __init__(

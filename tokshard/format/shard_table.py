@@ -1,4 +1,4 @@
-"""The shards of a corpus, from its shard table alone: names, sizes, record batches, where documents come from."""
+"""The shards of a corpus, only from its shard table: names, sizes, record batches, origin of documents."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Runs:
 
 
 class ShardTable(Sequence[ShardInfo]):
-    """The shards of a corpus in order. Each is made from its table when it is asked for; no shard is opened.
+    """The shards of a corpus in order. Each is made from its table on demand; no shard is opened.
 
     Args:
         generations: ``shards.arrow`` and the manifest of each.
 
     Raises:
-        DamagedCorpusError: a table is not the one of its manifest.
+        DamagedCorpusError: a table does not match its manifest.
     """
 
     def __init__(self, generations: Sequence[tuple[Table, Manifest]]) -> None:

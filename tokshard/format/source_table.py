@@ -21,7 +21,7 @@ _WHOLE_BYTES = 128 << 20
 
 
 def read_sources(store: Store, manifest: Manifest, *, load: LoadFile = map_file) -> list[SourceInfo]:
-    """The inputs of a corpus in order, with what was read, written and left out.
+    """The inputs of a corpus in order, with counts of records read, written and left out.
 
     Raises:
         DamagedCorpusError: the source table is missing or does not match the manifest.
@@ -80,12 +80,12 @@ def open_tables(
 
 
 def open_table(store: Store, name: str, schema: pa.Schema, manifest: Manifest, load: LoadFile) -> Table:
-    """A table of a corpus, if it has the size that the manifest says.
+    """A table of a corpus, checked against its size in the manifest.
 
-    Of a large shard table in another store, only what concerns whole shards is read.
+    If a large shard table is in another store, only the columns about whole shards are read.
 
     Raises:
-        DamagedCorpusError: it has not, or is missing, or is not such a table.
+        DamagedCorpusError: it has another size, is missing, or is not such a table.
     """
     path, facts = store.where(name), manifest.files[name]
     try:

@@ -1,7 +1,7 @@
 """``stride-hashes.bin``: a CRC-32 for every `HASH_STRIDE` tokens, so that a ranged read is checked before it is used.
 
-The shard table has the CRC-32 of every `HASH_GROUP` of them, so that those of another corpus are not taken for its own.
-Hashes find what goes wrong by accident; against forgery there is the SHA-256 of every file.
+The shard table has the CRC-32 of every `HASH_GROUP` of them, which detects hashes of another corpus. Hashes detect
+accidents; against forgery there is the SHA-256 of every file.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def num_strides(num_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def group_hashes(hashes: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """The CRC-32 of every `HASH_GROUP` stride hashes of one shard, of which the last may be fewer: uint32 [groups]."""
+    """The CRC-32 of every `HASH_GROUP` stride hashes of one shard; the last group may be shorter: uint32 [groups]."""
     groups = range(0, len(hashes), HASH_GROUP)
     return np.array([zlib.crc32(hashes[at : at + HASH_GROUP].data) for at in groups], np.uint32)
 

@@ -121,7 +121,7 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceInfo:
-    """One input file: what was read, written and left out. ``records_read = documents + sum of left_out``.
+    """One input file, with counts: read, written and left out. ``records_read = documents + sum of left_out``.
 
     Args:
         argument: index into the manifest's arguments.
@@ -159,7 +159,7 @@ def contents(rows: pa.RecordBatch) -> list[Content]:
 def shard_rows(shards: pa.RecordBatch) -> pa.RecordBatch:
     """The rows of the shard table, from rows of `WRITTEN_SHARD_SCHEMA`.
 
-    They are copied: views would keep the hashes in memory, which are several times larger.
+    They are copied, because views would keep the hashes in memory, which are several times larger.
     """
     rows = shards.select(SHARD_TABLE_SCHEMA.names)
     return ipc.read_record_batch(rows.serialize(), rows.schema)
@@ -198,7 +198,7 @@ class Table:
     """A table next to the manifest, mapped; a column costs the pages it touches.
 
     Args:
-        load: how the file is read: `map_file` or `read_file`.
+        load: `map_file` or `read_file`.
         partial: the file, if it is read in parts instead.
 
     Raises:
@@ -317,7 +317,7 @@ class Table:
         """Some of the values of a column of lists.
 
         Not by `to_numpy`: where pandas is not installed, old versions of pyarrow look for it at every call, which takes
-        20 times as long as all the rest.
+        20 times as long as everything else.
         """
         dtype = np.dtype(str(values.type))
         content = values.buffers()[1] or b""

@@ -1,4 +1,4 @@
-"""A corpus from its first document to its last, checked on the way: for what copies or converts all of it."""
+"""A corpus from its first document to its last, checked while it is read. For copies and exports."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def batches_of_shard(
 ) -> Iterator[tuple[Shard, int]]:
     """Each record batch of one shard, as the shard and the index of the batch there.
 
-    The tokens, and with kept columns the whole file, are compared with their hashes when the last batch has been taken,
-    so use nothing for good before the iterator ends. Costs 0.25 ns per byte, with kept columns some 2 ns. A shard of
+    The tokens, and with kept columns the whole file, are checked against their hashes after the last batch, so treat
+    the data as unverified until the iterator ends. Costs 0.25 ns per byte, with kept columns about 2 ns. A shard of
     another store is first copied to a temporary file.
 
     Args:
@@ -71,7 +71,7 @@ def batches_of_shard(
 
 
 def check_side_files(corpus: Corpus) -> None:
-    """Compare the tables and the tokenizer of a corpus with their hashes. Opening it only checks that they fit.
+    """Check the tables and the tokenizer of a corpus against their hashes. Opening it only checks sizes and schemas.
 
     Raises:
         DamagedCorpusError: one is missing, or is not what the manifest says.

@@ -1,4 +1,4 @@
-"""Writing shards: documents in, whole Arrow IPC files out, in memory of one record batch."""
+"""Writing shards: documents in, whole Arrow IPC files out, with one record batch in memory."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class ShardWriter:
     """Writes the documents of one task as consecutive shards.
 
     A shard is spooled, and put into the store when it is closed. Memory is one record batch of `MAX_BATCH_TOKENS`
-    tokens (32 MiB as uint16) and `MAX_BATCH_CHARACTERS` of kept text, or the largest document. How documents are cut
-    into calls of `extend` changes no byte. Leaving the context by an exception removes the unfinished shard.
+    tokens (32 MiB as uint16) and `MAX_BATCH_CHARACTERS` of kept text, or the largest document. The bytes do not depend
+    on how documents are split into calls of `extend`. Leaving the context by an exception removes the unfinished shard.
 
     Args:
         store: of the corpus.
-        name: from the count of shards closed before to the name of the next.
+        name: from the number of shards closed before to the name of the next.
         shard_tokens: a shard closes before the document that would exceed this; a longer document gets its own shard.
     """
 
@@ -118,7 +118,7 @@ class ShardWriter:
         """Close the last shard.
 
         Returns:
-            One row of `WRITTEN_SHARD_SCHEMA` per shard, run_record as it was given to `extend`.
+            One row of `WRITTEN_SHARD_SCHEMA` per shard, run_record as given to `extend`.
         """
         if self._fill or self._file is not None:
             self._close_shard()
@@ -274,7 +274,7 @@ class _OpenShard:
         }
 
     def discard(self) -> None:
-        """Drop the shard and remove what was written. Its writer is not closed: once more would crash the process."""
+        """Drop the shard and remove its file. Its writer stays open: closing it twice would crash the process."""
         self._hashed.abandon()
         self._spool.discard()
 

@@ -1,1 +1,1 @@
-"""Look at corpora and plans: contents, documents, differences, training order, speed, damage."""
+"""Inspect corpora and plans: contents, documents, differences, training order, speed, damage."""

@@ -21,7 +21,7 @@ class Conversion:
     Args:
         content: ``tokenizer.json``, the same bytes for the same file.
         config: EOS and BOS, as in ``tokenizer_config.json``.
-        original: encodes a text by its own library; special tokens in the text are encoded as ordinary text.
+        original: encodes a text with its own library; special tokens in the text are encoded as ordinary text.
         note: where the tokenizer came from.
     """
 

@@ -87,7 +87,7 @@ _PATTERN_FILE = "tiktoken.json"
 
 
 def _pattern_of(path: Path, content: bytes, ranks: Mapping[bytes, int]) -> tuple[str, Mapping[str, int]]:
-    """How words are split, and the special tokens, neither of which a rank file says."""
+    """The pattern that splits words, and the special tokens; a rank file has neither."""
     pattern_file = path.parent / _PATTERN_FILE
     if pattern_file.exists():
         try:

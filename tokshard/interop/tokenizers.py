@@ -45,7 +45,7 @@ def convert_tokenizer(path: Path, out: Path, *, eos: str | None = None) -> Conve
     """Write ``tokenizer.json`` and ``tokenizer_config.json`` for a SentencePiece model or tiktoken rank file.
 
     Args:
-        eos: token that ends a document; default: what the file itself names.
+        eos: token that ends a document; default: the one that the file names.
 
     Raises:
         TokenizerError: the file cannot be converted, the result encodes some text differently, or it lacks the EOS.

@@ -1,1 +1,1 @@
-"""Raw text in, shards out. Start at pipeline.py; tasks.py decides, executors.py runs, the rest does one step each."""
+"""Raw text in, shards out. Start with README.md and build.py."""

@@ -1,4 +1,4 @@
-"""Taking an output directory: it holds nothing, this build in any state, another build, or its finished corpora."""
+"""Taking an output directory, which is empty, or holds this build in any state, another build, or finished corpora."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class BuiltCorpus:
 def adopt(build: Build, tokenizer: bytes) -> list[Planned]:
     """Take the directory, which is locked: start over if forced, continue the same build, or begin. Returns its tasks.
 
-    The tasks are written last: a job of an array that finds them goes on at once, without the lock.
+    The tasks are written last: a job of an array that finds them continues at once, without the lock.
 
     Args:
         tokenizer: the ``tokenizer.json``, for workers and the commit.
@@ -88,7 +88,7 @@ def adopt(build: Build, tokenizer: bytes) -> list[Planned]:
 
 
 def _has_results(build: Build, before: Request) -> bool:
-    """Whether an unfinished build left a shard, or the receipt of a task that was done."""
+    """Whether an unfinished build left a shard, or the receipt of a finished task."""
     if any(output.shard_sizes() for output in placed(before, build.workspace).outputs):
         return True
     return any(receipt.failure is None for receipt in _receipts(build.workspace.store))
@@ -100,7 +100,7 @@ def _receipts(store: Store) -> Iterable[Receipt]:
 
 
 def _with_raised_limit(before: Request, now: Build) -> Request:
-    """What was asked for before, with the present limit on the size of documents if no task met the old one."""
+    """The earlier request, with the present limit on the size of documents if no task met the old one."""
     limit = now.config.max_document_bytes
     is_met = limit < before.config.max_document_bytes or any(
         TOO_LONG in source.left_out
@@ -114,7 +114,7 @@ def _with_raised_limit(before: Request, now: Build) -> Request:
 
 
 def load_tasks(workspace: Workspace) -> list[Planned] | None:
-    """The tasks that were planned before; None if they are not there.
+    """The tasks that were planned before; None if there are none.
 
     Raises:
         BuildError: the file is damaged.
@@ -130,7 +130,7 @@ def load_tasks(workspace: Workspace) -> list[Planned] | None:
 
 
 def plan(build: Build) -> list[Planned]:
-    """The tasks that read inputs. Only inputs that are too big for one need to be read into."""
+    """The tasks that read inputs. Opens only inputs that are too big for one task."""
     inputs, config = build.inputs, build.config
     if config.reads == DOCUMENTS:
         tokens: list[int] = []
@@ -152,7 +152,7 @@ def plan(build: Build) -> list[Planned]:
 
 
 def finished_corpora(build: Build) -> tuple[BuiltCorpus, ...] | None:
-    """The corpora that are asked for, if they are all complete; else None.
+    """The requested corpora, if they are all complete; else None.
 
     Raises:
         ConfigurationChangedError: the directory holds other corpora, or the sources have changed since.
@@ -188,7 +188,7 @@ def finished_corpora(build: Build) -> tuple[BuiltCorpus, ...] | None:
 
 
 def remove_workspace(workspace: Workspace) -> None:
-    """Remove what a build left that was stopped between its manifest and its last step.
+    """Remove the files of a build that was stopped between its manifest and its last step.
 
     Its request may be gone already, because that is removed before the rest of the folder.
     """

@@ -1,4 +1,4 @@
-"""What ``--append`` adds to: the generations of a corpus that are there, and what they ask of the next one."""
+"""The generations of a corpus for ``--append``, and what the next one must have in common with them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tokshard.store import is_uri, real_location, side_by_side
 
 
 def next_generation(build: Build) -> Build:
-    """What an append builds: the next generation, or one that is there or was begun with the same settings.
+    """The generation that an append builds: the next one, or one that exists or was begun with the same settings.
 
-    The sizes of shards and tasks are those of the corpus.
+    It takes the sizes of shards and tasks from the corpus.
 
     Args:
         build: as if it were for a corpus of its own.
@@ -128,7 +128,7 @@ def _hashed(reads: str) -> str:
 
 
 def _corpora(workspace: Workspace) -> tuple[Output, ...]:
-    """The corpora to which an append adds, complete. A part of a split is refused: the other would not grow with it."""
+    """The complete corpora to which an append adds. Refuses a part of a split: the other would not grow with it."""
     outputs = complete_outputs(workspace)
     if not outputs and load_request(workspace) is not None:
         raise UsageError(
@@ -166,7 +166,7 @@ def _in_place(corpora: Sequence[Output], generation: int, last: Manifest, build:
 
 
 def _check_same(last: Manifest, build: Build) -> None:
-    """Refuse what would make documents of another kind than those of the corpus."""
+    """Refuse settings that would make other documents than the corpus has."""
     before, now = (
         settings_of(config, tokenizer) | {"keep_field": columns, "sha256": tokenizer.canonical_sha256}
         for config, tokenizer, columns in (
@@ -188,10 +188,10 @@ _KEPT = ("min_tokens", "max_tokens", "validation_fraction", "keep_field", "sha25
 
 
 def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> list[int]:
-    """Refuse what an earlier generation has read. A file that grew would repeat its first texts.
+    """Refuse sources that an earlier generation has read. A file that grew would repeat its first texts.
 
     Returns:
-        The generations of which nothing says where their sources were.
+        The generations without a record of where their sources were.
     """
     if build.config.copied is not None:
         _check_not_copied(corpus, build)
@@ -200,6 +200,8 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> l
     inputs = build.inputs.absolute()
     numbers = (number for number in range(len(inputs)) if not inputs.is_read_once(number))
     sizes = {real_place(inputs[number].location): inputs[number].num_bytes for number in numbers}
+    # a file may have other names; what was read is asked for its inode only where a new file has several
+    linked = {inode: location for location in sizes if (inode := _inode_of(location, min_links=2)) is not None}
 
     def read(number: int) -> tuple[Sequence[str], Sequence[SourceInfo]]:
         store = corpus.corpus.below(names.generation_folder(number)) if number else corpus.corpus
@@ -213,6 +215,8 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> l
         for source in sources:
             location = real_place(location_of(roots[source.argument], source.path))
             if location not in sizes:
+                location = linked.get(_inode_of(location) or (0, 0), "") if linked else ""
+            if not location:
                 continue
             problem = f"{location} is in {corpus.corpus.location} already, in generation {number}"
             if source.num_bytes == sizes[location]:
@@ -224,6 +228,17 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> l
                 "give --dedup exact to leave out the texts that are there",
             )
     return unknown
+
+
+def _inode_of(location: str, *, min_links: int = 1) -> tuple[int, int] | None:
+    """Device and inode of a file on this machine; None if it is gone, or has fewer names."""
+    if is_uri(location):
+        return None
+    try:
+        found = os.stat(location)
+    except (OSError, ValueError):
+        return None
+    return (found.st_dev, found.st_ino) if found.st_nlink >= min_links else None
 
 
 def _check_not_copied(corpus: Output, build: Build) -> None:
@@ -239,7 +254,7 @@ def _check_not_copied(corpus: Output, build: Build) -> None:
 
 
 def _real_places() -> Callable[[str], str]:
-    """A function that says where a file really lies, whatever links lead there. A folder is resolved once."""
+    """A function that gives the real path of a file, through any links. A folder is resolved once."""
     real_folder = functools.cache(real_location)
 
     def real_place(location: str) -> str:

@@ -3,11 +3,11 @@
     resolve   from sources and options to inputs, tokenizer and settings; starts and writes nothing       resolve.py
     adopt     take the directory: begin, continue or refuse; save what was asked for, and plan the tasks   adopt.py
     work      run the tasks that left no receipt: an executor runs them, and they leave receipts           work.py
-    settle    judge the receipts in input order: limits, bad records, damage, the lowest failure           judge.py
+    settle    judge the receipts in input order: limits, bad records, damage, the first failure           judge.py
     commit    turn the receipts into tables, the report, and last of all the manifest                      commit.py
 
 A build has one stage or several, and each is worked and settled; `stages.py` says which. An import and a copy are
-builds that read something else, and a job of an array works on a share: see `jobs.py`. Every step before the last
+builds with other inputs, and a job of an array works on a share: see `jobs.py`. Every step before the last
 leaves only files that the next run of the same command can use or will replace.
 """
 
@@ -119,7 +119,7 @@ def build_corpus(
             order. Also an iterable of records (mappings, or strings as texts), such as a generator, a list of
             dicts or a ``datasets.Dataset``: it is read once and in this process, so a build of it that stops has to
             start over.
-        observer: called with what the build reports while it runs; see `tokshard.pipeline.progress`.
+        observer: called with the reports of the build while it runs; see `tokshard.pipeline.progress`.
         {options}
 
     Raises:
@@ -143,8 +143,8 @@ def import_corpus(
 ) -> BuildResult:
     """Make a corpus of documents that another tool has tokenized, or continue where an earlier run stopped.
 
-    Boundaries, order and ids are kept. Every document ends in EOS once: where it is missing, it is added, and a
-    delimiter that follows another one is left out and counted. A delimiter inside of a document ends a document there.
+    Boundaries, order and ids are kept. Every document ends in one EOS: a missing one is added, and a delimiter that
+    follows another one is left out and counted. A delimiter inside a document ends a document there.
 
     Args:
         sources: a file, directory or glob, on this machine or as a URI, or a list of these, in order. Files of
@@ -174,12 +174,12 @@ def copy_corpus(
 ) -> BuildResult:
     """Write the documents of some corpora, one corpus after another, as one corpus, or continue where a copy stopped.
 
-    What is read is compared with the hashes of the corpora. A copy of all documents of one corpus, in their order, has
-    its content fingerprint, so plans over it have the same order. Each document keeps its source and record. Workers
-    change no byte.
+    All data are checked against the hashes of the corpora. A copy of all documents of one corpus, in order, has its
+    content fingerprint, so plans over it have the same order. Each document keeps its source and record. The bytes do
+    not depend on workers.
 
-    Memory of each worker is some 150 MB, and with `shuffle` some 250 MB, or 400 MB with short documents, whatever the
-    size. A shuffle also takes the space of the documents once or twice, in `out`, until it is done.
+    Each worker takes about 150 MB of memory for any size, with `shuffle` about 250 MB, or 400 MB with short documents.
+    A shuffle also takes the space of the documents once or twice, in `out`, until it is done.
 
     Args:
         corpora: directories or URIs.
@@ -187,7 +187,7 @@ def copy_corpus(
         {options}
 
     Raises:
-        UsageError: the corpora do not go together, or something is at `out`.
+        UsageError: the corpora do not fit together, or something is at `out`.
         CorpusError: a corpus cannot be read, or is damaged.
         BuildError: the files cannot be written, or no document is taken.
         KeyboardInterrupt: the next run of the same copy continues.

@@ -71,15 +71,15 @@ class BuildResult:
     """What a build did.
 
     Args:
-        directory: the `out` that it was given: the corpus, or with a validation split the directory of two.
-        corpora: what it wrote; with a validation split the corpus for training, then that for validation.
+        directory: the given `out`: the corpus, or with a validation split the directory of two.
+        corpora: the written corpora; with a validation split the one for training, then the one for validation.
         is_new: False if it was complete before and nothing was done.
         seconds, cpu_seconds: of this run, its workers included; 0 if nothing was done.
-        tokens_written: in this run, without those of runs before it.
+        tokens_written: only in this run.
         ignored: suffix to count of files in source directories whose format is not known.
         notes: what the user should know, one line each.
-        warnings: what is probably wrong, one line each.
-        normalizer: what changes text before it is encoded, such as ``NFKC``; None if text is encoded unchanged.
+        warnings: probable mistakes, one line each.
+        normalizer: steps that change text before it is encoded, such as ``NFKC``; None if there are none.
     """
 
     directory: str
@@ -157,7 +157,7 @@ def _assemble(build: Build, settled: Settled, number: int) -> tuple[Totals, Mani
 
 @contextlib.contextmanager
 def _side_file(out: Store, name: str, files: dict[str, FileFacts]) -> Iterator[HashingFile]:
-    """A file next to the shards; what the manifest says of it is added to `files` when it is written."""
+    """A file next to the shards; its size and hash are added to `files` when it is written."""
     with written(out, name) as file:
         hashing = HashingFile(file)
         yield hashing
@@ -181,7 +181,7 @@ def _write_rejects(build: Build, settled: Settled, totals: Totals, out: Store, f
 
 
 def _rejected_records(build: Build, settled: Settled, totals: Totals) -> Iterator[dict[str, Any]]:
-    """What the tasks listed, with records counted from the start of their input, from 1."""
+    """The rejects of the tasks, with records counted from the start of their input, from 1."""
     for key in totals.with_rejects:
         before = totals.records_before.get(key, {})
         for reject in read_rejects(build.workspace.store, settled.counts[0], key):
@@ -240,7 +240,7 @@ _WAYS_OUT = {
 
 
 def _unused_files(output: Output, shards: Mapping[str, int], manifest: Manifest) -> set[str]:
-    """Check that every shard of a corpus is there, as long as its receipt says.
+    """Check that every shard of a corpus is there, with the size in its receipt.
 
     Returns:
         Other files: left by a task past the limit, by an attempt that left no receipt, or by a commit that was stopped.
@@ -280,7 +280,7 @@ def _result(build: Build, receipts: Sequence[Receipt], usage: Usage, manifests: 
 
 
 def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
-    """What was changed on the way from records to documents, a line each."""
+    """The changes between records and documents, a line each."""
     changes: Counter[str] = Counter()
     for receipt in receipts:
         changes.update(receipt.changes)
@@ -302,7 +302,7 @@ def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
 
 
 def _not_found(build: Build, receipts: Iterable[Receipt]) -> Iterator[str]:
-    """How many rows of the list of a copy name no document, in a line. With a limit, nobody knows."""
+    """The number of rows of a copy's list that name no document, in a line. Unknown with a limit."""
     location = build.options.drop_ids
     if location is None or build.options.max_documents is not None:
         return
@@ -322,7 +322,7 @@ def _not_found(build: Build, receipts: Iterable[Receipt]) -> Iterator[str]:
 
 
 def _report(build: Build, result: BuildResult, left_out: Mapping[int, str]) -> dict[str, Any]:
-    """What may differ between two builds of one corpus, such as times, machine, absolute paths."""
+    """The facts that may differ between two builds of one corpus, such as times, machine, absolute paths."""
     inputs = build.inputs.absolute()
     report = {
         "tokshard": __version__,

@@ -1,4 +1,4 @@
-"""What a copy of corpora is asked for: the corpora have to go together, and their shards are its inputs."""
+"""The request of a copy: the corpora have to fit together, and their shards are its inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
     """The request of a copy, and the tokenizer.json of its corpora.
 
     Raises:
-        UsageError: the corpora do not go together, or one is at, in or above `out`.
+        UsageError: the corpora do not fit together, or one is at, in or above `out`.
         CorpusError: a corpus cannot be opened, or its tables are damaged.
     """
     with contextlib.ExitStack() as stack:
@@ -80,7 +80,7 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
 
 
 def _columns(corpora: Sequence[Corpus], options: BuildOptions) -> dict[str, str]:
-    """The columns of the copy, name to type: loss spans, and the kept columns of all corpora or those asked for.
+    """The columns of the copy, name to type: loss spans, and the kept columns of all corpora or the requested ones.
 
     Raises:
         UsageError: a column has several types, or no corpus has it.
@@ -157,7 +157,7 @@ def _check_distinct(corpora: Sequence[Corpus]) -> None:
 
 
 def _check_together(first: Corpus, other: Corpus) -> None:
-    """Refuse corpora that cannot be one.
+    """Refuse corpora that cannot be joined.
 
     Raises:
         UsageError: their tokenizers or delimiters differ.

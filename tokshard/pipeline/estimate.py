@@ -1,4 +1,4 @@
-"""``--dry-run``: what a build would amount to, from a sample of its documents. Writes nothing to the output."""
+"""``--dry-run``: the size and time of a build, from a sample of its documents. Writes nothing to the output."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _Counts = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a build would amount to.
+    """The estimated size and time of a build.
 
     Args:
         num_tasks, num_streams: units of work; streams are read from their start and count as one each.
@@ -57,7 +57,7 @@ class Estimate:
         sampled_documents, sampled_bad: records of the sample that would become documents, and bad ones.
         documents, tokens, text_bytes: of the corpus; duplicates are not known, and count.
         seconds: with `num_workers`, if as many cores are free as were for the sample.
-        disk_bytes: what the build takes while it runs.
+        disk_bytes: space that the build takes while it runs.
         hash_bytes: the part of it that is removed at the end.
         free_bytes: on the disk of the output directory; None if that is a URI.
     """

@@ -1,8 +1,8 @@
-"""A build by several machines that share a directory or a bucket: each job works on a share, and one process commits.
+"""A build by several machines with a common directory or bucket: each job works on a share, and one process commits.
 
-Job I of N runs the tasks t = I mod N of each stage, then helps with what others left. So any job finishes what the
-others did not, whatever became of them. Which job comes first prepares the build. What needs all receipts is judged
-where a stage ends, by every job alike, and by the commit: limits, bad records, and which failure is the lowest.
+Job I of N runs the tasks t = I mod N of each stage, then tasks that others left. So any job
+finishes the work of the others, even if they died. The first job prepares the build. Limits, bad records and the first
+failure need all receipts: every job judges them where a stage ends, and so does the commit.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """What a run of a job did.
+    """The result of a run of a job.
 
     Args:
-        receipts: that it left, in all stages, without their details.
+        receipts: left by this job, in all stages, without their details.
         is_new: False if the corpus was complete before.
     """
 
@@ -129,7 +129,7 @@ class _Share:
     runs: RunsTasks
 
     def settled(self, stage: Stage) -> Judge:
-        """Run the job's tasks of a stage, help with what others left, wait until no task is missing, and judge it.
+        """Run the job's tasks of a stage, then tasks that others left, wait until none is missing, and judge the stage.
 
         Raises:
             TokshardError: as `settle`, or a task of the job failed.
@@ -254,13 +254,13 @@ def _read_once(name: str) -> UsageError:
 
 @leaving_the_program_alone()
 def commit_corpus(out: str | os.PathLike[str]) -> BuildResult:
-    """Make the corpus of the tasks that jobs ran: the bytes and the errors are those of a build by one process.
+    """Make the corpus from the tasks that jobs ran, with the same bytes and errors as a build by one process.
 
-    Runs what only all receipts decide: the task at which a limit falls.
+    Runs the task at which a limit falls, which only all receipts decide.
 
     Raises:
         UsageError: no build has begun in `out`.
-        SourceError: the lowest failure of any job.
+        SourceError: the first failure, in input order, of any job.
         BuildError: tasks are missing, or jobs still run; it says which.
     """
     usage = Usage()

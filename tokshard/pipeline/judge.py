@@ -1,8 +1,8 @@
 """Who decides: one walk over the receipts of a stage, in input order.
 
-It finds what a run without workers, failures and jobs would have come to: where the limit on documents falls, which
-inputs are left out as damaged, when there are too many bad records, and which failure is the lowest. It takes receipts
-in any order, counts them in that of the tasks, and stops where one is missing. Pure: it reads no file.
+It finds the result of a run without workers, failures and jobs: where the limit on documents falls, which
+inputs are left out as damaged, when there are too many bad records, and which failure comes first. It takes receipts
+in any order, counts them in the order of the tasks, and stops where one is missing. Pure: it reads no file.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Judge:
 
     Attributes:
         counted: the receipts that belong to the corpus, in order, without their details.
-        failure: what the stage comes to if it fails: the lowest failure.
-        rerun: a run that has to take the place of a receipt, because only now its exact room is known.
+        failure: the first failure, if the stage fails.
+        rerun: a run that has to replace a receipt, because its exact room is known only now.
     """
 
     tasks: Sequence[AnyTask]
@@ -130,7 +130,7 @@ class Judge:
     _stops: set[Key] = field(default_factory=set)
 
     def add(self, receipt: Receipt) -> None:
-        """Take in what a task came to. A receipt of the same task replaces the one before."""
+        """Take in the receipt of a task. It replaces an earlier receipt of the same task."""
         failure = receipt.failure
         if failure is not None and not (self.is_leaving_out and failure.kind == "input"):
             self._stops.add(receipt.key)
@@ -228,7 +228,7 @@ class Judge:
         )
 
     def _leave_out(self, index: int, problem: str) -> None:
-        """Leave out a damaged input that several tasks read: forget what came of it, as if it had not been an input."""
+        """Leave out a damaged input that several tasks read: drop its receipts, as if it had not been an input."""
         self.left_out[index] = problem
         while self.counted and self.counted[-1].key[0] == index:
             self._sum(self.counted.pop(), -1)

@@ -38,18 +38,18 @@ Policy = Literal["fail", "skip"]
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a build can be asked for.
+    """The options of a build.
 
     Args:
         tokenizer: a ``tokenizer.json``, a directory that holds one, the URI of either, or a model of the hub.
         out: the corpus: a directory, or an ``s3://``, ``gs://`` or ``az://`` URI.
-        eos: token that ends every document; default: what ``tokenizer_config.json`` says.
-        bos: token that starts every document, or ``auto`` for what ``tokenizer_config.json`` says; default: none.
+        eos: token that ends every document; default: the one in ``tokenizer_config.json``.
+        bos: token that starts every document, or ``auto`` for the one in ``tokenizer_config.json``; default: none.
         reads: ``text``, which is encoded; ``tokens``, which another tool has made, see `import_corpus`; or
             ``documents`` of corpora, see `copy_corpus`.
         token_field: column of the ids; default: ``tokens``, ``input_ids`` or ``token_ids``, the first that is there.
-        token_dtype: how ids are stored in files that do not say it, such as ``uint16``.
-        source_eos: id that ends documents in the sources, if it is not that of EOS.
+        token_dtype: how ids are stored, such as ``uint16``, in files that do not say it.
+        source_eos: id that ends documents in the sources, if it differs from EOS.
         text_field: dotted path of the text in a record.
         chat: make documents of conversations, and of the answers targets: by this chat template, a file or the folder
             of a tokenizer; or ``own`` for the one of `tokenizer`. Default: documents are texts.
@@ -62,11 +62,11 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         id_field: field to store as column ``id``.
         keep_field: fields to store as columns, each ``FIELD`` or ``FIELD:TYPE`` (string, int64, float64, bool).
         format: read every input as this format instead of going by its name.
-        text_unit: what a document is in plain text: a ``file``, ``line`` or ``paragraph``.
+        text_unit: unit of plain text that becomes a document: ``file``, ``line`` or ``paragraph``.
         shard_tokens: a shard closes before the document that would exceed this; default: 256M, and of a copy as in the
             first corpus.
         task_bytes: size of the unit of work in bytes of input; default: by the size of the inputs.
-        max_document_bytes: a longer text is a bad record.
+        max_document_bytes: reject longer texts as bad records.
         min_tokens, max_tokens: leave out documents with fewer or more tokens, delimiters included.
         dedup: ``exact`` leaves out texts that are equal to an earlier one, over all sources; ``none`` keeps them. Where
             no text is read, documents are equal if their tokens are.
@@ -82,7 +82,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         columns: of a copy: the kept columns to take; default: those of all corpora, with nulls where one has none.
         shuffle: of a copy: the seed of a random order; default: the order of the corpora.
         on_bad_record: ``fail``, or ``skip`` to leave out records that cannot become documents.
-        on_bad_source: ``fail``, or ``skip`` to leave out inputs that are damaged or gone, whole.
+        on_bad_source: ``fail``, or ``skip`` to leave out whole inputs that are damaged or gone.
         max_bad_records: fail when more bad records than that would be skipped: a number, or a share of the records
             read, such as ``0.1%``.
         max_documents: documents to write at most, in input order; with a validation split, in both corpora together.
@@ -91,7 +91,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         ray: run the tasks on a Ray cluster, whose nodes all need `out` and the sources at the same paths: ``auto`` for
             the cluster that the program has connected to, or that runs on this machine or that RAY_ADDRESS names;
             HOST:PORT; or ``local`` to start Ray here. Default: processes of this machine.
-        append: add the sources to the corpus in `out`, as its next generation; what is there stays unchanged.
+        append: add the sources to the corpus in `out`, as its next generation; existing files stay unchanged.
         force: start over, removing the corpus or unfinished build in `out`; with `append`, only
             the generation that was being added.
     """
@@ -241,7 +241,7 @@ def takes_build_options(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def checked_options(options: BuildOptions) -> BuildOptions:
-    """The options with plain Python values; those that mean nothing are refused.
+    """The options as plain Python values; meaningless ones are refused.
 
     Raises:
         UsageError: one is of another type, or out of range, or unknown, or two of them contradict each other.
@@ -337,7 +337,7 @@ def check_template(location: str | None) -> None:
 
 
 def check_ray(address: str | None) -> None:
-    """Refuse what is no address of a Ray cluster, such as a source behind ``--ray``.
+    """Refuse a value that is no address of a Ray cluster, such as a source behind ``--ray``.
 
     Raises:
         UsageError: with the forms of an address.
@@ -365,7 +365,7 @@ def _check_reads(options: BuildOptions) -> None:
 
 
 def check_used(options: BuildOptions, formats: Collection[str]) -> None:
-    """Refuse an option that says of the sources what their formats say themselves.
+    """Refuse an option about sources if their formats give its value.
 
     Args:
         formats: of the inputs.
@@ -405,7 +405,7 @@ def config_of(options: BuildOptions, **others: Any) -> BuildConfig:
     """What the manifest says of the options.
 
     Args:
-        others: settings that are not as they were given.
+        others: settings that differ from the given ones.
     """
     same = BuildConfig.__struct_fields__, BuildOptions.__struct_fields__
     return BuildConfig(**{name: getattr(options, name) for name in set.intersection(*map(set, same))} | others)
@@ -418,7 +418,7 @@ def _given(options: BuildOptions) -> dict[str, Any]:
 
 
 def asked_for(options: BuildOptions) -> dict[str, Any]:
-    """The options without those that only concern the run at hand: what two runs of one build have in common."""
+    """The options that two runs of one build have in common."""
     return {name: value for name, value in msgspec.structs.asdict(options).items() if name not in _RUN_ONLY}
 
 

@@ -1,4 +1,4 @@
-"""What a build reports while it runs. The values go to one observer, which may show them."""
+"""The reports of a build while it runs. The values go to one observer, which may show them."""
 
 from __future__ import annotations
 

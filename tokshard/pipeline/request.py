@@ -1,7 +1,7 @@
-"""What a build was asked for, and what that stands for: one form, saved by every build and read back by every process.
+"""The request of a build, resolved: one form, saved by every build and read back by every process.
 
-"The same command?" is equality with it. It names the libraries that decide about bytes, too: a process that has others
-is refused, on whichever machine it runs.
+"The same command" means an equal request. It also names the libraries that determine bytes: a process with other
+versions is refused, on any machine.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a build was asked for, and what that stands for.
 
     Args:
-        options: as they were checked.
-        sources: as they were given.
-        directory: where they were given: relative paths start there.
+        options: after checks.
+        sources: as given.
+        directory: the working directory, where relative paths start.
         config: what the manifest says of the options.
         columns: the kept columns, name to type.
         tokenizer: what the manifest says of it; its file is in the workspace.
@@ -48,8 +48,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         arguments: the name of each source in tables; one on the hub with the commit that it stands for.
         ignored: suffix to the number of files of unknown format.
         notes: what the user should know, one line each.
-        versions: of the packages that decide about bytes.
-        generation: that the build writes: 0 for a new corpus, else the number of an append.
+        versions: of the packages that determine bytes.
+        generation: the one that the build writes: 0 for a new corpus, else the number of an append.
         previous: ``manifest_sha256`` of the generation before, for each corpus.
         corpora: location and newest generation of each corpus that is copied.
         is_array: the build was begun by a job of an array.
@@ -92,7 +92,7 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
 
     @functools.cached_property
     def facts(self) -> ShardFacts:
-        """What every shard repeats of its corpus."""
+        """The facts of its corpus that every shard repeats."""
         return ShardFacts(
             dtype=token_dtype(self.tokenizer.vocab_size),
             tokenizer_sha256=self.tokenizer.canonical_sha256,
@@ -103,7 +103,7 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
 
     @functools.cached_property
     def spec(self) -> RecordSpec:
-        """Which parts of a record matter."""
+        """The parts of a record that the build reads."""
         config, eos = self.config, self.tokenizer.eos_id
         tokens = TokenSpec(
             field=config.token_field,
@@ -128,7 +128,7 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
 
     @property
     def start_over(self) -> str:
-        """What a user does to start over, as the end of a sentence."""
+        """How a user starts over, as the end of a sentence."""
         if self.is_array and not self.generation:
             return f"remove {self.workspace.out} and run the jobs again"
         return f"start over with {'--append ' if self.generation else ''}--force"
@@ -178,7 +178,7 @@ def check_versions(build: Build) -> None:
 
 
 def save_request(build: Build) -> None:
-    """Remember what was asked for, without the place. The table of the inputs has a file of its own."""
+    """Save the request, without the place. The table of the inputs has a file of its own."""
     build.inputs.save(build.workspace.store, INPUTS)
     fields = {name: getattr(build, name) for name in Request.__struct_fields__}
     content = msgspec.json.encode(fields, enc_hook=lambda inputs: (inputs.roots, inputs.digest))

@@ -1,4 +1,4 @@
-"""The first step of a build: from sources and options to all that follows from them. Starts and writes nothing."""
+"""The first step of a build: resolves sources and options. Starts and writes nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tokshard.store import look_at, real_location
 
 
 def resolve(sources: Sequence[str | RecordSource], options: BuildOptions) -> tuple[Build, bytes]:
-    """Check what is asked for, find the inputs and read the tokenizer.
+    """Check the options, find the inputs and read the tokenizer.
 
     Returns:
         The build, and the tokenizer.json that its corpus gets.

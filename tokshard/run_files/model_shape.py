@@ -1,4 +1,4 @@
-"""The sizes of the trainer's models: presets, what a recipe changes of them, and what a step of such a model costs."""
+"""The sizes of the trainer's models: presets, changes by a recipe, and the cost of a step."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class Model:
 def model_shape(settings: Model, needed: int) -> Shape:
     """A preset with the changes of the recipe.
 
-    Unless it says otherwise, the vocabulary is that of the corpora, rounded up to a multiple of 128: matrix products of
-    other sizes are slow. The ids beyond never occur.
+    By default the vocabulary has the size of the corpora's, rounded up to a multiple of 128, because matrix products of
+    other sizes are slow. The additional ids never occur.
 
     Args:
         needed: ids that the corpora may hold.
@@ -115,5 +115,5 @@ def training_flops(shape: Shape, tokens: float, pairs: float) -> float:
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """What a GPU can do at most; None if it is not known."""
+    """The peak of a GPU; None if it is not known."""
     return next((float(peak) for part, peak in PEAK_TFLOPS.items() if part in device_name), None)

@@ -254,7 +254,7 @@ def check_ranks(settings: Config, num_ranks: int) -> None:
 
 
 def check_start(settings: Checkpoint, saved: Mapping[str, Any], path: str) -> None:
-    """Refuse to continue a run where the recipe names a start that this run did not have.
+    """Refuse to continue a run if the recipe names another start than the run had.
 
     Args:
         saved: the recipe in its latest checkpoint.
@@ -291,7 +291,7 @@ def _apply(fields: dict[str, Any], override: str) -> None:
 
 
 def _faults(config: Config) -> Iterator[tuple[str, str]]:
-    """What the types of this module do not express: problems with their hints."""
+    """Problems that the types of this module do not express, with hints."""
     train, checkpoint, optimizer, ramp = config.train, config.checkpoint, config.optimizer, config.data.batch_ramp
     if is_uri(train.out):
         hint = "give one on a file system that all ranks share, and copy checkpoints to a bucket from there"

@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 
 from tokshard.runtime.order.mixture import Balance, Mixture, Segment
 from tokshard.runtime.order.permutation import ORDER_VERSION
-from tokshard.runtime.order.windows import CorpusOrder, Place, Shape
+from tokshard.runtime.order.windows import CorpusOrder, Pack, Place, Shape
 from tokshard.runtime.rows.masks import Mask
 
 MAX_SAMPLE = 1 << 62
@@ -75,18 +75,20 @@ class Schedule:
         return bisect_right(self.segments, sample, key=lambda segment: segment.start)
 
 
-class CorpusIdentity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CorpusIdentity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What must be equal for a corpus of a plan to read the same samples.
 
     Args:
         fingerprint: of its content.
         start_epoch: the epoch that counts as its first.
         take: the part of it that is read.
+        pack: how its rows are filled.
     """
 
     fingerprint: Sha256
     start_epoch: Count
     take: float
+    pack: Pack = "cut"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,7 @@ class PlanIdentity:
         content = struct.pack(f"<{len(self.fields)}Q", *self.fields.values())
         for corpus in self.corpora:
             content += struct.pack("<32sQd", bytes.fromhex(corpus.fingerprint), corpus.start_epoch, corpus.take)
+            content += b"whole" if corpus.pack == "whole" else b""
         return hashlib.sha256(b"tokshard plan 1\n" + content).hexdigest()
 
 
@@ -121,7 +124,7 @@ def identity_of(shape: Shape, seed: int, num_streams: int, corpora: Sequence[Cor
         "num_streams": num_streams,
     }
     identities = (
-        CorpusIdentity(fingerprint=one.source.fingerprint, start_epoch=one.start_epoch, take=one.take)
+        CorpusIdentity(fingerprint=one.source.fingerprint, start_epoch=one.start_epoch, take=one.take, pack=one.pack)
         for one in corpora
     )
     return PlanIdentity(fields=fields, corpora=tuple(identities))

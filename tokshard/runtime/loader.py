@@ -295,7 +295,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             batches and wait_seconds since it was made; queue, the number of batches that are ready; bytes_read, of the
             token ids that these batches copied in their stored width, labels that are no inputs too, padding not;
             samples of the plan so far and skipped_samples among them; per corpus samples, tokens, left_out (tokens that
-            changes of `seq_len` left out) and epoch (both over the tokens in the corpus), skipped ones included.
+            changes of `seq_len` left out) and epoch (both over the tokens of an epoch), all with the padding of rows,
+            skipped ones included.
             fetched: what this process, without workers, read of corpora that are not mapped, as `ReadCounts` has it.
             masked_documents of the plan's corpora, and masked_tokens among the inputs of the batches since it was made.
         """
@@ -314,7 +315,12 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             "masked_documents": 0 if masked is None else masked.num_documents,
             "masked_tokens": self._num_masked_tokens,
             "corpora": {
-                name: {"samples": count, "tokens": read, "left_out": left, "epoch": (read + left) / corpus.num_tokens}
+                name: {
+                    "samples": count,
+                    "tokens": read,
+                    "left_out": left,
+                    "epoch": (read + left) / corpus.padded_tokens,
+                }
                 for name, count, read, left, corpus in zip(
                     plan.names, counts, tokens, left_out, plan.corpora, strict=True
                 )

@@ -36,7 +36,7 @@ def needed_memory(plan: StreamPlan, world_size: int) -> int:
         world_size: ranks that read the plan together.
     """
     return sum(
-        corpus.source.kept_bytes(_kept_blocks(corpus, world_size), corpus.shape.block_tokens)
+        corpus.source.kept_bytes(_kept_blocks(corpus, world_size), corpus.block_room)
         for corpus, weight in zip(plan.corpora, _weights(plan, None), strict=True)
         if weight
     )
@@ -58,7 +58,7 @@ def warnings_of_windows(plan: StreamPlan, global_batch_size: int, world_size: in
         found.append(
             f"a window of corpus {name!r} lasts {steps:.1f} steps: documents meet only those of so few steps; "
             f"window_blocks={enough_window_blocks(plan.corpora[plan.names.index(name)], steps)} makes it "
-            f"{MIN_WINDOW_STEPS}, for 8 bytes per document of a window"
+            f"{MIN_WINDOW_STEPS}, for 9 bytes per document of a window"
         )
     given = sum({id(source.counts): source.memory_bytes for source in plan.sources}.values())
     needed = needed_memory(plan, world_size)

@@ -6,13 +6,13 @@ import math
 import operator
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from tokshard.errors import PlanError
 from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.cursor import MAX_SAMPLE, Schedule
 from tokshard.runtime.order.mixture import Segment, are_weights
-from tokshard.runtime.order.windows import CorpusOrder, Shape
+from tokshard.runtime.order.windows import BLOCK_SECTIONS, CorpusOrder, Pack, Shape
 from tokshard.runtime.rows.transforms import Transform
 
 MIN_BLOCK_TOKENS = 65_536
@@ -130,22 +130,38 @@ def shape_of(
     window_blocks: int | None,
     num_streams: int = 1,
     *,
+    packs: Sequence[Pack] = (),
     allow_small_blocks: bool = False,
 ) -> Shape:
-    """The sizes of a plan, with their defaults."""
+    """The sizes of a plan, with their defaults.
+
+    Args:
+        packs: of its corpora.
+    """
     seq_len = integer("seq_len", seq_len, least=1, most=_MAX_SIZE)
     if block_tokens is not None:
         block_tokens = integer("block_tokens", block_tokens, least=1, most=_MAX_SIZE)
     if window_blocks is not None:
         window_blocks = integer("window_blocks", window_blocks, least=1, most=_MAX_SIZE)
-    block = block_tokens or max(MIN_BLOCK_TOKENS, 16 * seq_len)
+    default, has_sections = max(MIN_BLOCK_TOKENS, 16 * seq_len), "whole" in packs
+    if has_sections:
+        default = -(-MIN_BLOCK_TOKENS // (BLOCK_SECTIONS * seq_len)) * BLOCK_SECTIONS * seq_len
+    block = block_tokens or default
+    if has_sections and block % (BLOCK_SECTIONS * seq_len):
+        raise PlanError(
+            f"block_tokens is {block}, no multiple of {BLOCK_SECTIONS} samples of {seq_len}, and a corpus has "
+            "pack='whole'",
+            hint=f"give {-(-block // (BLOCK_SECTIONS * seq_len)) * BLOCK_SECTIONS * seq_len}, or {BLOCK_SECTIONS} "
+            "times the longest seq_len that the run will have",
+        )
     if block < 4 * seq_len and not allow_small_blocks:
         raise PlanError(
             f"block_tokens is {block}, less than 4 samples of {seq_len}: long documents would be shuffled badly",
             hint=f"give at least {4 * seq_len}, or allow_small_blocks=True",
         )
     window = window_blocks or default_window_blocks(block, num_streams)
-    if (window + 1) * block >= 1 << 32:
+    room = block + block // BLOCK_SECTIONS * has_sections
+    if (window + 1) * room >= 1 << 32:
         raise PlanError(
             f"a window of {window} blocks of {block} tokens has 2**32 tokens or more",
             hint="give a smaller window_blocks or block_tokens",
@@ -198,6 +214,7 @@ def corpora_of(
     start_epoch: Mapping[str, int] | None,
     take: float | Mapping[str, float],
     num_streams: int,
+    packs: Sequence[Pack],
     epochs: int | None,
 ) -> tuple[CorpusOrder, ...]:
     """The orders of the corpora, in plan order."""
@@ -213,6 +230,7 @@ def corpora_of(
             start_epoch=first_epochs[index],
             take=takes[index],
             num_streams=num_streams,
+            pack=packs[index],
             epochs=epochs,
         )
         for index, source in enumerate(sources)
@@ -252,6 +270,17 @@ def _of_plan(argument: str, given: Any, names: Collection[str], values: str) -> 
             hint=f"give names of the plan, and {values}",
         )
     return given
+
+
+def packs_of(names: Sequence[str], pack: Any) -> tuple[Pack, ...]:
+    """How the rows of each corpus are filled, in plan order."""
+    given = pack if isinstance(pack, Mapping) else dict.fromkeys(names, pack)
+    if set(given) - set(names) or not all(word in get_args(Pack) for word in given.values()):
+        raise PlanError(
+            f"pack is {pack!r:.100}; the plan has {', '.join(names)}",
+            hint=f"give 'cut' or 'whole', or one of them for names of the plan: {{{names[0]!r}: 'whole'}}",
+        )
+    return tuple(given.get(name, "cut") for name in names)
 
 
 def _check_takes(names: Sequence[str], corpora: Sequence[CorpusOrder]) -> None:

@@ -27,7 +27,7 @@ from tokshard.runtime.cursor import MAX_SAMPLE, Cursor, Length, identity_of
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.pieces import PieceReader
-from tokshard.runtime.order.windows import CorpusOrder
+from tokshard.runtime.order.windows import CorpusOrder, Pack
 from tokshard.runtime.rows.expand import full_batch
 from tokshard.runtime.rows.masks import Mask, MaskedTokens, masked_tokens, masking
 from tokshard.runtime.rows.narrow import PADDING_INDEX, Layout, NarrowBatch, lay_out
@@ -50,7 +50,7 @@ class StreamPlan:
         generations: name to the generation up to which a corpus that grew is read, 0 being what it began with; default:
             the newest when the plan is made.
         block_tokens: consecutive tokens that are shuffled as one before they are cut at documents; default: 16 samples,
-            at least 65,536.
+            at least 65,536; with a corpus that is packed whole, a multiple of 128 samples.
         window_blocks: blocks of a stream whose documents are shuffled together; default: about 64M tokens over all
             streams, at least 64 blocks.
         num_streams: plans side by side, each over its own blocks of large corpora, so that with as many nodes each
@@ -59,6 +59,9 @@ class StreamPlan:
         start_epoch: name to the first epoch of a corpus, for a new plan over corpora that were read before.
         take: the part of a corpus, in ``(0, 1]``, that is read: a number, or name to number. Whole blocks are left out,
             the same for every seed; 0.1 reads all that 0.05 reads.
+        pack: how rows are filled, a word, or name to word. ``"cut"``: rows have `seq_len` tokens, and cut the first and
+            the last document. ``"whole"``: documents are only cut if they are longer than a row; 1 token in 129 is
+            padding.
         max_epochs: how often a corpus may be read, a number, or name to number: 2.5 is two and a half passes.
         on_max_epochs: ``"stop"``: the pass ends before the first sample that would read more, and the rest of its step
             is padding; ``"warn"``: it continues.
@@ -96,6 +99,7 @@ class StreamPlan:
         schedule: Sequence[tuple[int, Weights]] = (),
         start_epoch: Mapping[str, int] | None = None,
         take: float | Mapping[str, float] = 1.0,
+        pack: Pack | Mapping[str, Pack] = "cut",
         max_epochs: float | Mapping[str, float] | None = None,
         on_max_epochs: Literal["stop", "warn"] = "stop",
         transforms: Sequence[Transform] = (),
@@ -105,13 +109,19 @@ class StreamPlan:
         named = options.named_corpora(corpora)
         self.names = tuple(named)
         wanted = options.generations_of(named, generations)
+        if cache is not None and not any(isinstance(corpus, str | os.PathLike) for corpus in named.values()):
+            raise PlanError(
+                "cache is for corpora that the plan opens, and all of them are open",
+                hint="give CorpusSource(..., cache=) the cache, or the plan their paths",
+            )
         cache = Cache() if cache is None else cache
         self.sources = tuple(_open(corpus, wanted[name], cache) for name, corpus in named.items())
         options.check_sources(self.names, self.sources)
         self.has_default_windows = window_blocks is None
         self.num_streams = integer("num_streams", num_streams, least=1, most=options.MAX_STREAMS)
+        packs = options.packs_of(self.names, pack)
         self.shape = options.shape_of(
-            seq_len, block_tokens, window_blocks, self.num_streams, allow_small_blocks=allow_small_blocks
+            seq_len, block_tokens, window_blocks, self.num_streams, packs=packs, allow_small_blocks=allow_small_blocks
         )
         self.seq_len = self.shape.seq_len
         self.seed = integer("seed", seed, least=0, most=(1 << 64) - 1)
@@ -125,6 +135,7 @@ class StreamPlan:
             start_epoch=start_epoch,
             take=take,
             num_streams=self.num_streams,
+            packs=packs,
             epochs=self.epochs,
         )
         self.readers = tuple(map(PieceReader, self.corpora))

@@ -122,7 +122,7 @@ def save_state(plan: StreamPlan, cursor: Cursor) -> dict[str, Any]:
             "plan": identity.fingerprint,
             **identity.fields,
             "corpora": [
-                {"name": name, **msgspec.structs.asdict(corpus)}
+                {"name": name, **msgspec.to_builtins(corpus)}
                 for name, corpus in zip(plan.names, identity.corpora, strict=True)
             ],
             "sample": cursor.sample,
@@ -303,7 +303,8 @@ def _check_plan(saved: _State, now: PlanIdentity, *, any_corpora: bool, any_seq_
         facts += [
             (f"{word} of corpus {corpus.name!r}", getattr(corpus, field), getattr(new, field))
             for corpus, new in zip(saved.corpora, now.corpora, strict=False)
-            for field, word in (("fingerprint", "the content"), ("start_epoch", "start_epoch"), ("take", "take"))
+            for field in ("fingerprint", "start_epoch", "take", "pack")
+            for word in ("the content" if field == "fingerprint" else field,)
         ]
     if differences := [f"{what} differs ({old!s:.20}, now {new!s:.20})" for what, old, new in facts if old != new]:
         raise PlanMismatchError(

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.bytes.source import DocumentSpan, TokenSource
+from tokshard.runtime.bytes.source import documents_at
 from tokshard.runtime.order.inverse import find_document
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.pieces import PieceReader
 from tokshard.runtime.rows.masks import MaskedTokens
-
-_REQUESTS_AT_ONCE = 32
 
 _MASKED = np.array([None, "labels"], object)
 
@@ -77,7 +74,7 @@ def pieces_of_samples(
         counts, pieces = reader.pieces_of(*of_parts)
         rows = np.repeat(mine[here], counts)
         starts = pieces.starts.tolist()
-        places = _documents_at(reader.order.source, starts)
+        places = documents_at(reader.order.source, starts)
         whats = masked_parts(masked, number, pieces.starts, samples[rows])
         for row, place, start, length, what in zip(
             rows.tolist(), places, starts, pieces.lengths.tolist(), whats, strict=True
@@ -93,14 +90,6 @@ def masked_parts(
     """What is masked of pieces, in words; arguments as for `MaskedTokens.covers`."""
     found: list[str | None] = [None] * len(starts)
     return found if masked is None else _MASKED[masked.covers(corpus, starts, samples).astype(int)].tolist()
-
-
-def _documents_at(source: TokenSource, positions: list[int]) -> list[DocumentSpan]:
-    """The documents that hold some tokens; side by side where each costs a request."""
-    if source.is_in_memory:
-        return list(map(source.document_at, positions))
-    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
-        return list(pool.map(source.document_at, positions))
 
 
 def occurrences(

@@ -1,4 +1,4 @@
-"""Where files lie: a directory, a bucket, or a web server. The rooms above know names and bytes only."""
+"""Places of files: a directory, a bucket, or a web server. The rooms above know only names and bytes."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def absolute_location(location: str | os.PathLike[str]) -> str:
 
 
 def look_at(location: str | os.PathLike[str]) -> Entry | None:
-    """What lies at a location: the facts of a file, or the name of a folder with a slash; None if nothing does."""
+    """What is at a location: the facts of a file, or the name of a folder with a slash; None if there is nothing."""
     try:
         store, name = locate(location)
         if name:
@@ -133,6 +133,6 @@ def look_at(location: str | os.PathLike[str]) -> Entry | None:
 
 
 def real_location(location: str | os.PathLike[str]) -> str:
-    """An absolute location without links, by which two locations are compared."""
+    """An absolute location without links, for comparing two locations."""
     text = os.fspath(location)
     return canonical_uri(text) if is_uri(text) else os.path.realpath(text)

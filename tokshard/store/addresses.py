@@ -35,15 +35,15 @@ class Address:
 
     @property
     def is_server(self) -> bool:
-        """Whether this is a web server: its files can be read and nothing else."""
+        """Whether this is a web server, whose files can only be read."""
         return self.scheme in SERVERS
 
 
 def canonical_uri(uri: str) -> str:
-    """The one spelling of a URI, which every URI is given where it enters: no part of its path is empty.
+    """The canonical spelling of a URI, applied to every URI from outside: no part of its path is empty.
 
     Raises:
-        UsageError: it holds a password or a query, which messages would show and corpora record.
+        UsageError: it has a password or a query, which messages would show and corpora would record.
     """
     scheme, _, rest = uri.partition("://")
     host, *parts = rest.split("/")

@@ -1,8 +1,8 @@
-"""What every store can do.
+"""The interface of all stores.
 
 A store holds files under names such as ``train/shards.arrow``: parts joined by slashes, relative to its location. A
-*folder* is what the names that begin with ``folder/`` have in common; a store need not know empty ones. A file is put
-whole or not at all, and is never changed in place.
+*folder* is the set of names that begin with ``folder/``; a store need not know empty ones. A file is put whole or
+not at all, and is never changed in place.
 
 All methods raise `OSError` and its subclasses as files do: `FileNotFoundError` for a missing name, `PermissionError`,
 and so on.
@@ -33,7 +33,7 @@ class Entry:
         name: relative to the location of the store; ends in a slash for a folder, which has no other facts.
         size: in bytes.
         version: changes whenever the content is replaced. Opaque: compare it, show it, never take it apart. Empty if
-            the store could not look at a file while it listed a folder; `Store.stat` then says why.
+        the store could not read the facts of a file while it listed a folder; `Store.stat` then says why.
         identity: equal for two names of one file, such as hard links.
         is_link: the name is a link to a file that may lie outside of the store.
     """
@@ -57,7 +57,7 @@ class Spool(Protocol):
 
     @property
     def path(self) -> str:
-        """Where the file lies on this machine until it is put: what was flushed can be read there."""
+        """The path of the file on this machine until it is put; flushed bytes can be read there."""
 
     def put(self) -> None:
         """Close the file and put it under its name, durable. On an error nothing appears, and the file is gone."""
@@ -74,23 +74,23 @@ class Attempt(Protocol):
         """The store for this attempt: its spools never meet those of another one."""
 
     def take_over(self) -> None:
-        """Begin this attempt: remove what earlier ones spooled and did not put.
+        """Begin this attempt: remove files that earlier ones spooled and did not put.
 
         Where the store can prevent it, a process of an earlier attempt that is still alive puts nothing from now on.
         Elsewhere it may put a file late; so a writer must give a file of one name the same bytes in all attempts.
         """
 
     def join(self) -> None:
-        """Begin this attempt next to others that are under way, and leave what they spooled.
+        """Begin this attempt next to others in progress, and leave their spooled files.
 
         The next attempt that takes over ends this one too.
         """
 
     def discard_spooled(self) -> None:
-        """Remove what processes of this attempt spooled and did not put. They must have ended."""
+        """Remove files that processes of this attempt spooled and did not put. They must have ended."""
 
     def end(self) -> None:
-        """End this attempt: remove all that it spooled and did not put. It can put nothing more."""
+        """End this attempt: remove all files that it spooled and did not put. It can put nothing more."""
 
 
 class Lease(Protocol):
@@ -121,7 +121,7 @@ class Store(Protocol):
 
     @property
     def location(self) -> str:
-        """The location as it was given, for messages."""
+        """The location as given, for messages."""
 
     def where(self, name: str) -> str:
         """A file as messages name it, and as `locate` finds it."""
@@ -130,7 +130,7 @@ class Store(Protocol):
         """The store of a folder of this one. Creates nothing."""
 
     def list(self, folder: str = "") -> Iterator[Entry]:
-        """What one folder holds, in bytewise order of the names; nothing if there is no such folder.
+        """The contents of one folder, in bytewise order of the names; nothing if there is no such folder.
 
         A link to a folder counts as that folder, unless it leads to one that the link lies in.
 
@@ -139,7 +139,7 @@ class Store(Protocol):
         """
 
     def names(self, folder: str = "") -> Sequence[str]:
-        """The names in one folder, in any order, without looking at the files. Those of folders end in a slash.
+        """The names in one folder, in any order, without reading facts of files. Names of folders end in a slash.
 
         A link counts as a file.
 
@@ -160,10 +160,10 @@ class Store(Protocol):
         """A file for reading: seekable and buffered."""
 
     def read(self, name: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Sequence[bytes]:
-        """Parts of a file, each given as its first byte and its length; concurrent where requests are slow.
+        """Parts of a file, each given as first byte and length; concurrent if requests are slow.
 
         Args:
-            version: of the file that is meant, as `stat` gave it.
+            version: of the file, from `stat`.
 
         Raises:
             OSError: the file ends before a range does, or has another version.
@@ -173,16 +173,16 @@ class Store(Protocol):
         """A whole file."""
 
     def put(self, name: str, content: bytes) -> None:
-        """Put a file, whole or not at all, durable, in place of one that has the name."""
+        """Put a file, whole or not at all, durable, in place of an existing one."""
 
     def delete(self, *names: str) -> None:
         """Remove files and folders, durably when it returns; a missing name is not an error.
 
-        A name that ends in a slash stands for a folder with all its files; no link is followed.
+        A name that ends in a slash means a folder with all its files; no link is followed.
         """
 
     def local_path(self, name: str) -> str | None:
-        """Where a file lies on this machine, to be mapped into memory; None if it lies elsewhere."""
+        """The path of a file on this machine, for a memory map; None if it is elsewhere."""
 
     def spool(self, name: str) -> Spool:
         """Begin a file that is too large for memory, to be put under a name.

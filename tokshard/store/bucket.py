@@ -1,4 +1,4 @@
-"""What can be done with the objects of one bucket or web server; every answer is checked before it is used."""
+"""Operations on the objects of one bucket or web server; every answer is checked before use."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Bucket:
     Pickles as its address and options, without credentials.
 
     Args:
-        address: its path is not looked at: names are keys of the whole bucket.
+        address: its path is not used, because names are keys of the whole bucket.
     """
 
     def __init__(self, address: Address, options: RemoteOptions) -> None:
@@ -60,7 +60,7 @@ class Bucket:
 
     @cached_property
     def pool(self) -> ThreadPoolExecutor:
-        """Threads for requests side by side; nothing that runs in them may wait for another."""
+        """Threads for concurrent requests; nothing that runs in them may wait for another."""
         return ThreadPoolExecutor(self.options.connections, thread_name_prefix="tokshard-store")
 
     def where(self, key: str) -> str:
@@ -106,7 +106,7 @@ class Bucket:
         """One part of an object by one request, and the version of the object.
 
         Args:
-            abandoned: set by whoever does not want the answer any more.
+            abandoned: set when the answer is no longer needed.
         """
 
         def request(store: ObjectStore) -> tuple[bytes, str]:
@@ -171,7 +171,7 @@ class Bucket:
 
         Args:
             content: unique to this call, so that it is recognised if the answer is lost.
-            tag: what `put_if` or `tagged` gave for the content to be replaced; None if the object must be new.
+            tag: from `put_if` or `tagged`, of the content to be replaced; None if the object must be new.
 
         Returns:
             The tag of the new content, and a time by `now` before which it was not there.
@@ -212,7 +212,7 @@ class Bucket:
         """Whether the store refuses a conditional put; it should.
 
         Args:
-            content: of the object as it is, so that a store that knows no conditions changes nothing.
+            content: the current content, so that a store without conditional writes changes nothing.
             tag: of other content; None to create the object once more.
         """
         mode: Any = "create" if tag is None else dict(tag)

@@ -1,4 +1,4 @@
-"""What the failure of a request means: try again, the file is not there, or a problem with its next step. Pure."""
+"""The meaning of a failed request: try again, the file is missing, or a problem with its next step. Pure."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def reason(error: Exception) -> str:
 
 
 def verdict(error: Exception, *, where: str, scheme: str) -> Exception | None:
-    """The error that a failed request stands for; None if it may work when it is tried again.
+    """The error for a failed request; None if another try may succeed.
 
     Args:
-        where: the file or the place as messages name it.
+        where: name of the file or the place in messages.
         scheme: of the store.
     """
     status = status_of(error)

@@ -30,7 +30,7 @@ _FOLDER_TRIES = 5
 class PosixStore:
     """Files in a directory, which is made when the first file is put.
 
-    A file is written under a name of its own in `scratch`, synced and renamed; so readers see the whole file or none.
+    A file is written under a unique name in `scratch`, synced and renamed, so readers see the whole file or none.
 
     Args:
         location: the directory.
@@ -286,7 +286,7 @@ class PosixSpool:
 
 
 def _real_folders(store: PosixStore, folder: str) -> frozenset[str]:
-    """Where a folder and all above it in this store really lie."""
+    """The real path of a folder and of all folders above it in this store."""
     parts = folder.split("/") if folder else []
     return frozenset(os.path.realpath(store.where("/".join(parts[:count]))) for count in range(len(parts) + 1))
 
@@ -386,7 +386,7 @@ def _remove(path: str) -> None:
 
 
 def obstacle(store: Store, name: str) -> str | None:
-    """What stands on this machine where files named ``name/...`` would go: ``a file``, ``a link``, or None."""
+    """What blocks files named ``name/...`` on this machine: ``a file``, ``a link``, or None."""
     path = store.local_path(name)
     if path is None:
         return None

@@ -1,4 +1,4 @@
-"""Clients of `obstore` for an address, with the credentials that the store's own tools would take."""
+"""Clients of `obstore` for an address, with the same credentials as the store's own tools."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _open_s3(bucket: str, options: dict[str, Any], environment: Mapping[str, str
 
 
 def _check_endpoint(name: str, value: str) -> None:
-    """Refuse what makes `obstore` abort the process (an empty address, or one without its scheme), and passwords."""
+    """Refuse addresses that make `obstore` abort the process (empty, or without a scheme), and passwords."""
     if "@" in value or not value.startswith(("http://", "https://")) or not value.partition("://")[2]:
         raise UsageError(
             f"{name} is {value.rpartition('@')[2]!r}, expected a URL such as https://s3.example.com"

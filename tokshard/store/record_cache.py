@@ -2,8 +2,8 @@
 
 A file of the cache is a mirror with holes: a record lies where its number says, followed by a checksum that covers its
 content, its number and its file. So a record that was never written, was torn by a kill or a crash, belongs to another
-file or was changed is one that is not there, and is written again. Processes need neither locks nor each other: all
-that write a record write the same bytes.
+file, or was changed counts as missing and is written again. Processes need no locks, because all of them write the same
+bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RecordFile:
 
     Args:
         content: hash of its content, 64 hexadecimal digits: files of the same content are one.
-        num_records: how many there are.
+        num_records: number of records.
         record_bytes: bytes of each record but the last.
         last_bytes: bytes of the last one.
     """
@@ -59,9 +59,9 @@ class RecordFile:
 class RecordCache:
     """Records on a disk of this machine, up to a limit. Threads and processes may share it.
 
-    The files that were not used for longest are dropped when there is no room. The limit holds for what the file system
-    allocates; each process that writes may be over it by 1 % before it counts. What other programs put into the
-    directory is left alone. An error of the disk makes a record one that is not there.
+    The least recently used files are dropped when there is no room. The limit holds for the space that the file system
+    allocates; each writing process may exceed it by 1 % before it counts. Files of other programs in the directory are
+    left alone. After an error of the disk, a record counts as missing.
 
     Args:
         directory: made when it is first needed.
@@ -86,7 +86,7 @@ class RecordCache:
         self._used: dict[str, float] = {}
 
     def read(self, file: RecordFile, first: int, stop: int) -> list[memoryview | None]:
-        """Consecutive records; None for each that is not there."""
+        """Consecutive records; None for each missing one."""
         found: list[memoryview | None] = []
         for part, start, end in _parts(first, stop):
             content = memoryview(self._read_part(file, part, start, end))
@@ -189,7 +189,7 @@ def _checksum(file: RecordFile, record: int, data: bytes | memoryview) -> bytes:
 
 @contextlib.contextmanager
 def _opened(path: str, flags: int) -> Iterator[int]:
-    """A file of the cache. What is no file, or behind a link, is an error of the disk: no pipe is waited for."""
+    """A file of the cache. Anything else, or a link, is an error of the disk, so that no pipe blocks."""
     folder, name = os.path.split(path)
     with contextlib.ExitStack() as stack:
         inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -172,14 +172,14 @@ def remote_store(location: str, options: RemoteOptions | None = None) -> RemoteS
 
 
 def _of_file(key: str, location: str) -> str:
-    """The key, unless it is that of the bucket itself, which holds no bytes."""
+    """The key, unless it names the bucket itself, which holds no bytes."""
     if not key:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), location)
     return key
 
 
 def _inside(folder: str, key: str) -> str:
-    """The name of what lies in a folder."""
+    """The name of an object in a folder."""
     name = key.rpartition("/")[2]
     return f"{folder}/{name}" if folder else name
 

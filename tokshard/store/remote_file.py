@@ -15,10 +15,10 @@ _BUFFER = 64 << 10
 
 
 def open_remote(bucket: Bucket, key: str) -> IO[bytes]:
-    """An object as a seekable, buffered file of the version that it has now.
+    """An object as a seekable, buffered file, of its current version.
 
-    Read from start to end, it fetches ever longer ranges, the next one ahead of time; read here and there, little more
-    than what is wanted. It takes at most twice 4 MiB of memory.
+    For sequential reads it fetches ever longer ranges, the next one ahead of time; for random reads, little more than
+    requested. It takes at most twice 4 MiB of memory.
 
     Raises:
         FileNotFoundError: there is no such object.

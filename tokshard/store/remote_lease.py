@@ -32,9 +32,9 @@ class LeaseRecord(msgspec.Struct, kw_only=True, frozen=True):
 
     Args:
         holder: for messages.
-        since: when it was taken, by the clock of the holder.
+        since: the time it was taken, by the holder's clock.
         seconds: from its last beat until the lease ends.
-        token: of this lease and no other.
+        token: unique to this lease.
         machine, process: the process that holds it, where it can be told apart from all others; else empty.
         beat: counts the renewals.
     """
@@ -57,7 +57,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class RemoteLease:
-    """A lease that ends some time after its holder was last heard of; at once, if that was a process of this machine.
+    """A lease that ends some time after its last renewal; at once, if its holder was a process of this machine.
 
     A holder that cannot renew it in that time, or finds another one in its place, is interrupted as by Ctrl-C if it is
     the main thread, and its context ends in a `StoreError`; so does every later put through `bucket`.
@@ -130,7 +130,7 @@ def _put(bucket: Bucket, key: str, record: LeaseRecord, tag: Tag | None, ended: 
 def _prove(bucket: Bucket, key: str, record: LeaseRecord, tag: Tag) -> None:
     """Have the store refuse to create the object again, and to replace other content than it has.
 
-    Where it does neither, two processes would hold the lease. Both requests put what is there already. By the time they
+    Otherwise two processes could hold the lease. Both requests put the content that is there already. By the time they
     are answered, a store that looks first and writes then has written what another process put at the same moment.
 
     Raises:
@@ -152,9 +152,9 @@ def _prove(bucket: Bucket, key: str, record: LeaseRecord, tag: Tag) -> None:
 
 
 def _tag_of_dead(bucket: Bucket, key: str, found: _Found) -> Tag:
-    """What names the content that a dead holder left.
+    """The tag of the content that a dead holder left.
 
-    Clocks may differ, so a lease that looks old is watched for two beats: its holder would renew it in that time.
+    Clocks may differ, so a lease that seems old is watched for two beats, in which its holder would renew it.
     """
     record = found.record
     if _is_dead(record):

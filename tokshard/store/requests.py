@@ -38,12 +38,12 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteOptions:
-    """How patient a store is.
+    """Time limits and concurrency of requests.
 
     Args:
         patience: for how many seconds a request is tried again, once the store has answered anything.
-        first_patience: the same before its first answer: an address that leads nowhere should not take minutes.
-        lease_seconds: a lease whose holder has not been heard of for so long may be taken over.
+        first_patience: the same before its first answer, because a wrong address should not take minutes.
+        lease_seconds: a lease that was not renewed for so long may be taken over.
         connections: requests in flight at once.
     """
 
@@ -76,7 +76,7 @@ class TryAgainError(OSError):
 
 
 def now() -> float:
-    """Seconds by a clock that nobody sets, and that runs on while the machine sleeps."""
+    """Seconds by a clock that cannot be set, and that continues while the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -168,7 +168,7 @@ class Requests:
             raise StoreError(problem, hint=LOST)
 
     def lost(self) -> str | None:
-        """Why nothing may be written any more; None while it may. It never may again."""
+        """Why nothing may be written any more, which is final; None while writing is allowed."""
         late = [lease for lease, until in list(self.leases.items()) if now() >= until]
         if late and self.fence is None:
             seconds = self.options.lease_seconds

@@ -19,9 +19,9 @@ _BUNDLE = 4
 
 
 def side_by_side(store: Store, ask: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
-    """What a function that asks a store returns for each item, in order.
+    """The results of a function that queries a store, for each item, in order.
 
-    Up to 32 calls run at a time, in threads; of a store on this machine, where a question costs microseconds, one.
+    Up to 32 calls run at a time, in threads; for a store on this machine, where a query costs microseconds, only one.
     Up to 256 answers wait.
     """
     items = iter(items)

@@ -1,4 +1,4 @@
-"""What each step trains on: this rank's batches, with the batch sizes and left-out steps of the recipe."""
+"""The batches of this rank, with the batch sizes and skipped steps of the recipe."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from tokshard.trainer.parallel import check_same, limit_waits, say, together
 
 
 class Batches:
-    """This rank's batches, which are compact, and the loader that gives them.
+    """This rank's compact batches, and the loader that yields them.
 
     Attributes:
-        plan: what is read.
-        loader: at the step that was given last. `data.batch_ramp` replaces it.
+        plan: the plan that the loader reads.
+        loader: at the last step that was yielded. `data.batch_ramp` replaces it.
         samples: the global samples of that step, half-open.
         wait_seconds: how long this rank waited for its batch.
-        failure: what ended the loader of this rank. Its further batches are padding, so that it takes part in steps
-            until all ranks have seen that it failed.
+        failure: the error that ended this rank's loader. Its further batches are padding, so it takes part in steps
+            until
+        all ranks know of the failure.
     """
 
     def __init__(self, settings: Config, plan: StreamPlan, mesh: DeviceMesh, *, pin_memory: bool) -> None:
@@ -41,7 +42,7 @@ class Batches:
         self.loader = self._loader()
 
     def after(self, step: int) -> Iterator[Batch | None]:
-        """The batch of each step after `step`, to the end of the pass; None for a step that the recipe leaves out.
+        """The batch of each step after `step`, to the end of the pass; None for a skipped step.
 
         The documents of `data.mask` and `data.mask_ids` are out of the loss, from the first of these steps on if they
         were not before.

@@ -145,6 +145,14 @@ def _span(text: str) -> range:
     return steps
 
 
+def _is_parquet(path: str) -> bool:
+    """Whether a file may be replaced by losses: earlier ones may, metrics and lists of documents may not."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(4) == b"PAR1"
+
+
 def main(arguments: list[str]) -> int:
     """Write the losses as parquet. Exit codes: 0, 1 a checkpoint or corpus is damaged, 2 wrong usage."""
     parser = argparse.ArgumentParser(
@@ -160,6 +168,8 @@ def main(arguments: list[str]) -> int:
         folder, name = os.path.split(os.path.abspath(given.out))
         if not os.path.isdir(folder):
             raise UsageError(f"{folder} is not a directory", hint="give another --out FILE")
+        if os.path.lexists(given.out) and not _is_parquet(given.out):
+            raise UsageError(f"{given.out} is there, and is no parquet file", hint="give another --out FILE")
         num_rows = 0
         with written(open_store(folder), name) as file, pq.ParquetWriter(file, SCHEMA) as writer:
             for batch in document_losses(given.run, given.steps):

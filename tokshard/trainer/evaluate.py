@@ -32,11 +32,11 @@ PROGRESS_SECONDS = 10.0
 class Evaluation:
     """One pass over each corpus of ``[evaluation]``, whenever it is due.
 
-    The order has a seed of its own, so that runs with other seeds are evaluated on the same samples. Each pass has a
-    loader of its own; the parameters and the training loader stay as they are.
+    The order has its own seed, so runs with other seeds are evaluated on the same samples. Each pass has its own
+    loader; the parameters and the training loader do not change.
 
     Args:
-        trained: what the run trains on.
+        trained: the corpora that the run trains on.
         received: signals that this rank receives meanwhile.
 
     Raises:
@@ -85,7 +85,7 @@ class Evaluation:
 
     @torch.no_grad()
     def _sums(self, model: Transformer, plan: StreamPlan, what: str) -> Tensor:
-        """Losses and targets over all ranks: float64 [2]. Says now and then how far it is."""
+        """Losses and targets over all ranks: float64 [2]. Prints its progress now and then."""
         size = self._settings.data.global_batch_size
         num_batches, started = -(-(plan.num_samples or 0) // size), time.monotonic()
         said = started
@@ -117,7 +117,7 @@ def evaluation_plan(name: str, settings: Config, trained: StreamPlan) -> StreamP
 
     With `evaluation.tokens` it reads the fewest whole blocks that have so many, the same ones in every run.
 
-    What is read of it shares the memory of what is trained on, so that `data.memory_bytes` limits the process.
+    It shares the memory of the training corpora, so `data.memory_bytes` limits the process.
 
     Raises:
         TokshardError: the corpus cannot be read, or has another tokenizer.

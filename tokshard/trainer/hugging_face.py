@@ -1,8 +1,8 @@
-"""Weights as Hugging Face's Llama has them: ``python -m tokshard.trainer.hugging_face CHECKPOINT --out DIR``.
+"""Weights in the form of Hugging Face's Llama: ``python -m tokshard.trainer.hugging_face CHECKPOINT --out DIR``.
 
-`load_weights` starts a run with such weights, or with those of a checkpoint. `export` writes those of a checkpoint; it
-needs no model, since a checkpoint has the names and sizes of its tensors, and the recipe of the run. Nothing is
-unpickled or executed.
+`load_weights` starts a run with such weights, or with the weights of a checkpoint. `export` writes the weights of a
+checkpoint; it needs no model, because a checkpoint has the names and sizes of its tensors, and the recipe of the run.
+Nothing is unpickled or executed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def load_weights(path: str, model: Transformer, *, num_ids: int) -> list[str]:
         num_ids: ids that the corpora may hold.
 
     Returns:
-        What the reader should know: lines for people.
+        Notes for the user, one line each.
 
     Raises:
         TokshardError: the weights are damaged, or of another model; the same error on all ranks.
@@ -109,8 +109,8 @@ def load_weights(path: str, model: Transformer, *, num_ids: int) -> list[str]:
 def export(path: str, out: str, *, dtype: str = "fp32", corpus: str = "") -> Iterator[str]:
     """Write the weights of a checkpoint for ``AutoModelForCausalLM.from_pretrained(out)`` of transformers.
 
-    The vocabulary is cut to that of the corpus, whose tokenizer is written as well. If no corpus can be read, it stays
-    as the model has it, padded. Takes one process, and memory for `FILE_BYTES`.
+    The vocabulary is cut to the size of the corpus's, and its tokenizer is written, too. If no corpus can be read, the
+    vocabulary stays padded. Takes one process, and memory for `FILE_BYTES`.
 
     Args:
         path: a checkpoint of the trainer.
@@ -119,12 +119,12 @@ def export(path: str, out: str, *, dtype: str = "fp32", corpus: str = "") -> Ite
         corpus: that the model was trained on; default: the first one of the checkpoint's recipe.
 
     Yields:
-        What was written, and what was not and why: lines for people.
+        Lines for people: what was written, and what was not and why.
 
     Raises:
         UsageError: `out` has content, or safetensors is not installed.
         ExportError: `out` cannot be written.
-        TokshardError: the checkpoint, or the corpus that was asked for, is damaged or cannot be read.
+        TokshardError: the checkpoint, or the given corpus, is damaged or cannot be read.
     """
     save_file = _safetensors().torch.save_file
     with new_place(out, is_marked=False) as store:
@@ -274,7 +274,7 @@ def _write_tokenizer(path: str, corpus: Corpus) -> dict[str, int]:
     """Copy the tokenizer of a corpus. Returns its delimiters, by their names in config.json.
 
     Raises:
-        DamagedCorpusError: it is missing, or not that of the manifest.
+        DamagedCorpusError: it is missing, or does not match the manifest.
     """
     content = read_tokenizer(corpus.store, corpus.manifest)
     with open(os.path.join(path, "tokenizer.json"), "wb") as file:

@@ -34,7 +34,7 @@ def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
     """Run a recipe to its end, continuing from its latest checkpoint if it has one.
 
     Args:
-        on_record: gets each line of metrics.jsonl on rank 0, as for TensorBoard; an exception of it ends the run.
+        on_record: gets each line of metrics.jsonl on rank 0, for example for TensorBoard; its exceptions end the run.
 
     Returns:
         0, or the number of the signal that stopped the run after a save.
@@ -143,7 +143,7 @@ class _Run:
         self.optimizer.zero_grad()
 
     def _resume(self) -> int:
-        """Load the latest checkpoint, or the one asked for; returns the steps done."""
+        """Load the latest checkpoint, or the requested one; returns the steps done."""
         latest, settings = checkpoint.find_latest(self.saver.directory), self.settings.checkpoint
         path = latest or settings.load
         if not path and settings.load_weights:
@@ -179,7 +179,7 @@ class _Run:
 
 
 def gradient_scale(targets: Tensor, norm: Tensor, clip_norm: float) -> Tensor:
-    """What divides the gradient of the sum of all losses: fp32 [].
+    """The divisor of the gradient of the sum of all losses: fp32 [].
 
     Args:
         clip_norm: largest norm of the gradient of the mean loss; 0: no limit.

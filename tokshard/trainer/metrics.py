@@ -38,13 +38,13 @@ DIGEST_SHIFTS = (0, 16, 32, 48)
 class StepSums:
     """A step over all ranks: one vector of float64, which one all-reduce adds up.
 
-    That is the only collective of a step besides those of FSDP. The sums are copied to the host meanwhile, and `read`
-    there when the next step is under way, so that the host waits for no step that it has just begun.
+    It is the only collective of a step besides FSDP's. The sums are copied to the host meanwhile, and `read` there
+    during the next step, so the host never waits for a step that it has just begun.
 
     Args:
         losses: float64 [corpora], on the device: the losses of this rank's targets summed by corpus.
         squared_norm: float64 [], on the device: of this rank's part of the gradient of the sum of all losses.
-        figures: what the host of this rank knows; the sum over ranks of each has a meaning.
+        figures: figures of this rank's host; the sum over ranks of each has a meaning.
 
     Attributes:
         targets: float64 [], on the device, at least 1.
@@ -77,7 +77,7 @@ class StepSums:
 
 
 class Report:
-    """What the steps were, for ``metrics.jsonl`` and people, and whether the run has to end.
+    """The figures of the steps, for ``metrics.jsonl`` and people, and whether the run has to end.
 
     Memory and waiting time, of which the largest counts, have a place per rank in the vector of a step.
 
@@ -141,7 +141,7 @@ class Report:
         return self._signal_number
 
     def restart_clock(self) -> None:
-        """Leave the time since the last step out of the next one."""
+        """Do not count the time since the last step for the next one."""
         self._started = time.perf_counter()
 
     def add_up(self, batch: Batch, losses: Tensor, squared_norm: Tensor, *, has_failed: bool) -> StepSums:
@@ -259,7 +259,7 @@ class Report:
 
 
 def figures_of(batch: Batch, num_corpora: int) -> dict[str, Any]:
-    """What the host of a rank knows of its compact batch."""
+    """The figures of a rank's host about its compact batch."""
     full = expand({key: value.numpy() for key, value in batch.items()})
     ids, labels, samples, index, bounds = (
         full[key] for key in ("input_ids", "labels", "sample_index", "corpus_index", "cu_seqlens")

@@ -64,8 +64,9 @@ class Block(nn.Module):
     """Attention and feed-forward, each after a norm and around a residual. The unit of sharding and compilation.
 
     Args:
-        recompute: what the backward pass computes again instead of keeping it. It is done in here, without a wrapper:
-            a wrapper would change the names of parameters, and with them initial values and checkpoints.
+        recompute: the results that the backward pass computes again instead of keeping them. The block does this
+            without
+        a wrapper, which would change the names of parameters, and with them initial values and checkpoints.
     """
 
     def __init__(self, shape: Shape, recompute: Recompute = "none") -> None:

@@ -67,7 +67,7 @@ def process_group(settings: Parallel) -> Iterator[torch.device]:
 
 
 def limit_waits(mesh: DeviceMesh, settings: Parallel) -> None:
-    """From now on, wait for another rank as long as a step may take, no longer as long as a start does."""
+    """From now on, wait for another rank only as long as a step may take, not as long as a start."""
     # newer versions of torch have the public one, and warn about the other
     set_timeout = getattr(distributed, "set_timeout", None) or distributed_c10d._set_pg_timeout  # noqa: SLF001
     for group in (None, *mesh.get_all_groups()):
@@ -122,7 +122,7 @@ def say(line: str) -> None:
 
 
 def check_same(value: str, problem: str, *, hint: str) -> None:
-    """Refuse to go on with a value that is another one on some rank. A collective: every rank calls it.
+    """Refuse to continue if a value differs between ranks. A collective: every rank calls it.
 
     Raises:
         TrainerError: names the first rank that differs from rank 0, with `problem`; the same error on all ranks.

@@ -143,7 +143,7 @@ def _damaged(corpus: Corpus, problem: str) -> DamagedCorpusError:
 
 
 def _shards_note(first: Corpus, second: Corpus) -> str:
-    """How many shards are equal, have the same name but other bytes, or are in one corpus only."""
+    """How many shards are equal, have the same name but other bytes, or are only in one corpus."""
     hashes = [{shard.name: shard.sha256 for shard in corpus.shards} for corpus in (first, second)]
     shared = [name for name in hashes[0] if name in hashes[1]]
     differing = [name for name in shared if hashes[0][name] != hashes[1][name]]

@@ -94,7 +94,7 @@ class Match:
 
     Args:
         document: number in the corpus, from 0.
-        id: what the corpus keeps as its id; None without ids.
+        id: its id; None if the corpus keeps no ids.
         source, record_number: see `Origin`.
         count: occurrences in the document.
         offset: characters of the document's text before the first occurrence.
@@ -119,7 +119,7 @@ def source_label(manifest: Manifest, source: SourceInfo) -> str:
 
 
 def origin_of(corpus: Corpus, sources: Sequence[SourceInfo], document: int) -> Origin:
-    """Where a document comes from. A damaged shard table may name a missing source: that one is ``unknown``."""
+    """Where a document comes from; ``unknown`` if a damaged shard table names a missing source."""
     place = corpus.provenance(document)
     is_known = 0 <= place.source < len(sources)
     return Origin(source_label(corpus.manifest, sources[place.source]) if is_known else "unknown", place.record)
@@ -133,7 +133,7 @@ def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str)
     Args:
         key: a number, or an id if the corpus has ids; ``#N`` is always the number.
         corpus_name: the corpus, for messages.
-        prefix: what stands in front of a key where the user writes it.
+        prefix: the user's text before a key.
 
     Raises:
         UsageError: there is no such document, or there are too many.
@@ -261,8 +261,8 @@ def search(
 ) -> Iterator[Match]:
     """The documents whose text contains a pattern, in order. Delimiters are not text: ``$`` matches before them.
 
-    Decodes every document that meets the conditions, one at a time, at about 20M tokens per CPU-second. Memory is that
-    of one document, or in each of several workers what was found in two record batches (of a bucket, shards).
+    Decodes every document that meets the conditions, one at a time, at about 20M tokens per CPU-second. Holds one
+    document in memory; each of several workers holds what it found in two record batches (of a bucket: in two shards).
 
     Args:
         where: conditions on kept columns, see `Conditions`.

@@ -1,8 +1,8 @@
-"""The n-grams of tokens that texts of a benchmark have, and where they occur in arrays of tokens. Pure, exact.
+"""The n-grams of tokens of a benchmark's texts, and where they occur in arrays of tokens. Pure, exact.
 
-Windows of n tokens are hashed with some ten operations on whole arrays, whatever n is: with powers of an odd number
+Windows of n tokens are hashed with about ten operations on whole arrays, for any n: with powers of an odd number
 modulo 2**64, the hash of a window is a difference of two prefix sums, times the inverse of a power. A table of flags
-rules nearly all windows out, a binary search nearly all others, and the tokens of what is left are compared.
+rejects nearly all windows, a binary search nearly all others, and the tokens of the rest are compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Grams:
     Args:
         tokens: uint32 [grams, n], by ascending hash; no two have one hash.
         hashes: uint64 [grams], ascending.
-        bounds: int64 [grams + 1]: which of `items` have each.
+        bounds: int64 [grams + 1]: bounds of each gram in `items`.
         items: int64: indices of items, ascending for each gram.
         num_of_item: int64 [items]: distinct n-grams of each; 0 if it has fewer than n tokens.
         base: the odd number of the hash.
@@ -50,7 +50,7 @@ class Grams:
         return int(self.tokens.shape[1])
 
     def find(self, tokens: NDArray[np.unsignedinteger]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the n-grams occur: int64 [matches]: where each match starts, ascending, and its gram."""
+        """Where the n-grams occur: int64 [matches]: the start of each match, ascending, and its gram."""
         starts, grams = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         shift = np.uint64(64 - (len(self._flags) - 1).bit_length())
         for first in range(0, len(tokens) - self.n + 1 if len(self.hashes) else 0, _CHUNK):
@@ -74,7 +74,7 @@ class Grams:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Which documents share n-grams with which items: int64 [pairs]: document, item, distinct n-grams they share.
 
-        A document ends with a delimiter, which no gram has, so no match lies in two.
+        A document ends with a delimiter, which no gram has, so no match spans two documents.
 
         Args:
             tokens: of documents, one after another.
@@ -97,8 +97,9 @@ def grams_of(texts: Sequence[tuple[int, NDArray[np.uint32]]], n: int, *, delimit
     """The n-grams of items. Memory is 12 n + 100 bytes for each n-gram while they are made.
 
     Args:
-        texts: item and tokens of each text; an item may have several, and n-grams lie in one. Items count from 0.
-        delimiters: ids that begin or end documents: an n-gram that has one is left out.
+        texts: item and tokens of each text; an item may have several, and an n-gram never spans two. Items count
+        from 0.
+        delimiters: ids that begin or end documents: n-grams with one are left out.
     """
     parts, owners = [np.empty((0, n), np.uint32)], [np.empty(0, np.int64)]
     for item, tokens in texts:
@@ -133,7 +134,7 @@ def grams_of(texts: Sequence[tuple[int, NDArray[np.uint32]]], n: int, *, delimit
 
 
 def _distinguishing(grams: NDArray[np.uint32], n: int) -> tuple[int, NDArray[np.uint64]]:
-    """A base with which different n-grams have different hashes, and those: uint64 [grams]."""
+    """A base that gives different n-grams different hashes, and the hashes: uint64 [grams]."""
     generator = np.random.default_rng(17)
     for _ in range(_MAX_BASES):
         base = int(generator.integers(1 << 63)) * 2 + 1

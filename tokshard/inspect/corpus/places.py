@@ -1,4 +1,4 @@
-"""Which corpora a location stands for, and how several are told apart."""
+"""The corpora that a location means, and unique names for several."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _SPLITS = (names.TRAIN, names.VALIDATION)
 
 
 def corpora_at(locations: Sequence[str]) -> list[str]:
-    """The corpora that each location stands for: itself, both parts of a split, or all corpora in a folder.
+    """The corpora that each location means: itself, both parts of a split, or all corpora in a folder.
 
-    A location that holds no corpus stands for itself, so that opening it says what is wrong. Asks once for each folder.
+    A location without a corpus is returned unchanged, so that opening it raises the right error.
+    Lists each folder once.
 
     Raises:
         UsageError: a location is of an unknown scheme.

@@ -40,7 +40,7 @@ class CorpusReport:
 
 
 def generations_text(manifest: Manifest) -> str:
-    """How many generations a corpus has, or which one it is alone; empty if nothing was appended to it."""
+    """The number of generations, or which generation this is; empty if nothing was appended to the corpus."""
     if manifest.generation is None:
         return ""
     number = manifest.generation.number
@@ -76,7 +76,7 @@ def read_report(
 
     Args:
         characters: length of these starts, see `view_document`.
-        is_full: read all lengths and count all tokens, however many there are.
+        is_full: read all lengths and count all tokens, for any size.
         with_tokens: count tokens; a sample of them unless `is_full`.
         with_boundaries: split the documents into tokens.
         on_progress: receives counted tokens.
@@ -118,6 +118,6 @@ def most_left_out(sources: Sequence[SourceInfo]) -> list[SourceInfo]:
 
 
 def split_left_out(left_out: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Reasons with their counts: records that went to the other corpus of a split, and those that are in neither."""
+    """Reasons with their counts: records in the other corpus of a split, and records in neither corpus."""
     elsewhere = {reason: count for reason, count in left_out.items() if reason in _OTHER_SPLIT}
     return elsewhere, {reason: count for reason, count in left_out.items() if reason not in _OTHER_SPLIT}

@@ -120,10 +120,10 @@ def _texts_of(row: Mapping[str, Any], field: str) -> list[str]:
 def scan_corpus(
     location: str, grams: Grams, on_progress: OnProgress = no_progress, *, workers: int = 1
 ) -> Iterator[SharedItems]:
-    """The documents of a corpus that share n-grams with items, in order, whatever the number of workers is.
+    """The documents of a corpus that share n-grams with items, in order, for any number of workers.
 
-    Tokens are compared with their hashes on the way, before any document of their shard is yielded. Costs a CPU-second
-    for some 70M tokens. Each process holds the n-grams, and what was found in two shards at most.
+    Tokens are checked against their hashes before any document of their shard is yielded. Costs a CPU-second
+    for about 70M tokens. Each process holds the n-grams, and the results of at most two shards.
 
     Args:
         on_progress: receives tokens.

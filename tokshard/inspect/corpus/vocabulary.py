@@ -118,7 +118,7 @@ def _has_byte_level(part: Any) -> bool:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes."""
+    """GPT-2's printable characters for the 256 bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

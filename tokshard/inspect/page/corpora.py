@@ -64,7 +64,7 @@ def corpora_page(
 
 
 def _length_chart(note: str, series: Iterable[tuple[str, Lengths, NDArray[np.int64]]]) -> Section:
-    """A line for each series: the share of what is counted, by name, per half power of two of the lengths."""
+    """A line for each series: its share by name, per half power of two of the lengths."""
     traces = []
     for name, lengths, counts in series:
         bins = np.floor(2 * np.log2(lengths.lengths)).astype(np.int64)
@@ -120,9 +120,11 @@ def _rank_chart(counts: TokenCounts) -> Section:
 
 
 def _title(view: DocumentView) -> str:
-    shown = f", the first {sum(len(piece.ids) for piece in view.pieces):,} shown" if view.is_excerpt else ""
+    num_shown = sum(len(piece.ids) for piece in view.pieces)
+    shown = f", the first {num_shown:,} shown" if view.is_excerpt and num_shown < view.num_tokens else ""
     title = f"document {view.document:,}: {counted(view.num_tokens, 'token')}{shown}"
-    return f"{title}, record {view.record_number:,} of {view.source}"
+    kept = "".join(f", {name} {value}" for name, value in view.metadata.items() if value is not None)
+    return f"{title}, record {view.record_number:,} of {view.source}{kept}"
 
 
 def _shard_table(report: CorpusReport) -> Section:

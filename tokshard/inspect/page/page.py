@@ -28,7 +28,7 @@ _UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u202
 
 
 def heading(title: str) -> Section:
-    """The begin of a chapter."""
+    """The beginning of a chapter."""
     return {"kind": "heading", "title": title}
 
 
@@ -44,7 +44,7 @@ def facts(title: str, known: Facts) -> Section:
 
 
 def table(title: str, columns: Sequence[Section], rows: Sequence[Sequence[Any]], **more: str) -> Section:
-    """A table that a reader can sort, and search if `search` gives a label for that."""
+    """A table that a reader can sort, and search if `search` gives a label."""
     return {"kind": "table", "title": title, "columns": columns, "rows": rows, **more}
 
 

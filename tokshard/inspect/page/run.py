@@ -24,10 +24,10 @@ POINTS = 2_000
 """Largest number of points of a line; each then stands for several steps."""
 
 BEFORE = 64
-"""A loss or norm is compared with those of so many steps before it."""
+"""A loss or norm is compared with so many steps before it."""
 
 NUM_SPREADS = 8.0
-"""A step stands out if it is so many times the spread of the steps before it above their median."""
+"""A step stands out if it exceeds the median of the steps before it by so many times their spread."""
 
 MAX_ROWS = 1_000
 _CHUNK = 8_192
@@ -45,7 +45,7 @@ class _Evaluated(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    """What is read of a line of ``metrics.jsonl``."""
+    """The fields read from a line of ``metrics.jsonl``."""
 
     step: int
     loss: float | None = None
@@ -78,12 +78,12 @@ class _History:
     skipped: Mapping[int, tuple[str, tuple[int, int] | None]]
 
     def by_corpus(self, kind: str) -> dict[str, NDArray[np.float64]]:
-        """The figures of a kind that corpora have, by their names."""
+        """The figures of one kind by corpus."""
         return {name.partition("/")[2]: of for name, of in self.values.items() if name.startswith(f"{kind}/")}
 
 
 def metrics_of(location: str) -> str | None:
-    """The path of the metrics of a run, from its directory or from that path; None: it is something else."""
+    """The path of the metrics of a run, given as its directory or as this path; None: it is something else."""
     path = os.path.join(location, METRICS)
     if location.endswith(".jsonl") and os.path.isfile(location):
         return location
@@ -161,7 +161,7 @@ def _figures(line: _Line) -> Iterator[tuple[str, float | None]]:
 
 
 def _peaks(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which values are far above those before them: bool [steps]. A run's first steps never are."""
+    """Which values are far above the values before them: bool [steps]; never the first steps of a run."""
     found = np.zeros(len(values), np.bool_)
     known = np.flatnonzero(np.isfinite(values))
     kept = values[known]
@@ -290,7 +290,7 @@ def _charts_of_data(history: _History) -> Iterator[Section]:
 
 
 def _filled(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Totals in which a step without one has that of the step before."""
+    """Totals; a step without one repeats the total before it."""
     return np.asarray(np.fmax.accumulate(np.where(np.arange(len(values)) == 0, np.nan_to_num(values), values)))
 
 
@@ -329,7 +329,7 @@ def _table(history: _History, peaks: Mapping[str, NDArray[np.bool_]], checkpoint
 
 
 def _command(step: int, asked: str, checkpoints: Mapping[int, str]) -> str:
-    """The command that traces a step: with the first checkpoint that has it on record, or else the newest."""
+    """The command that traces a step, with the first checkpoint that records it, or else the newest."""
     after = [path for saved, path in checkpoints.items() if saved >= step]
     plan = [*after, *list(checkpoints.values())[-1:]][0] if checkpoints else "RECIPE.toml"
     return f"tokshard trace {shlex.quote(os.path.normpath(plan)) if checkpoints else plan} {asked}"

@@ -1,4 +1,4 @@
-"""How fast this machine reads a plan, compared with the fastest that memory, or the stores of its corpora, allow."""
+"""How fast this machine reads a plan, compared with the limit of its memory or of the corpora's stores."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Reading:
         first_batch_seconds: time to the first batch, including opening the corpora.
         steps: the batches after the first.
         cpu_seconds: CPU time of this process for these batches.
-        fetched: what was read by range for these batches, as `StreamingLoader.stats` has it.
+        fetched: the ranged reads for these batches, as in `StreamingLoader.stats`.
     """
 
     batches: str
@@ -88,9 +88,9 @@ class SpeedReport:
         shares: corpus to its share of the samples at the start.
         mean_document_tokens: over all corpora, weighted by `shares`.
         num_tokens: tokens in the corpora.
-        memory: as of `memory_speed`; the median of one measurement before each reading.
-        store_bytes_per_second: what the stores of those give that are not on this machine; None: all are.
-        store: tokens per second of the whole mix that this is enough for; infinite: all are on this machine.
+        memory: from `memory_speed`, the median of one measurement before each reading.
+        store_bytes_per_second: speed of the stores of remote corpora; None: all corpora are on this machine.
+        store: tokens per second of the whole mix at this speed; infinite: all corpora are on this machine.
         load: share of the CPUs that was busy before the measurement, averaged over a minute.
     """
 
@@ -112,7 +112,7 @@ class SpeedReport:
 
     @property
     def rank_cpu_seconds(self) -> float:
-        """CPU time per token of a rank that reads one row of each step: the fewer rows, the more a token costs."""
+        """CPU time per token of a rank that reads one row of each step; with fewer rows a token costs more."""
         return self.readings[-1].cpu_seconds / self.readings[-1].steps.num_tokens
 
 
@@ -121,7 +121,7 @@ def measure_speed(mix: Mix, *, seconds: float, on_stage: Callable[[str], None] =
 
     Args:
         seconds: time per reading, after its first batch.
-        on_stage: receives a name for what is measured next.
+        on_stage: receives the name of the next measurement.
 
     Raises:
         UsageError: torch is missing, or the mix is not a valid plan.
@@ -223,7 +223,7 @@ def memory_speed(seconds: float) -> float:
 
 
 def store_speed(shares: Mapping[Corpus, float], *, block_tokens: int, seconds: float) -> float:
-    """Bytes per second from random blocks of corpora, `CONNECTIONS` at once, of each as often as its share says.
+    """Bytes per second from random blocks of corpora, by their shares, `CONNECTIONS` at once.
 
     Raises:
         DamagedCorpusError: a shard is missing or too short.
@@ -256,7 +256,7 @@ def _read(corpus: Corpus, name: str, position: int, num_bytes: int) -> int:
 
 
 def _random_places(shares: Mapping[Corpus, float], num_tokens: int) -> Iterator[tuple[Corpus, str, int, int]]:
-    """Random places of tokens: corpus, name of a shard, first byte and length; shorter where a record batch is."""
+    """Random places of tokens: corpus, name of a shard, first byte and length; shorter in a short record batch."""
     rng, corpora = np.random.default_rng(0), list(shares)
     chances = np.array(list(shares.values())) / sum(shares.values())
     while True:

@@ -31,7 +31,7 @@ class PlacedOccurrence:
         step, rank, row: as in a trace.
         start, stop: which tokens of the document.
         when: ``"never"``: the run ends earlier. ``"not kept"``: it was read, but the checkpoint no longer says where.
-        masked: what a mask leaves out of it: ``"labels"``, or ``"labels and inputs"``; None: nothing.
+        masked: what a mask takes out of the loss: ``"labels"``, or ``"labels and inputs"``; None: nothing.
     """
 
     epoch: int
@@ -63,7 +63,7 @@ def find_documents(
         wanted: ``CORPUS:ID``. ID is the number of the document or, in a corpus that keeps ids, its id, which several
             documents may share; ``CORPUS:#N`` is always the number. Finding an id reads the ids of the whole corpus.
         epochs: passes over the corpus, from 0; None: up to the one after the current one.
-        rank: only what this one reads; None: all.
+        rank: only samples of this rank; None: of all.
 
     Raises:
         UsageError: the corpus or the document does not exist.
@@ -92,7 +92,7 @@ def current_epoch(run: Run, name: str) -> int:
     number = run.plan.names.index(name)
     counts = run.plan.mixture(run.cursor).counts_before(run.cursor.sample)
     left_out = run.cursor.lengths[-1].left_out[number] if run.cursor.lengths else 0
-    return (run.cursor.tokens_of(counts, run.plan.seq_len)[number] + left_out) // run.plan.corpora[number].num_tokens
+    return (run.cursor.tokens_of(counts, run.plan.seq_len)[number] + left_out) // run.plan.corpora[number].padded_tokens
 
 
 def _occurrence(run: Run, reading: trace.Occurrence, masked: str | None) -> PlacedOccurrence:

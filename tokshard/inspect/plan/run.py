@@ -46,13 +46,14 @@ class Run:
 
     Steps count from 1, as in the trainer's log and in the names of its checkpoints: step n is the n-th batch that the
     training loop received. It has the samples after those of the step before; skipped samples belong to no step. Steps
-    up to the checkpoint are those of `record`, if the job has one. All others are counted from the checkpoint, forwards
-    and backwards, so they are right as long as they had the sizes of the plan.
+    up to the checkpoint come from `record`, if the job has one. All others are counted from the checkpoint, forwards
+    and backwards, which is right if they had the sizes of the plan.
 
     Args:
         ramp: (step, global_batch_size) from that step on; `global_batch_size` until then.
         cursor: from a checkpoint, or the start of the plan.
         step: steps done at the cursor; None if the checkpoint does not say and no number of steps has read the samples.
+        is_step_counted: the checkpoint does not say its step, so it was counted from the samples and the batch size.
         checkpoint: path that the cursor was read from; empty for the start of the plan.
         world_size: data-parallel ranks that share the rows of a step.
         uneven: what to do if the world size does not divide the batch, as for `StreamingLoader`.
@@ -65,13 +66,14 @@ class Run:
     cursor: Cursor
     ramp: Sequence[tuple[int, int]] = ()
     step: int | None = 0
+    is_step_counted: bool = False
     checkpoint: str = ""
     world_size: int = 1
     uneven: Literal["refuse", "pad"] = "refuse"
     record: NDArray[np.int64] = field(default_factory=_NO_RECORD.copy, compare=False)
 
     def ranks(self, size: int | None = None, rank: int | None = None) -> RankRows:
-        """The rows that a rank reads of each step of a size, None: as if there was one rank alone.
+        """The rows of each step of a size that a rank reads; None: as if there was only one rank.
 
         Raises:
             PlanError: the loader would refuse these sizes.
@@ -201,7 +203,7 @@ class Run:
 
     @cached_property
     def _surplus(self) -> int:
-        """Samples received that steps of the plan's sizes do not have: up to the first on record, or the checkpoint."""
+        """Received samples in no step of the plan's sizes, up to the first step on record, or the checkpoint."""
         step, sample = self.step or 0, self.cursor.sample
         if len(self.record):
             step, sample = int(self.record[0, 0]) - 1, int(self.record[0, 1])
@@ -266,18 +268,20 @@ def open_run(
     )
     step, rest = run.step_with(run.num_received)
     is_known = done is not None or (rest and cursor.sample != plan.num_samples)
-    return run if is_known else replace(run, step=step - 1 + bool(rest))
+    if is_known:
+        return run
+    return replace(run, step=step - 1 + bool(rest), is_step_counted=bool(run.num_received))
 
 
 class _Line(msgspec.Struct):
-    """What is read of a line of ``metrics.jsonl``; an evaluation has no samples."""
+    """The fields read from a line of ``metrics.jsonl``; an evaluation has no samples."""
 
     step: int
     samples: tuple[int, int] | None = None
 
 
 def _read_record(checkpoint: str, step: int, sample: int) -> NDArray[np.int64]:
-    """The steps up to a checkpoint, from the ``metrics.jsonl`` of its run; none if there is none that leads to it."""
+    """The steps up to a checkpoint, from the ``metrics.jsonl`` of its run; empty if no such file leads to it."""
     found: list[tuple[int, int, int]] = []
     try:
         with open(os.path.join(checkpoint, "..", "..", "metrics.jsonl"), "rb") as file:

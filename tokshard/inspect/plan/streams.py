@@ -1,4 +1,4 @@
-"""How many streams a job should have: what its nodes read from a store, without streams and with them."""
+"""How many streams a job should have, from what its nodes read without streams and with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StreamsAdvice:
     """A recommended number of streams.
 
     Args:
-        num_nodes: that share the samples of a step.
+        num_nodes: nodes that share the samples of a step.
         num_streams: recommended.
         reads_without, reads_with, reads_now: bytes that a node reads per byte that it trains on: with one stream, with
             as many as recommended, with those of the plan.
@@ -40,8 +40,8 @@ class StreamsAdvice:
 def advise(run: Run, num_nodes: int) -> StreamsAdvice:
     """The number of streams for a run on so many nodes. Only arithmetic.
 
-    It divides the global batch; of those with which nodes read about least, the smallest, because windows of more
-    streams are smaller.
+    It divides the global batch. Among the numbers with nearly the least reads it is the smallest, because more streams
+    have smaller windows.
 
     Raises:
         UsageError: there are more nodes than samples in a step.
@@ -78,10 +78,10 @@ def window_blocks_of(plan: StreamPlan, num_streams: int) -> int:
 def read_amplification(
     corpora: Sequence[tuple[float, int]], window_blocks: int, num_nodes: int, num_streams: int
 ) -> float:
-    """Bytes that a node reads per byte that it trains on, if it reads each window that it has samples of whole, once.
+    """Bytes that a node reads per byte that it trains on, if it reads each window of its samples whole, once.
 
-    A node trains on contiguous rows of each step, which are stream after stream, so it has samples of the streams that
-    its rows overlap; of a corpus that is not dealt, every node has samples of every window.
+    A node trains on contiguous rows of each step. Rows are ordered by stream, so a node has samples of the streams that
+    its rows overlap. If a corpus is not dealt, every node has samples of every window.
 
     Args:
         corpora: of each, its share of the samples, and the full blocks that are read.

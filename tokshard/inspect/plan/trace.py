@@ -1,4 +1,4 @@
-"""What a training job read: every document of a step or sample, computed from the plan alone."""
+"""What a training job read: every document of a step or sample, computed only from the plan."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TraceRow:
         sample: global number.
         start, stop: which tokens of the document.
         text: the start of these tokens, decoded; None if that was not requested.
-        masked: what a mask leaves out of it: ``"labels"``; None: nothing.
+        masked: what a mask takes out of the loss: ``"labels"``; None: nothing.
     """
 
     step: int | None

@@ -18,10 +18,10 @@ from tokshard.store import Store
 
 
 def find_generations(store: Store, first: Manifest) -> tuple[dict[str, Manifest], list[Problem]]:
-    """The manifests of a corpus, by folder and in order, and the problems of those that are damaged or do not continue.
+    """The manifests of a corpus, by folder and in order, and the problems of damaged ones and of gaps between them.
 
     Args:
-        first: the manifest of generation 0, or of a generation that is looked at alone.
+        first: the manifest of generation 0, or of a generation that is checked alone.
     """
     manifests, problems = {"": first}, list[Problem]()
     try:

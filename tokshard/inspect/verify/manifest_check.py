@@ -30,7 +30,7 @@ from tokshard.store import Store, locate
 
 
 def false_claims(file: str, claims: Iterable[tuple[str, object, object]]) -> Iterator[Problem]:
-    """A problem for each claim of a file (of what, the value there, the value by everything else) that is not true."""
+    """A problem for each false claim of a file (its subject, the value there, the value elsewhere)."""
     for what, stated, found in claims:
         if stated != found:
             yield Problem(file, f"says that {what} is {stated}, expected {found}")

@@ -42,7 +42,7 @@ class Problem:
 
 @dataclass(slots=True, kw_only=True)
 class ShardFindings:
-    """The problems of a shard, and what its documents add up to, as far as they could be read.
+    """The problems of a shard, and the totals of its documents, as far as they can be read.
 
     Args:
         lengths: int64 [documents]; None if the structure is damaged.
@@ -113,7 +113,7 @@ def check_shard(
 def _offsets(
     corpus: Corpus, info: ShardInfo, places: list[BatchPlace], image: SparseImage, *, with_columns: bool
 ) -> Iterator[tuple[NDArray[np.int64], Content]]:
-    """The offsets of batch after batch; the other columns are read, too, if that is wanted and there are any.
+    """The offsets of each batch. Reads the other columns, too, if requested.
 
     Yields:
         int64 [documents + 1], and the content of the batch without its tokens, if the columns are read.
@@ -238,7 +238,7 @@ class _TokenCheck:
             self._faults[fault] = [document, self._batch, len(places)]
 
     def hash_faults(self, *, has_strides: bool) -> Iterator[Problem]:
-        """Where the hashes that are kept of the tokens are not those of the tokens."""
+        """Where stored hashes differ from the hashes of the tokens."""
         corpus, info = self._corpus, self._corpus.shards[self._index]
         if self._content != info.content.tokens:
             yield Problem(names.SHARD_TABLE, f"gives {info.name} another hash of its tokens than the shard has")

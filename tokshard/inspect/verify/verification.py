@@ -1,4 +1,4 @@
-"""Checks that a corpus is byte for byte what was written, and that its content follows the rules of the format."""
+"""Checks that a corpus has exactly the bytes that were written, and that its content follows the format."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CheckShard = Callable[..., ShardFindings]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """The result of a verification. Counts come from the manifests; they are 0 if that of the corpus cannot be read.
+    """The result of a verification. Counts come from the manifests; 0 if the manifest of the corpus cannot be read.
 
     Args:
         num_generations: 1, and 1 more for each append.

@@ -58,7 +58,7 @@ def _in_directory(out: str) -> Iterator[Store]:
 
 
 def _refuse_what_is_there(path: str, out: str) -> None:
-    """Of what can be at the place, only an empty directory is replaced."""
+    """An empty directory is replaced; anything else at the place is refused."""
     if not os.path.lexists(path):
         return
     if os.path.islink(path) or not os.path.isdir(path):

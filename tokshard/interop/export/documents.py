@@ -59,7 +59,7 @@ def read_documents(corpus: Corpus, *, with_columns: bool) -> Iterator[Documents]
     """All documents in order, at most `SLICE_TOKENS` or one document at a time: views of the shards.
 
     Raises:
-        DamagedCorpusError: a shard is missing, or is not what the manifest and its hashes say.
+        DamagedCorpusError: a shard is missing, or does not match the manifest and its hashes.
     """
     for index in range(len(corpus.shards)):
         for shard, batch in checked_batches(corpus, index):

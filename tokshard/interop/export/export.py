@@ -38,10 +38,10 @@ class Export:
         location: the directory or URI of the files.
         dtype: of the token ids there.
         num_documents, num_tokens: in the files.
-        num_left_out: documents that hold nothing but the delimiters, where those are dropped.
+        num_left_out: documents that hold only delimiters, if delimiters are dropped.
         num_files: without an index of all files.
         eos, bos: whether documents have them in the files; `bos` is None if the corpus has none.
-        reading: how the other loader is given the files.
+        reading: how to give the files to the other loader.
     """
 
     location: str
@@ -69,9 +69,9 @@ def export_corpus(
     with_columns: bool = True,
     on_progress: OnProgress | None = None,
 ) -> Export:
-    """Write the documents of a corpus, in order, as another loader reads them.
+    """Write the documents of a corpus, in order, in the format of another loader.
 
-    What is read is compared with the hashes of the corpus. Memory is one file of MDS or litdata, and some 100 MB
+    All data are checked against the hashes of the corpus. Memory is one file of MDS or litdata, and about 100 MB
     otherwise. On an error nothing is at `out`.
 
     Args:
@@ -80,7 +80,7 @@ def export_corpus(
         split: write into the folder `split` of `out` instead, as those loaders call a part of a data set.
         drop_eos: leave out the token that ends each document; default: for ``fms``, because that loader adds it.
         drop_bos: leave out the token that begins each document, if the corpus has one.
-        file_bytes: close a file before the document that would exceed this; default: that of the format.
+        file_bytes: close a file before the document that would exceed this; default: the format's.
         with_columns: for ``hf``: write the kept columns, too.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a format of another loader has to say of itself, and how documents are dealt to its files."""
+"""The interface of an export format, and how documents are dealt to its files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CorpusFacts:
         dtype: of its token ids.
         vocab_size: 1 + the largest id of its tokenizer.
         columns: Arrow fields of the kept columns that are exported.
-        metadata: for formats that have a place for it: which corpus and tokenizer the tokens are of.
+        metadata: the corpus and tokenizer of the tokens, for formats that can store it.
     """
 
     name: str
@@ -54,7 +54,7 @@ class OpenFile(Protocol):
         """Append documents."""
 
     def close(self) -> WrittenFile:
-        """Write what is left, and put the file under its name."""
+        """Write the rest, and rename the file to its name."""
 
     def discard(self) -> None:
         """Drop the file. Never fails."""
@@ -65,7 +65,7 @@ class Format(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The type of its token ids."""
+        """The dtype of its token ids."""
 
     @property
     def file_bytes(self) -> int | None:
@@ -84,16 +84,16 @@ class Format(Protocol):
         """Whether its readers find nothing until `finish` has written its index."""
 
     def sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What documents of these lengths take in a file, in bytes: int64 [documents]."""
+        """Bytes that documents of these lengths take in a file: int64 [documents]."""
 
     def open(self, store: Store, number: int) -> OpenFile:
         """Begin file `number`, from 0 on."""
 
     def finish(self, store: Store, files: list[WrittenFile]) -> None:
-        """Write what describes all files, if the format has that; it makes the export complete."""
+        """Write the index of all files, if the format has one; it makes the export complete."""
 
     def reading(self, location: str) -> str:
-        """How its own loader is given the export."""
+        """How to give the export to its own loader."""
 
 
 class FileSequence:
@@ -137,7 +137,7 @@ class FileSequence:
         self._num_documents += len(documents)
 
     def finish(self) -> list[WrittenFile]:
-        """Close the last file, and write what describes all of them."""
+        """Close the last file, and write the index of all files."""
         if self._file is not None:
             self._close_file()
         self._target.finish(self._store, self.files)

@@ -24,7 +24,7 @@ _BATCH_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class FmsFormat:
-    """``DATASET/part-NNNNN.arrow`` and ``meta/combined_counts.csv``, which is where fms-fsdp looks for it."""
+    """``DATASET/part-NNNNN.arrow`` and ``meta/combined_counts.csv``, where fms-fsdp expects it."""
 
     dataset: str
     metadata: dict[str, str]

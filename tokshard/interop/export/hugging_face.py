@@ -22,9 +22,9 @@ COLUMN = "input_ids"
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceFormat:
-    """``part-NNNNN.parquet``; ids have the type that `datasets` gives those of a tokenizer, int32.
+    """``part-NNNNN.parquet``; ids are int32, as `datasets` stores tokenizer ids.
 
-    A directory that is called as a split belongs to that split, as ``load_dataset`` sees it.
+    ``load_dataset`` takes a directory with the name of a split for that split.
     """
 
     dtype: str
@@ -39,7 +39,7 @@ class HuggingFaceFormat:
         """The format for one corpus.
 
         Raises:
-            UsageError: a kept column is called as that of the ids.
+            UsageError: a kept column has the name of the ids' column.
         """
         if any(field.name == COLUMN for field in facts.columns):
             raise UsageError(
@@ -57,7 +57,7 @@ class HuggingFaceFormat:
         return _ParquetFile(store, f"part-{number:05d}.parquet", self.schema, self.dtype)
 
     def finish(self, store: Store, files: list[WrittenFile]) -> None:
-        """Do nothing: a data set is its files."""
+        """Do nothing: a data set has no index."""
 
     def reading(self, location: str) -> str:
         return f'datasets.load_dataset("{location}")'

@@ -1,6 +1,6 @@
 """litdata's chunks for its ``TokensLoader``: the ids of documents one after another, and ``index.json``.
 
-The loader cuts each chunk into blocks of its `block_size` and passes over what is left at the end of the chunk.
+The loader cuts each chunk into blocks of its `block_size` and skips the rest at the end of the chunk.
 """
 
 from __future__ import annotations

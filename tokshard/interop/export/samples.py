@@ -67,7 +67,7 @@ class SampleFile:
         self._tokens.clear()
 
     def _heads_and_ids(self, lengths: NDArray[np.int64], tokens: NDArray[Any]) -> tuple[NDArray[np.int64], list[Any]]:
-        """The size of each sample in bytes, and what is written of them."""
+        """The size of each sample in bytes, and the bytes to write."""
         itemsize, head = self._layout.dtype.itemsize, self._layout.head
         if head is None:
             return lengths * itemsize, [tokens.data]

@@ -23,15 +23,15 @@ DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSpec:
-    """What the user says of the files, because they do not say it themselves.
+    """What the user says about the files, because the files do not.
 
     Args:
-        field: the column of the ids; None for the first of those that are usual.
-        dtype: how ids are stored; None for what is usual in the format.
-        delimiters: ids that end a document: EOS, and another one that stands for it in the files.
+        field: the column of the ids; None for the first of the usual names.
+        dtype: how ids are stored; None for the usual one of the format.
+        delimiters: ids that end a document: EOS, and another id that the files use for it.
         narrowest: dtype that holds the vocabulary.
         max_document_bytes: of ids.
-        kept: columns to read next to the ids, where files have columns.
+        kept: other columns to read, if files have columns.
     """
 
     field: str | None
@@ -49,9 +49,9 @@ class TokenBatch:
     Args:
         tokens: integers [tokens], of any width and sign: one document after another. Not checked.
         ends: int64 [documents], ascending: where each document ends in `tokens`; equal ends are empty documents.
-        input_bytes: bytes of the file that the batch stands for.
-        is_stream: only delimiters say where documents end, so that `ends` is the end of the batch.
-        columns: name of a column that is kept to its values, one for each document.
+        input_bytes: bytes of the file that the batch covers.
+        is_stream: only delimiters end documents, so `ends` is the end of the batch.
+        columns: name of a kept column to its values, one for each document.
         problems: index of a document to the reason and detail why its values cannot be kept.
     """
 
@@ -67,7 +67,7 @@ def stored_dtype(name: str) -> np.dtype[Any]:
     """The dtype of ids in a file, by its name.
 
     Raises:
-        UsageError: ids are never stored so.
+        UsageError: ids are never stored with this dtype.
     """
     if name not in DTYPES:
         raise UsageError(f"ids stored as {name!r} cannot be read", hint=f"give one of {', '.join(DTYPES)} with --dtype")
@@ -87,7 +87,7 @@ def read_numbers(store: Store, name: str, dtype: np.dtype[Any], start: int, coun
 
 
 def damaged(store: Store, name: str, reason: str) -> BadSourceError:
-    """The error for a file that is not what its format says."""
+    """The error for a file that violates its format."""
     return BadSourceError(
         f"{store.where(name)} is damaged: {reason}",
         hint="fetch the file again and start over with --force, or leave it out with --on-bad-source skip",

@@ -1,4 +1,4 @@
-"""Flat files of ids in which only a delimiter says where documents end, such as the memory maps of OLMo and dolma.
+"""Flat files of ids, in which only a delimiter ends documents, such as the memory maps of OLMo and dolma.
 
 They have no header, but one of numpy is accepted.
 """
@@ -27,7 +27,7 @@ def read(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec)
 
     Raises:
         BadSourceError: the file is not an array of ids.
-        SourceError: the delimiter does not occur in the file, or a document is larger than is allowed.
+        SourceError: the delimiter does not occur in the file, or a document is too large.
     """
     ids = _ids(store, name, spec)
     width = ids.dtype.itemsize

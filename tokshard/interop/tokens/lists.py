@@ -56,7 +56,7 @@ def list_batches(array: pa.Array, input_bytes: int) -> Iterator[TokenBatch]:
     """The documents in an array of lists, which is sound; a null is an empty document.
 
     Args:
-        input_bytes: that the array stands for.
+        input_bytes: bytes of the file that the array covers.
 
     Raises:
         ValueError: one of the ids is null.

@@ -1,4 +1,4 @@
-"""Documents of a flat file of ids, whose places an index knows."""
+"""Documents of a flat file of ids, with an index of their places."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class DocumentIndex(Protocol):
 
     @property
     def num_documents(self) -> int:
-        """How many there are."""
+        """Number of documents."""
 
     def bounds(self, start: int, stop: int) -> NDArray[np.int64]:
         """Where documents ``[start, stop)`` begin and the last of them ends: int64 [documents + 1], in bytes.
 
-        Each has to be in the file, and no document may begin before the one before it ends.
+        All are within the file, and no document begins before the previous one ends.
 
         Raises:
             BadSourceError: the index says otherwise.
@@ -37,8 +37,8 @@ def read_located(
 ) -> Iterator[TokenBatch]:
     """The documents whose first byte lies in ``[start, stop)`` of a file; with `stop` None, to the end.
 
-    Ranges that share a bound find the same document there, and each checks that its part of the index ascends. So
-    ranges that cover the file also check that the index as a whole does.
+    Ranges that share a bound find the same document there. Each checks that its part of the index ascends, so ranges
+    that cover the file check the whole index.
 
     Raises:
         BadSourceError: the index is damaged.

@@ -1,4 +1,4 @@
-"""Megatron-LM's indexed data sets: ids in ``NAME.bin``, and in ``NAME.idx`` where sequences and documents lie.
+"""Megatron-LM's indexed data sets: ids in ``NAME.bin``, and their sequences and documents in ``NAME.idx``.
 
 An index is, little-endian and without gaps: the magic number, the version (uint64, 1), a code of the dtype (uint8), the
 number of sequences and of document bounds (uint64 each), the length of every sequence in tokens (int32), its first byte
@@ -51,7 +51,7 @@ class MegatronIndex:
     num_documents: int
 
     def bounds(self, start: int, stop: int) -> NDArray[np.int64]:
-        """As `DocumentIndex.bounds`; that sequences follow one another without a gap is checked too."""
+        """As `DocumentIndex.bounds`; also checks that sequences follow each other without a gap."""
         firsts = self._numbers(_PLACE, self._documents_at, start, stop + 1)
         if int(firsts.min()) < 0 or int(firsts.max()) > self.num_sequences or (np.diff(firsts) < 0).any():
             raise self._damaged(

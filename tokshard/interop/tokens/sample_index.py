@@ -31,7 +31,7 @@ def read_index(store: Store, name: str) -> Json:
     """The ``index.json`` of a folder.
 
     Raises:
-        BadSourceError: it is missing, or lists no files as these formats do.
+        BadSourceError: it is missing, or lists no files in either format.
     """
     if companion_size(store, name, "the index") > _MAX_INDEX_BYTES:
         raise damaged(store, name, f"it has more than {_MAX_INDEX_BYTES:,} bytes")
@@ -74,7 +74,7 @@ def lists(store: Store, name: str, field: str) -> bool:
 
 
 def listed_names(index: Json) -> list[tuple[str, ...]]:
-    """The names that each file of an index may have, in order: of MDS, the one that is compressed and the other."""
+    """The possible names of each file of an index, in order: for MDS the compressed and the plain one."""
     if SHARDS in index:
         places = [[entry.get("raw_data"), entry.get("zip_data")] for entry in index[SHARDS]]
         return [tuple(str(place.get("basename")) for place in both if isinstance(place, dict)) for both in places]
@@ -82,7 +82,7 @@ def listed_names(index: Json) -> list[tuple[str, ...]]:
 
 
 def entry_of(store: Store, name: str) -> Json:
-    """What the index says of a file.
+    """The entry of a file in the index.
 
     Raises:
         BadSourceError: it is damaged, or does not list the file.

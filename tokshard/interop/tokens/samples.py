@@ -114,7 +114,7 @@ def read_litdata(store: Store, name: str, start: int, stop: int | None, spec: To
 
 
 class _SampleFile:
-    """A file that is read once, from start to end. Of it, a batch is in memory, and 4 bytes for each sample.
+    """A file that is read once, from start to end. Holds one batch in memory, and 4 bytes for each sample.
 
     Args:
         compression: a key of `_OPEN`, or anything else for none.
@@ -122,7 +122,7 @@ class _SampleFile:
         hashes: name of a hash to its hexadecimal value, as the index says; or anything else.
 
     Raises:
-        BadSourceError: the index says nothing that can be, or the file has another size.
+        BadSourceError: the index is impossible, or the file has another size.
     """
 
     def __init__(self, store: Store, name: str, compression: str, num_bytes: Any, hashes: Any) -> None:
@@ -164,7 +164,7 @@ class _SampleFile:
             self._check_end(file)
 
     def _take(self, file: Any, count: int) -> bytes:
-        """The next bytes. What a damaged number asks for is not allocated before it is there."""
+        """The next bytes. Memory is not allocated before the bytes are there, because a number may be damaged."""
         pieces, wanted = [], count
         while wanted and (piece := self._read(file, min(wanted, _PIECE))):
             pieces.append(piece)
@@ -199,7 +199,7 @@ class _SampleFile:
 
 
 def mds_columns(store: Store, name: str, spec: TokenSpec) -> list[str]:
-    """The columns of an MDS shard next to that of the ids.
+    """The columns of an MDS shard next to the ids.
 
     Raises:
         BadSourceError, UsageError: as `read_mds`.
@@ -213,7 +213,7 @@ def _kept_column(store: Store, name: str, entry: Json, path: str) -> tuple[int, 
     """The number of a column to keep, and its encoding.
 
     Raises:
-        UsageError: there is no such column, or its values are no text and no number.
+        UsageError: there is no such column, or its values are neither text nor numbers.
     """
     names, encodings = entry["column_names"], list(map(str, entry["column_encodings"]))
     if path not in names:

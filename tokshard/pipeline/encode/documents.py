@@ -42,7 +42,7 @@ class Documents:
         text_bytes: int64 [documents]: UTF-8 bytes of each text; None where no text is read.
         has_special: bool [documents]: the text spells a special token; None where no text is read.
         is_validation: bool [documents]: it belongs to the validation corpus; None for a build of one corpus.
-        sources, records: int64 [documents]: where each comes from; None: from the input that is read.
+        sources, records: int64 [documents]: origin of each; None: the input that is read.
         numbers: int64 [documents]: of each among all documents of all corpora; None where no corpus is read.
         hashes: uint64 [documents, 2]: of each text; None where duplicates are not looked for.
     """
@@ -113,12 +113,12 @@ def _taken(values: Column, chosen: NDArray[np.int64]) -> Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What the records of one chunk become.
+    """The results of the records of one chunk.
 
     Args:
         count: all records of the chunk.
         input_bytes: bytes of the input that the chunk stands for.
-        documents: those that can be written.
+        documents: the documents that can be written.
         bad: the records that cannot become documents, by ascending position.
         left_out: reason to the positions of others that are left out: int64, ascending. The rest is empty.
         changes: what was changed on the way to a document, to the positions of these records.
@@ -150,7 +150,7 @@ class Made:
         )
 
     def without_duplicates(self, is_kept: NDArray[np.bool_]) -> Made:
-        """Leave out duplicates, as if nothing else were known of them.
+        """Leave out duplicates; no other reason counts for them.
 
         Args:
             is_kept: bool [candidates].
@@ -170,7 +170,7 @@ class Made:
         )
 
     def head(self, count: int) -> Made:
-        """What a reader that wants `count` documents sees: nothing after the last of these."""
+        """The chunk up to its document number `count`: nothing after this document."""
         if len(self.documents) < count:
             return self
         documents = self.documents.head(count)

@@ -1,4 +1,4 @@
-"""From texts to one flat array of tokens with delimiters, and the check that no text became a special id."""
+"""From texts to one flat array of tokens with delimiters; checks that no text became a special id."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """From the chunks that readers yield to documents: parse, then encode texts or check the tokens of other tools.
 
-Each chunk stands for itself, so chunks of one input can be made in several processes.
+Chunks are independent, so several processes can handle chunks of one input.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Maker:
 def _made(
     records: Records, documents: Documents, bad: list[BadRecord], candidates: NDArray[np.int64] | None = None
 ) -> Made:
-    """What the records of a chunk became."""
+    """The results of the records of a chunk."""
     return Made(
         count=records.count,
         input_bytes=records.input_bytes,
@@ -183,7 +183,7 @@ def _chosen(
 
 
 def _utf8_sizes(texts: Sequence[str]) -> NDArray[np.int64]:
-    """Bytes of each text in UTF-8: int64 [texts]. A text of ASCII alone knows them."""
+    """Bytes of each text in UTF-8: int64 [texts]; immediate for ASCII."""
     sizes = np.fromiter(map(len, texts), np.int64, len(texts))
     for index, text in enumerate(texts):
         if not text.isascii():
@@ -202,7 +202,7 @@ _FEW_TOKENS = 4
 
 
 class SpecialText:
-    """Says which texts contain the spelling of a special token.
+    """Finds texts that contain the spelling of a special token.
 
     Costs 0.14 CPU-seconds per GB of source code for one token, and 0.4 for the 250 tokens of Llama 3: a search for one
     character runs at 20 GB/s, one with `re` at 3 GB/s.

@@ -1,4 +1,4 @@
-"""What a ``tokenizer.json`` and its configuration say: vocabulary, delimiters, normalizer. Loads no library."""
+"""The contents of a ``tokenizer.json`` and its configuration: vocabulary, delimiters, normalizer. Loads no library."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def read_config(folder: Store) -> tuple[dict[str, Any], str | None]:
 
 
 def _vocabulary_size(ids: Mapping[str, int], path: str) -> int:
-    """The highest id and one more."""
+    """The highest id plus one."""
     last = max(ids, key=ids.__getitem__)
     if ids[last] >= MAX_VOCABULARY:
         raise TokenizerError(

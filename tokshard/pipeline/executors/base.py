@@ -1,4 +1,4 @@
-"""What an executor is, and the simplest one: it runs tasks in this process, one after another."""
+"""The interface of executors, and the simplest one: it runs tasks in this process, one after another."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Lost:
 
     Args:
         error: for the user, if the task is not tried again.
-        max_losses: workers that a task may cost; with the next one it is not tried again.
+        max_losses: workers that a task may lose; after the next loss it is not tried again.
     """
 
     task: AnyTask
@@ -40,10 +40,10 @@ class Lost:
         """The task, to be tried again.
 
         Args:
-            losses: workers that it has cost by now.
+            losses: workers that it has lost so far.
 
         Raises:
-            TokshardError: they are too many.
+            TokshardError: there are too many.
         """
         if losses > self.max_losses:
             raise self.error
@@ -64,7 +64,7 @@ def cpu_time() -> float:
 
 @dataclass(slots=True)
 class Usage:
-    """What workers cost, or a whole run of a build.
+    """The cost of workers, or of a whole run of a build.
 
     Args:
         cpu_seconds: of all workers, without the process that they are forked from.
@@ -121,10 +121,10 @@ class Executor(Protocol):
         """Run a task, now or as soon as a worker is free."""
 
     def events(self) -> Iterable[Event]:
-        """What happened since the last call; waits until something happens. To be used up before the next call.
+        """The events since the last call; waits for one. Exhaust it before the next call.
 
         Raises:
-            TokshardError: a task failed in a way that need not come again.
+            TokshardError: a task failed in a way that may not recur.
         """
 
 

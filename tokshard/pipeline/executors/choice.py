@@ -1,4 +1,4 @@
-"""The executors of a build: by default this process or worker processes, or Ray if it is asked for."""
+"""The executors of a build: this process or worker processes by default, or Ray on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokshard.pipeline.tasks.running import Stage
 
 @contextlib.contextmanager
 def executors(options: BuildOptions, observer: Observer) -> Iterator[MakeExecutor]:
-    """What makes the executor of each stage of a build; connected to a Ray cluster if that runs the tasks.
+    """A factory for the executor of each stage; connected to a Ray cluster if it runs the tasks.
 
     Raises:
         UsageError: Ray cannot be reached.
@@ -51,7 +51,7 @@ def check_executor(options: BuildOptions) -> None:
     """Refuse an executor whose package is missing.
 
     Raises:
-        UsageError: Ray is asked for, and is not installed.
+        UsageError: Ray is requested, but not installed.
     """
     if options.ray is None:
         return

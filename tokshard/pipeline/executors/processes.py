@@ -31,7 +31,7 @@ class _ChunkJob:
     """A chunk of a stream on its way through a worker.
 
     Attributes:
-        prepared: what it became; None before it is known.
+        prepared: its result; None until it is known.
         losses: workers that died with it.
     """
 
@@ -46,9 +46,9 @@ class _WorkerProcess:
     """A running worker.
 
     Attributes:
-        task: what it was given and has not ended.
-        jobs: chunks that it has not answered for, the oldest first.
-        usage: what it has cost, when it last said so.
+        task: the task that it runs.
+        jobs: chunks without an answer, the oldest first.
+        usage: its cost, as last reported.
     """
 
     number: int
@@ -77,7 +77,7 @@ class ProcessExecutor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop all workers, and remove what they left unfinished."""
+        """Stop all workers, and remove their unfinished files."""
         for worker in self._workers:
             worker.process.terminate()
             worker.connection.close()
@@ -121,7 +121,7 @@ class ProcessExecutor:
         return runner.run(run, self._prepared)
 
     def _prepared(self, chunks: Iterable[tuple[int, Chunk]]) -> Iterator[tuple[int, Made]]:
-        """What the chunks of a stream become, in order. Damage comes after the chunks before it."""
+        """The results of the chunks of a stream, in order. Damage comes after the chunks before it."""
         source: Iterator[tuple[int, Chunk]] | None = iter(chunks)
         jobs: deque[_ChunkJob] = deque()
         damage: Exception | None = None
@@ -165,7 +165,7 @@ class ProcessExecutor:
                 worker.jobs.popleft().prepared = message
 
     def _messages(self) -> Iterator[tuple[_WorkerProcess, Any]]:
-        """The next messages of workers; waits for one. Of a worker that died, the error that says how."""
+        """The next messages of workers; waits for one. For a worker that died, an error that says how."""
         by_handle: dict[Any, _WorkerProcess] = {}
         for worker in self._workers:
             by_handle[worker.connection] = worker
@@ -224,7 +224,7 @@ class ProcessExecutor:
         return self._workers[-1]
 
     def _death(self, worker: _WorkerProcess) -> BuildError:
-        """Release what is left of a worker that died, and say how it died."""
+        """Release the resources of a worker that died, and say how it died."""
         worker.process.join(_STOP_SECONDS)
         worker.process.kill()  # if only its pipe was closed
         worker.connection.close()

@@ -78,7 +78,7 @@ class RayExecutor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop all tasks, and remove what they left unfinished if all have ended."""
+        """Stop all tasks, and remove their unfinished files if all have ended."""
         ends = [values.completed() for values in self._running]
         for values in self._running:
             ray.cancel(values, force=True)
@@ -95,7 +95,7 @@ class RayExecutor:
         self._running[self._run.remote([self._setup], run)] = run.task
 
     def events(self) -> Iterator[Event]:
-        """What the tasks report next."""
+        """The next reports of the tasks."""
         running = list(self._running)
         ray.wait(running, num_returns=1, fetch_local=False)
         ready, _ = ray.wait(running, num_returns=len(running), timeout=0, fetch_local=False)

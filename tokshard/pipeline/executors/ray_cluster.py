@@ -1,4 +1,4 @@
-"""The Ray cluster that a build runs on: being connected to it, and a look at all its nodes."""
+"""The Ray cluster that a build runs on: the connection, and the CPUs of all nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker process: takes runs of tasks, or chunks to prepare, from a pipe, and answers with what became of them."""
+"""A worker process: takes runs of tasks, or chunks to prepare, from a pipe, and answers with the results."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_met
 def worker_main(connection: Connection, build: Build, stage: Stage) -> None:
     """Run what the coordinator sends, a run of a task or a chunk to prepare, until it closes the pipe or dies.
 
-    The answers are progress and receipts, or the prepared chunk; last what the worker has cost since it began. If
-    something failed that need not fail again, the answer is the error.
+    The answers are progress and receipts, or the prepared chunk; last the cost of the worker since it began. A failure
+    that may not recur is answered with the error.
     """
     os.environ.update(ENVIRONMENT)  # a fork server of the caller's program was started without it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the coordinator decides

@@ -1,7 +1,7 @@
 """Columns of Arrow tables as Python objects, in pieces that fit into memory.
 
-Rows of views, dictionaries and lists can stand for far more than they take in a file: many rows may share one long
-value, and a list of nulls takes nothing. So what a row becomes is counted before it is made.
+Rows of views, dictionaries and lists can hold far more than they take in a file: many rows may share one long
+value, and a list of nulls takes nothing. So the bytes of a row are counted before its values are made.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TEXTS = (*_BINARY_OF, *_BINARY_OF.values())
 
 
 class Columns:
-    """The fields of a table that are asked for.
+    """The requested fields of a table.
 
     Args:
         paths: dotted; a column of that very name is preferred to a nested one.
@@ -221,7 +221,7 @@ def _width(kind: pa.DataType) -> int | None:
 
 
 def _is_counted(kind: pa.DataType) -> bool:
-    """Whether a row may stand for more than its share of the file.
+    """Whether a row may hold more than its share of the file.
 
     Rows of a dictionary share one Python object, so that only one whose values are views has to be counted.
     """

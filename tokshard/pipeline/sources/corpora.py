@@ -50,7 +50,7 @@ def share_documents(one: Corpus, other: Corpus) -> bool:
 
 
 def _contents(corpus: Corpus) -> tuple[set[str], set[str]]:
-    """Content fingerprints of what a corpus holds all documents of, and of what it took some of."""
+    """Content fingerprints of corpora whose documents a corpus holds all of, and of those it took some of."""
     whole, parts = set[str](), set[str]()
     for manifest, up_to in zip(corpus.manifests, corpus.content_fingerprints, strict=True):
         if not manifest.num_documents:  # as any other of no documents
@@ -69,9 +69,9 @@ class CorporaReader:
 
     Args:
         corpora: location and newest generation of each.
-        columns: the kept columns that are wanted, name to type.
-        copied: which documents are wanted.
-        drop_ids: the list of those that are not, if there is one.
+        columns: the requested kept columns, name to type.
+        copied: which documents to take.
+        drop_ids: the list of documents to leave out, if there is one.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class CorporaReader:
     def read(self, index: int) -> Iterator[Made]:
         """The documents of one shard in order, `SLICE_TOKENS` at a time.
 
-        They are checked when the last slice has been taken, so nothing may be used for good before the iterator ends.
+        They are checked after the last slice, so treat the data as unverified until the iterator ends.
 
         Args:
             index: of the shard among those of all corpora.
@@ -167,7 +167,7 @@ class CorporaReader:
             row += len(offsets) - 1
 
     def _chosen(self, documents: Documents, *, input_bytes: int) -> Made:
-        """What is taken, with the columns that are wanted: nulls where a corpus has none."""
+        """The documents to take, with the requested columns: nulls if a corpus lacks one."""
         assert documents.sources is not None
         is_wanted = self._is_wanted(documents)
         columns = dict[str, pa.Array]()
@@ -185,7 +185,7 @@ class CorporaReader:
         )
 
     def _unlisted(self, made: Made, found: Documents, listed: DocumentList, number: int) -> Made:
-        """What is taken of a slice, without the documents that the list names, whatever else is true of them.
+        """The documents to take from a slice. Documents on the list are left out first.
 
         Args:
             found: all documents of the slice.

@@ -41,7 +41,7 @@ class ByteSource(NamedTuple):
     """Decompressed bytes, and the position in the file that they came from.
 
     Args:
-        read: returns as many bytes as are asked for; fewer only at the end.
+        read: returns the requested number of bytes; fewer only at the end.
         file_position: returns the bytes of the file that were read so far, for progress.
     """
 
@@ -54,7 +54,7 @@ def open_bytes(input_: Input, *, start: int = 0) -> Iterator[ByteSource]:
     """The decompressed bytes of an input.
 
     Args:
-        start: the first byte that is wanted; only of an uncompressed file.
+        start: the first byte to read; only for an uncompressed file.
 
     Raises:
         BadSourceError: the file is gone, or its compression is truncated or corrupt (also later, from ``read``).

@@ -195,7 +195,7 @@ def _explain(line: bytes, following: Sequence[bytes], error: Exception) -> tuple
     if isinstance(error, RecursionError):
         return MALFORMED, "JSON is nested too deeply"
     excerpt = repr(line[:80].decode("utf-8", "replace")) + ("..." if len(line) > 80 else "")
-    detail = content_of(line) or f"{error}{_expected(line, following)}: {excerpt}"
+    detail = content_of(line) or f"{error}: {excerpt}{_expected(line, following)}"
     return _allowed_by_python(line) or (MALFORMED, detail)
 
 

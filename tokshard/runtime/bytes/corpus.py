@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
+from tokshard.format.corpus import REPLACED
 from tokshard.format.opening import open_corpus
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.listed import numbers_of_list
 from tokshard.runtime.bytes.mapped import MappedCorpus
 from tokshard.runtime.bytes.ranged import RangedCorpus, stride_tokens_of
-from tokshard.runtime.bytes.source import DocumentSpan, ReadCounts, TokenSource
+from tokshard.runtime.bytes.source import DocumentSpan, ReadCounts, SpansIn, TokenSource
 from tokshard.store import absolute_location
 
 _SHARDS_AT_ONCE = 32
@@ -41,7 +43,7 @@ class CorpusSource(TokenSource):
 
     Attributes:
         corpus: the open corpus.
-        num_tokens, dtype, fingerprint, tokenizer, is_in_memory, earlier_fingerprints: as `TokenSource` says.
+        num_tokens, dtype, fingerprint, tokenizer, is_in_memory, earlier_fingerprints, has_spans: as `TokenSource` says.
         eos_id: the token that ends every document.
         cache: what was read of it, unless it is mapped.
 
@@ -69,12 +71,13 @@ class CorpusSource(TokenSource):
         self.tokenizer = self.corpus.manifest.tokenizer.canonical_sha256
         self.is_in_memory = access == "mmap" and self.corpus.store.local_path(names.MANIFEST) is not None
         self.earlier_fingerprints = self.corpus.content_fingerprints[:-1]
+        self.has_spans = self.corpus.has_spans
         self.cache = Cache() if cache is None else cache
         self._opened: tuple[int, MappedCorpus | RangedCorpus] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         generation = self.corpus.num_generations - 1
-        return (_reopened, (self.location, self.access, generation, self.cache))
+        return (_reopened, (self.location, self.access, generation, self.cache, self.fingerprint))
 
     def __repr__(self) -> str:
         return repr(self.corpus)
@@ -111,6 +114,14 @@ class CorpusSource(TokenSource):
             DamagedCorpusError: a shard is missing or not what the manifest says.
         """
         self._reader.read(starts, lengths, out, at)
+
+    def targets(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> SpansIn:
+        """The loss spans in stretches of the corpus, as `TokenSource.targets` gives them.
+
+        Raises:
+            DamagedCorpusError: they are missing, or not those of the manifest.
+        """
+        return self._reader.targets(starts, stops)
 
     def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """Fetch these blocks in the background; does nothing with maps, of which the kernel reads ahead by itself."""
@@ -193,5 +204,12 @@ class CorpusSource(TokenSource):
         return opened[1]
 
 
-def _reopened(location: str, access: str, generation: int, cache: Cache) -> CorpusSource:
-    return CorpusSource(location, access=access, generation=generation, cache=cache)
+def _reopened(location: str, access: str, generation: int, cache: Cache, fingerprint: str) -> CorpusSource:
+    source = CorpusSource(location, access=access, generation=generation, cache=cache)
+    if source.fingerprint != fingerprint:
+        raise DamagedCorpusError(
+            f"{location} has the content {source.fingerprint[:12]}, expected {fingerprint[:12]}: the corpus was "
+            "replaced under the running job",
+            hint=REPLACED,
+        )
+    return source

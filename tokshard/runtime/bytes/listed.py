@@ -10,6 +10,7 @@ from tokshard.errors import PlanError, UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.format.document_list import find_listed
 from tokshard.store import Store, absolute_location, locate, present
+from tokshard.wording import counted, one_line
 
 
 def numbers_of_list(corpus: Corpus, name: str, ids_file: str | os.PathLike[str]) -> str | None:
@@ -42,10 +43,10 @@ def numbers_of_list(corpus: Corpus, name: str, ids_file: str | os.PathLike[str])
                 raise PlanError(f"{location} changed while it was read", hint="call mask again once it is whole")
             store.put(file, "".join(f"{number}\n" for number in found.documents.tolist()).encode())
             if found.num_missing:
-                more = ", ..." if found.num_missing > len(found.missing) else ""
+                verb, more = "names" if found.num_missing == 1 else "name", len(found.missing) < found.num_missing
                 warnings.warn(
-                    f"{found.num_missing:,} rows of {location} name no document of corpus {name!r}: "
-                    f"{', '.join(found.missing)}{more}",
+                    f"{counted(found.num_missing, 'row')} of {location} {verb} no document of corpus {name!r}: "
+                    f"{', '.join(map(one_line, found.missing))}{', ...' * more}",
                     stacklevel=2,
                 )
         return store.where(file) if store.stat(file).size else None

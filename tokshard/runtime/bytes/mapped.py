@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.corpus import Corpus
+from tokshard.format.loss import Targets
 from tokshard.format.tables import BatchPlace
 from tokshard.runtime.bytes.copying import copy_pieces, cut_at
+from tokshard.runtime.bytes.targets import TargetReader
 
 MAX_BATCHES = 8_192
 """Record batches kept open: a map costs about a kilobyte and no file descriptor."""
@@ -94,6 +96,14 @@ class MappedCorpus:
         self._tokens = MappedTokens(self._first_tokens, corpus.dtype)
         self._offsets: dict[int, tuple[NDArray[np.int64], str]] = {}  # with the path of the shard
         self._lock = threading.Lock()
+        self.targets = TargetReader(self._first_tokens, self._load_targets).find
+
+    def _load_targets(self, batch: int) -> Targets:
+        shard = self._shard_of(batch)
+        self.reading = self._corpus.store.where(self._corpus.shards[shard].name)
+        found = self._corpus.shard(shard).targets(batch - self._first_batches[shard])
+        self._corpus.check_in_place(shard)
+        return found
 
     def read(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any], at: NDArray[np.int64]

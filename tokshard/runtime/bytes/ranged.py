@@ -20,10 +20,14 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.corpus import Corpus
+from tokshard.format.loss import Targets, has_weights
 from tokshard.format.schema import HASH_STRIDE, ORDINAL_STRIDE
+from tokshard.format.shard import checked_targets
 from tokshard.runtime.bytes.cache import Cache, Parts, Request
 from tokshard.runtime.bytes.copying import cut_at, spread
 from tokshard.runtime.bytes.fetch import Fetch, ShardFile
+from tokshard.runtime.bytes.source import SpansIn
+from tokshard.runtime.bytes.targets import TargetReader
 from tokshard.store.record_cache import RecordFile
 
 _MAX_SHARDS = 8_192
@@ -222,6 +226,8 @@ class RangedCorpus:
         self._chunks_of_stride = corpus.dtype.itemsize // 2
         self._strides = Strides(self._first_tokens, HASH_STRIDE, self._chunks_of_stride)
         self._base = cache.join(HASH_STRIDE * 2)
+        self._first_batches, tokens = corpus.shards.batch_tokens()
+        self._targets = TargetReader(np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens)]), self._load_targets)
 
     def requests(self, chunks: NDArray[np.int64]) -> Iterator[Request]:
         """What brings some chunks, as `Chunks.requests` says."""
@@ -252,6 +258,32 @@ class RangedCorpus:
         """Fetch blocks ahead of need, as `TokenSource.will_read` says."""
         if len(starts):
             self._cache.announce(self._chunks_of_blocks(starts, stops), self)
+            if self._corpus.has_spans:
+                self._targets.ask(starts, stops, self._cache.fetchers)
+
+    def targets(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> SpansIn:
+        """The loss spans in stretches of the corpus, as `TokenSource.targets` gives them.
+
+        Raises:
+            DamagedCorpusError: a shard is missing or not what the manifest says.
+            StoreError: the store does not answer.
+        """
+        return self._targets.find(starts, stops)
+
+    def _load_targets(self, batch: int) -> Targets:
+        index = int(self._first_batches.searchsorted(batch, "right")) - 1
+        number = batch - int(self._first_batches[index])
+        shard, place = self._shard(index).file, self._corpus.shards.batch_places(index)[number]
+        self.reading = shard.path
+        ranges = [(place.offsets_position, 8 * (place.num_documents + 1)), (place.loss_position, place.loss_bytes)]
+        offsets, section = self._fetch.read_unhashed(shard, ranges)
+        return checked_targets(
+            section,
+            np.frombuffer(offsets, np.int64),
+            place,
+            is_weighted=has_weights(self._corpus.manifest.columns),
+            where=f"{shard.path}, batch {number}",
+        )
 
     def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """Forget blocks, as `TokenSource.has_read` says."""

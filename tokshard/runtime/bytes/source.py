@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
+
+_REQUESTS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,21 @@ class ReadCounts:
     wait_seconds: float = 0.0
 
 
+class SpansIn(NamedTuple):
+    """The loss spans in some stretches of a corpus.
+
+    Args:
+        stretches: int64 [spans], the stretch of each, ascending.
+        starts, stops: int64 [spans], positions in the corpus, ascending in each stretch.
+        weights: float32 [spans].
+    """
+
+    stretches: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    weights: NDArray[np.float32]
+
+
 class TokenSource(ABC):
     """The tokens of a corpus, shard after shard, as one sequence. Positions count its tokens from 0.
 
@@ -72,6 +90,7 @@ class TokenSource(ABC):
             a plan are in memory, several batches are read at once, which takes fewer calls. Otherwise each batch is
             read by itself, so that none waits for the reads of later ones.
         earlier_fingerprints: content fingerprints of the corpus before each time that it grew.
+        has_spans: whether loss spans say which tokens are targets; if not, all but each document's first are.
     """
 
     num_tokens: int
@@ -80,6 +99,7 @@ class TokenSource(ABC):
     tokenizer: str
     is_in_memory: bool = False
     earlier_fingerprints: Sequence[str] = ()
+    has_spans: bool = False
 
     @abstractmethod
     def document_at(self, position: int) -> DocumentSpan:
@@ -127,6 +147,14 @@ class TokenSource(ABC):
             at: int64 [n], where in `out` each piece starts; pieces do not overlap.
         """
 
+    def targets(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> SpansIn:
+        """The loss spans in stretches of the corpus, cut to them. Only asked for if the source `has_spans`.
+
+        Args:
+            starts, stops: int64 [n]; each stretch lies within one document, and has a token.
+        """
+        raise NotImplementedError
+
     def spans_of(self, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where documents start and stop: int64 [n] each; IndexError if the corpus lacks one of them.
 
@@ -173,3 +201,11 @@ def fetched(sources: Iterable[TokenSource]) -> dict[str, float]:
     """What this process has read of sources by range: sums of their `ReadCounts`, by name."""
     found = {id(counts): counts for source in sources if (counts := source.counts) is not None}.values()
     return {item.name: sum(getattr(each, item.name) for each in found) for item in fields(ReadCounts)}
+
+
+def documents_at(source: TokenSource, positions: list[int]) -> list[DocumentSpan]:
+    """The documents that hold some tokens; side by side where each costs a request."""
+    if source.is_in_memory:
+        return list(map(source.document_at, positions))
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+        return list(pool.map(source.document_at, positions))

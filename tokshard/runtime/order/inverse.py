@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.runtime.order.packing import ENDS_DOCUMENT, PADDING
 from tokshard.runtime.order.pieces import PieceReader
 from tokshard.runtime.order.windows import CorpusOrder, Window
 
@@ -49,6 +50,11 @@ def find_document(reader: PieceReader, epoch: int, start: int, stop: int) -> lis
     order, size = reader.order, reader.order.shape.block_tokens
     blocks = np.arange(start // size, -(-stop // size))
     parts, places = places_of_blocks(order, epoch, blocks)
+    # a block has the sections that start in it; of a document that is cut at blocks, each token is one
+    bounds = np.clip(np.stack([blocks * size, (blocks + 1) * size]), start, stop) - start
+    section = max(1, order.section_tokens)
+    first, last = np.minimum(-(-bounds // section) * section, stop - start)
+    places[first == last] = -1
     found: list[FoundTokens] = []
     for part in np.unique(parts[places >= 0]).tolist():
         pass_stop = order.pass_stop(part)
@@ -57,51 +63,42 @@ def find_document(reader: PieceReader, epoch: int, start: int, stop: int) -> lis
         indices = np.minimum(places // order.shape.window_blocks, order.part_windows(part) - 1)
         indices[(places < 0) | (parts != part)] = -1
         for index in np.unique(indices[indices >= 0]).tolist():
-            window, here = order.window(part, epoch, index), np.flatnonzero(indices == index)
-            starts = np.maximum(blocks[here] * size, start)
-            lengths = np.minimum((blocks[here] + 1) * size, stop) - starts
-            in_window = (places[here] - index * order.shape.window_blocks) * size + starts - blocks[here] * size
-            found += _found_in_window(reader, window, in_window, starts, lengths)
+            window, here = order.window(part, epoch, index), indices == index
+            found += _found_in_window(reader, window, start, stop, int((last - first)[here].sum()))
     return sorted(found)
 
 
-def _found_in_window(
-    reader: PieceReader,
-    window: Window,
-    positions: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-) -> Iterator[FoundTokens]:
-    """The samples that read whole pieces of a window.
+def _found_in_window(reader: PieceReader, window: Window, start: int, stop: int, length: int) -> Iterator[FoundTokens]:
+    """The samples that read pieces of a document in a window.
 
     Args:
-        positions: int64 [pieces], of their first tokens in the window before it is shuffled.
-        starts, lengths: int64 [pieces], in the corpus.
+        start, stop: the document's tokens in the corpus.
+        length: how many of them the window has.
     """
     table, slices = reader.table(window), reader.order.slices
-    entries = np.flatnonzero(np.isin(table.unshuffled_starts, positions.astype(np.uint32)))
-    entries = entries[np.argsort(table.unshuffled_starts[entries])]
-    by_position = np.argsort(positions)
-    starts, lengths = starts[by_position], lengths[by_position]
-    if not np.array_equal(table.shuffled_starts[entries + 1] - table.shuffled_starts[entries], lengths):
-        shard = reader.order.source.document_at(int(starts[0])).shard
+    positions = table.positions(slice(None))
+    entries = np.flatnonzero((positions >= start) & (positions < stop) & (table.kinds != PADDING))
+    starts, lengths = positions[entries], np.diff(table.shuffled_starts)[entries].astype(np.int64)
+    ends = (starts + lengths)[table.kinds[entries] == ENDS_DOCUMENT]
+    if lengths.sum() != length or (ends != stop).any():
+        shard = reader.order.source.document_at(start).shard
         raise DamagedCorpusError(
-            f"{shard}: the document at token {starts[0]} of the corpus is not a piece of window {window.index} of "
+            f"{shard}: the document at token {start} of the corpus is not a piece of window {window.index} of "
             f"epoch {window.epoch}: the shard was changed under the running job",
             hint=RESTORE,
         )
     numbers: list[int] = []
     stretches: list[tuple[int, int]] = []
-    for entry, start, length in zip(entries.tolist(), starts.tolist(), lengths.tolist(), strict=True):
+    for entry, piece_start, piece_length in zip(entries.tolist(), starts.tolist(), lengths.tolist(), strict=True):
         # Python integers: a position can lie beyond 2**63
         position = window.start + int(table.shuffled_starts[entry])
         # slices before the first one are of another seq_len
-        begin, end = (slices.holding(window.part, place) for place in (position, position + length - 1))
+        begin, end = (slices.holding(window.part, place) for place in (position, position + piece_length - 1))
         for number in range(max(0, begin), end + 1):
             first = max(slices.starts(window.part, number), position)
-            last = min(slices.starts(window.part, number + 1), position + length)
+            last = min(slices.starts(window.part, number + 1), position + piece_length)
             numbers.append(number)
-            stretches.append((start + first - position, start + last - position))
+            stretches.append((piece_start + first - position, piece_start + last - position))
     for sample, stretch in zip(samples_of(reader.order, numbers, window), stretches, strict=True):
         yield FoundTokens(window.part, sample, *stretch)
 

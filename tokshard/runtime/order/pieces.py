@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.order.forking import ForkLock
+from tokshard.runtime.order.packing import ENDS_DOCUMENT, GOES_ON, PADDING, STEP_PIECES, STEP_TOKENS, Laid, packed_whole
 from tokshard.runtime.order.permutation import Permutation
 from tokshard.runtime.order.windows import CorpusOrder, Window
 
@@ -37,16 +38,16 @@ _READY_AT = 0.8
 _MADE_FROM, _MADE_UNTIL = 0.65, 0.95
 """Of a source that is not in memory it is made step by step between these parts."""
 
-_STEP_TOKENS, _STEP_PIECES = 1 << 22, 1 << 16
-"""Tokens of which the document ends are asked for in a step, and pieces that are shuffled in one: some milliseconds.
-Arrays of all pieces would be slower, because they leave the cache."""
-
 AHEAD = 1.5
 """Blocks are announced this many windows ahead. What is beyond the next window is fetched while its table is made: a
 store never waits for the reader, and is asked as evenly as a loop reads."""
 
 _ANNOUNCED_PER_READ = 2
 """At the start, two tokens are announced for each that is read, so that the first batches are not delayed."""
+
+_CUT_APART = 2
+"""Windows in so many tables are cut by themselves: to join two long tables takes as long as to make one. Those of many
+streams are joined, so that one call cuts all."""
 
 _SHORT = 0.25
 """A window shorter than this part of a full one is prepared together with the one after it."""
@@ -72,7 +73,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceTable:
-    """The pieces of windows in their shuffled order. 8 bytes per piece, 12 while it is made.
+    """The pieces of windows in their shuffled order. 9 bytes per piece, 13 while it is made.
 
     A table has one window, or several, each of which starts at a multiple of `block_tokens`. What is between two of
     them is no piece. Unshuffled positions count tokens before the pieces are permuted: block after block.
@@ -81,19 +82,17 @@ class PieceTable:
         shuffled_starts: uint32 [n + 1], or int64 if the windows have 2**32 tokens together: where each piece starts,
             and where each window stops.
         unshuffled_starts: like them, [n], the unshuffled position of each piece's first token; of no meaning where a
-            window stops.
-        block_tokens: tokens of each block but a tail.
+            window stops, and for padding.
+        kinds: uint8 [n], `GOES_ON`, `ENDS_DOCUMENT` or `PADDING`.
+        block_tokens: unshuffled positions of each block but a tail.
         block_starts: int64 [blocks], position in the corpus of each block's first token.
-        block_stops: int64 [blocks], the unshuffled position after each block's last token.
-        ends_document: bool [blocks], whether the last token of each block is a delimiter.
     """
 
     shuffled_starts: NDArray[Any]
     unshuffled_starts: NDArray[Any]
+    kinds: NDArray[np.uint8]
     block_tokens: int
     block_starts: NDArray[np.int64]
-    block_stops: NDArray[np.int64]
-    ends_document: NDArray[np.bool_]
 
     def cut(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], Pieces]:
         """The pieces in stretches of the windows.
@@ -102,8 +101,8 @@ class PieceTable:
             starts, lengths: int64 [stretches], each within a window; each length at least 1.
 
         Returns:
-            int64 [stretches], how many pieces each has, and the pieces of all of them one after another. The first
-            and the last piece of a stretch are cut to it.
+            int64 [stretches], how many pieces each has, and the pieces of all of them one after another, without
+            padding. The first and the last piece of a stretch are cut to it.
         """
         shuffled, stops = self.shuffled_starts, starts + lengths
         # the first and the last token of a stretch in turn: in a large table, they are found in the same cache lines
@@ -119,14 +118,25 @@ class PieceTable:
         cut_starts, cut_stops = piece_starts.copy(), piece_stops.copy()
         cut_starts[before] = starts
         cut_stops[after - 1] = stops
-        positions = self.unshuffled_starts[entry] + (cut_starts - piece_starts)
-        lengths_cut = cut_stops - cut_starts
-        blocks = positions // self.block_tokens
-        # a whole piece ends with its document, unless it ends with its block, of which that is known
-        at_block_end = positions + lengths_cut == self.block_stops[blocks]
-        ends = (cut_stops == piece_stops) & (~at_block_end | self.ends_document[blocks])
-        positions += self.block_starts[blocks] - blocks * self.block_tokens
-        return counts, Pieces(starts=positions, lengths=lengths_cut, ends_document=ends)
+        kinds = self.kinds[entry]
+        is_padding = kinds[after - 1] == PADDING  # the last piece of a row
+        if is_padding.any():
+            is_left = np.ones(len(entry), np.bool_)
+            is_left[after[is_padding] - 1] = False
+            entry, kinds, piece_starts, piece_stops, cut_starts, cut_stops = (
+                values[is_left] for values in (entry, kinds, piece_starts, piece_stops, cut_starts, cut_stops)
+            )
+            counts = counts - is_padding
+        ends = (cut_stops == piece_stops) & (kinds == ENDS_DOCUMENT)
+        starts_cut = self.positions(entry) + (cut_starts - piece_starts)
+        return counts, Pieces(starts=starts_cut, lengths=cut_stops - cut_starts, ends_document=ends)
+
+    def positions(self, entries: Any) -> NDArray[np.int64]:
+        """Where pieces start in the corpus: int64 [n], by their numbers or a slice."""
+        found: NDArray[np.int64] = self.unshuffled_starts[entries].astype(np.int64)
+        blocks = found // self.block_tokens
+        found += self.block_starts[blocks] - blocks * self.block_tokens
+        return found
 
     @property
     def num_pieces(self) -> int:
@@ -143,10 +153,9 @@ class PieceTable:
         return PieceTable(
             shuffled_starts=(self.shuffled_starts[first : last + 1] - start).astype(np.uint32),
             unshuffled_starts=(self.unshuffled_starts[first:last] - start).astype(np.uint32),
+            kinds=self.kinds[first:last],
             block_tokens=self.block_tokens,
             block_starts=self.block_starts[blocks],
-            block_stops=self.block_stops[blocks] - start,
-            ends_document=self.ends_document[blocks],
         )
 
     @classmethod
@@ -162,20 +171,19 @@ class PieceTable:
         return cls(
             shuffled_starts=moved((table.shuffled_starts for table in tables), dtype),
             unshuffled_starts=moved((np.append(table.unshuffled_starts, 0) for table in tables), dtype)[:-1],
+            kinds=np.concatenate([np.append(table.kinds, np.uint8(PADDING)) for table in tables])[:-1],
             block_tokens=size,
             block_starts=np.concatenate([table.block_starts for table in tables]),
-            block_stops=moved((table.block_stops for table in tables), np.int64),
-            ends_document=np.concatenate([table.ends_document for table in tables]),
         ), starts
 
 
 def table_steps(
-    order: CorpusOrder, window: Window, block_starts: NDArray[np.int64], block_ends: NDArray[np.int64]
+    order: CorpusOrder, window: Window, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64]
 ) -> Iterator[float | PieceTable]:
     """Make the table of a window step by step.
 
     Args:
-        block_starts, block_ends: as `CorpusOrder.blocks` has them.
+        block_starts, block_stops: as `CorpusOrder.blocks` has them.
 
     Yields:
         After each step the part that is done, and at last the table.
@@ -186,42 +194,58 @@ def table_steps(
     length = window.stop - window.start
     if length >= 1 << 32:
         raise ValueError(f"a window of {length} tokens does not fit: give a smaller window_blocks")
-    block_stops = np.cumsum(block_ends - block_starts)
-    shifts = block_stops - block_ends  # from positions in the corpus to unshuffled ones
-    at_once = max(1, _STEP_TOKENS // order.shape.block_tokens)
-    ends_document, parts = np.zeros(len(block_starts), np.bool_), []
+    laid = packed_whole if order.pack == "whole" else _shuffled
+    for step in laid(order, window, block_starts, block_stops):
+        if isinstance(step, float):
+            yield step
+            continue
+        unshuffled_starts, lengths, kinds = step
+        shuffled_starts = np.zeros(len(lengths) + 1, np.uint32)
+        np.cumsum(lengths, out=shuffled_starts[1:])
+        yield PieceTable(
+            shuffled_starts=shuffled_starts,
+            unshuffled_starts=unshuffled_starts,
+            kinds=kinds,
+            block_tokens=order.block_room,
+            block_starts=block_starts,
+        )
+
+
+def _shuffled(
+    order: CorpusOrder, window: Window, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64]
+) -> Iterator[float | Laid]:
+    """The pieces of a window that is cut at documents and blocks, in their order, step by step."""
+    shifts = np.cumsum(block_stops - block_starts) - block_stops  # from positions in the corpus to unshuffled ones
+    at_once = max(1, STEP_TOKENS // order.shape.block_tokens)
+    parts, kinds_of_parts = [], []
     for low in range(0, len(block_starts), at_once):
         some = slice(low, low + at_once)
-        offsets, ends = order.source.ends(block_starts[some], block_ends[some])
+        offsets, ends = order.source.ends(block_starts[some], block_stops[some])
         counts = np.diff(offsets)
         has_end = np.flatnonzero(counts)
-        ends_document[low + has_end] = ends[offsets[1:][has_end] - 1] == block_ends[low + has_end]
+        ends_document = np.zeros(len(counts), np.bool_)
+        ends_document[has_end] = ends[offsets[1:][has_end] - 1] == block_stops[some][has_end]
         # a piece starts at the start of each block, and at each end of a document but that of the block
         ends += np.repeat(shifts[some], counts)
         found = np.insert(ends, offsets[:-1], block_starts[some] + shifts[some])
         last = offsets[1:] + np.arange(len(counts))
-        parts.append(np.delete(found, last[ends_document[some]]).astype(np.uint32))
+        parts.append(np.delete(found, last[ends_document]).astype(np.uint32))
+        kinds = np.full(len(parts[-1]), ENDS_DOCUMENT, np.uint8)
+        kinds[(np.cumsum(counts + ~ends_document) - 1)[~ends_document]] = GOES_ON
+        kinds_of_parts.append(kinds)
         yield min(0.5, 0.5 * (low + at_once) / len(block_starts))
-    starts = np.concatenate([*parts, np.array([length], np.uint32)])
-    count = len(starts) - 1
+    starts = np.concatenate([*parts, np.array([window.stop - window.start], np.uint32)])
+    all_kinds, count = np.concatenate(kinds_of_parts), len(starts) - 1
     permutation = order.piece_permutation(window, count)
-    shuffled_starts, unshuffled_starts = np.zeros(count + 1, np.uint32), np.empty(count, np.uint32)
-    for first in range(0, count, _STEP_PIECES):
+    laid = np.empty(count, np.uint32), np.empty(count, np.uint32), np.empty(count, np.uint8)
+    for first in range(0, count, STEP_PIECES):
         yield 0.5 + 0.5 * first / count
-        stop = min(first + _STEP_PIECES, count)
-        entry = permutation(np.arange(first, stop)).view(np.int64)
-        unshuffled_starts[first:stop] = begins = starts[entry]
-        shuffled = shuffled_starts[first + 1 : stop + 1]
-        np.cumsum(starts[entry + 1] - begins, out=shuffled)
-        shuffled += shuffled_starts[first]
-    yield PieceTable(
-        shuffled_starts=shuffled_starts,
-        unshuffled_starts=unshuffled_starts,
-        block_tokens=order.shape.block_tokens,
-        block_starts=block_starts,
-        block_stops=block_stops,
-        ends_document=ends_document,
-    )
+        some = slice(first, min(first + STEP_PIECES, count))
+        entry = permutation(np.arange(some.start, some.stop)).view(np.int64)
+        laid[0][some] = begins = starts[entry]
+        np.subtract(starts[entry + 1], begins, out=laid[1][some])
+        laid[2][some] = all_kinds[entry]
+    yield laid
 
 
 _NOTHING = None, 0.0, 0.0
@@ -243,8 +267,8 @@ class PieceReader:
     """The pieces that samples of one corpus read.
 
     Making the table of a window scans its document boundaries. The tables of a few windows of each part are kept, and
-    those that samples read together are joined. Safe to use from several threads, and in a forked child. Readers at
-    different places have one each.
+    if samples read many of them together, they are joined. Safe to use from several threads, and in a forked child.
+    Readers at different places have one each.
     """
 
     def __init__(self, order: CorpusOrder) -> None:
@@ -299,11 +323,11 @@ class PieceReader:
         if order.epochs is not None:
             left = np.minimum(seq_len, spread(order.pass_stop(runs.part) - runs.start) - starts).astype(np.int64)
         lengths = np.minimum(left, spread(rooms) - starts)
+        of = np.arange(len(windows)).repeat(bounds[1:] - firsts)
         if np.count_nonzero(lengths < left):
-            numbers = np.arange(len(windows)).repeat(np.diff(bounds))
-            found = self._cut_over(kept, np.stack([np.arange(len(samples)), numbers, starts, lengths]), left)
+            found = self._cut_over(kept, np.stack([np.arange(len(samples)), of, starts, lengths]), left)
         else:
-            found = kept[0].table.cut(starts + spread(np.array([one.start for one in kept])), lengths)
+            found = _cut(kept, of, starts, lengths)
         if is_sequential:
             self._look_ahead(windows, *read)
         return found
@@ -325,9 +349,9 @@ class PieceReader:
             lengths = np.minimum(rest, [window.stop - window.start for window in following])
             found.append(np.stack([numbers, len(windows) + np.arange(len(numbers)), np.zeros_like(numbers), lengths]))
             windows, rest = windows + following, rest - lengths
-        kept = self._windows(windows[len(kept) :], kept)  # in one table, whose pieces are copied once
+        kept = self._windows(windows[len(kept) :], kept)
         numbers, of, starts, lengths = (joined := np.concatenate(found, axis=1))[:, joined[0].argsort(kind="stable")]
-        counts, pieces = kept[0].table.cut(starts + np.array([one.start for one in kept])[of], lengths)
+        counts, pieces = _cut(kept, of, starts, lengths)
         return np.add.reduceat(counts, np.flatnonzero(np.diff(numbers, prepend=-1))), pieces
 
     def table(self, window: Window) -> PieceTable:
@@ -336,12 +360,12 @@ class PieceReader:
             return self._window(window).alone()
 
     def _windows(self, windows: list[Window], known: Sequence[_Kept] = ()) -> list[_Kept]:
-        """Windows in one table, after known ones."""
+        """Windows in few tables, after known ones."""
         if windows == self._last[0] and not known:
             return self._last[1]
         with self._lock:
             found = [*known, *map(self._window, windows)]
-            if len(tables := {id(one.table) for one in found}) > 1:
+            if len(tables := {id(one.table) for one in found}) > _CUT_APART:
                 found = self._joined(found, tables)
             if not known:
                 self._last = windows, found
@@ -455,6 +479,35 @@ class PieceReader:
             _release(self.order.source, announced, list(announced)[-_MAX_ANNOUNCED:])
             self.order.source.will_read(starts[done:high], stops[done:high])
         return starts, stops
+
+
+def _cut(
+    kept: Sequence[_Kept], of: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], Pieces]:
+    """The pieces in stretches of windows, as `PieceTable.cut` gives them.
+
+    Args:
+        of: int64 [stretches], which of the windows each is in.
+        starts, lengths: int64 [stretches], where each starts in its window, and its tokens.
+    """
+    starts = starts + np.array([one.start for one in kept])[of]
+    tables = {id(one.table): one.table for one in kept}
+    if len(tables) == 1:
+        return kept[0].table.cut(starts, lengths)
+    which = np.array([id(one.table) for one in kept])[of]
+    counts, owners, found = np.empty_like(of), [], []
+    for name, table in tables.items():
+        here = np.flatnonzero(which == name)
+        if len(here):
+            counts[here], pieces = table.cut(starts[here], lengths[here])
+            owners.append(here.repeat(counts[here]))
+            found.append(pieces)
+    order = np.concatenate(owners).argsort(kind="stable")
+    return counts, Pieces(
+        starts=np.concatenate([pieces.starts for pieces in found])[order],
+        lengths=np.concatenate([pieces.lengths for pieces in found])[order],
+        ends_document=np.concatenate([pieces.ends_document for pieces in found])[order],
+    )
 
 
 def _listed(windows: Window) -> list[Window]:

@@ -35,6 +35,12 @@ _SAFE = 1 << 62
 _MAX_PERMUTATIONS, _MAX_DEALS = 8, 64
 """Permutations that are kept, because those of up to 65,536 items take milliseconds to make."""
 
+Pack = Literal["cut", "whole"]
+"""How the rows of a corpus are filled: slices of the sequence of its pieces, or chunks that are not cut."""
+
+BLOCK_SECTIONS = 128
+"""Sections of a block of a corpus that is packed whole."""
+
 Ints = Any
 """A Python integer, or an array of integers: int64, or Python's where positions exceed 2**63."""
 
@@ -145,6 +151,7 @@ class CorpusOrder:
         start_epoch: epoch that counts as the first.
         take: read only this part of the full blocks; a smaller part lies inside a larger one.
         num_streams: of the plan.
+        pack: how its rows are filled. The sequence of a corpus that is packed whole is its rows with their padding.
         epochs: after which the sequence of each part ends; None: it is endless.
         place: where it goes on with this `seq_len`; None: from its start.
     """
@@ -155,6 +162,7 @@ class CorpusOrder:
     start_epoch: int = 0
     take: float = 1.0
     num_streams: int = 1
+    pack: Pack = "cut"
     epochs: Fraction | float | None = None
     place: Place | None = None
 
@@ -179,6 +187,28 @@ class CorpusOrder:
         return self.num_full_blocks * self.shape.block_tokens + self.tail_tokens
 
     @cached_property
+    def section_tokens(self) -> int:
+        """Tokens of a section, which belongs to one block and may end in the next; 0: documents are cut at blocks."""
+        return self.shape.block_tokens // BLOCK_SECTIONS if self.pack == "whole" else 0
+
+    @cached_property
+    def block_room(self) -> int:
+        """What a full block takes of the sequence of a part."""
+        return self.shape.block_tokens + self.section_tokens
+
+    @cached_property
+    def tail_room(self) -> int:
+        """What the tail takes of it."""
+        if not self.section_tokens or not self.tail_tokens:
+            return self.tail_tokens
+        return -(-(self.tail_tokens + self.section_tokens) // self.shape.seq_len) * self.shape.seq_len
+
+    @cached_property
+    def padded_tokens(self) -> int:
+        """Tokens of the samples of an epoch, padding included, of all parts together."""
+        return self.num_full_blocks * self.block_room + self.tail_room
+
+    @cached_property
     def is_dealt(self) -> bool:
         """Whether each stream owns a part of it."""
         return is_dealt(self.num_full_blocks, self.shape.window_blocks, self.num_streams)
@@ -195,8 +225,8 @@ class CorpusOrder:
 
     @cached_property
     def window_tokens(self) -> int:
-        """Tokens of every window but the last of an epoch."""
-        return self.shape.window_blocks * self.shape.block_tokens
+        """Tokens of every window but the last of an epoch, with padding."""
+        return self.shape.window_blocks * self.block_room
 
     @cached_property
     def slices(self) -> Slices:
@@ -208,8 +238,8 @@ class CorpusOrder:
         return -((part - self.num_full_blocks) // self.num_parts)
 
     def part_tokens(self, part: Ints) -> Ints:
-        """Tokens of an epoch of parts."""
-        return self.part_blocks(part) * self.shape.block_tokens + (part == self.num_parts - 1) * self.tail_tokens
+        """Tokens of an epoch of parts, with padding."""
+        return self.part_blocks(part) * self.block_room + (part == self.num_parts - 1) * self.tail_room
 
     def part_windows(self, part: Ints) -> Ints:
         """Windows of an epoch of parts."""
@@ -269,7 +299,11 @@ class CorpusOrder:
         return Window(part, epoch, index, start, stop)
 
     def blocks(self, window: Window) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the blocks of a window start and stop in the corpus: int64 [blocks] each, the tail last."""
+        """Where the blocks of a window start in the corpus, and where what they have stops at the latest.
+
+        Returns:
+            int64 [blocks] each, the tail last.
+        """
         blocks = self.part_blocks(window.part)
         first = window.index * self.shape.window_blocks
         places = np.arange(first, min(first + self.shape.window_blocks, blocks), dtype=np.uint64)
@@ -277,10 +311,10 @@ class CorpusOrder:
         starts = self.deal(numbers * np.uint64(self.num_parts) + np.uint64(window.part)).view(np.int64)
         starts = starts * self.shape.block_tokens
         stops = starts + self.shape.block_tokens
-        if window.stop - window.start > len(places) * self.shape.block_tokens:
+        if window.stop - window.start > len(places) * self.block_room:
             starts = np.append(starts, self.num_corpus_blocks * self.shape.block_tokens)
             stops = np.append(stops, self.source.num_tokens)
-        return starts, stops
+        return starts, np.minimum(stops + self.section_tokens, self.source.num_tokens)
 
     def by_part(
         self, samples: NDArray[np.int64], corpus_samples: NDArray[np.int64]
@@ -347,11 +381,15 @@ class CorpusOrder:
         firsts = np.zeros(self.num_parts, object)
         firsts[begun] = self.slices.first_from(parts[begun], self.window_at(parts[begun], last).stop)
         origins = self.slices.starts(parts, firsts)
+        resized = replace(self, shape=replace(self.shape, seq_len=seq_len))
+        if resized.tail_room != self.tail_room:  # the epochs before have other lengths now
+            tokens = self.part_tokens(parts).astype(object)
+            origins = origins + origins // tokens * (resized.part_tokens(parts) - tokens)
         if not len(origins) or int(origins.max()) < _SAFE:
             origins = origins.astype(np.int64)
         left_out = (int(firsts.sum()) - int(given.sum())) * self.shape.seq_len
         place = Place(counts, origins)
-        return replace(self, shape=replace(self.shape, seq_len=seq_len), place=place), left_out
+        return replace(resized, place=place), left_out
 
     @cached_property
     def deal(self) -> Permutation:

@@ -63,6 +63,13 @@ def _fields(narrow: NarrowBatch) -> dict[str, NDArray[Any]]:
         found["masked"][:count] = narrow.is_masked
         next_tokens[found["masked"]] = IGNORED
     next_tokens[count:] = next_tokens[count - 1]
+    if narrow.loss is not None:
+        bounds, weights = narrow.loss
+        size = max(_MIN_CU_SEQLENS, 1 << len(bounds).bit_length())
+        found["loss_bounds"] = np.full(size, narrow.tokens.size, np.int32)
+        found["loss_bounds"][: len(bounds)] = bounds
+        found["loss_weights"] = np.zeros(size - 1, np.float32)
+        found["loss_weights"][1 : 2 * len(weights) : 2] = weights
     return found
 
 
@@ -155,6 +162,11 @@ def _derived(
         ignore(flat, repeat(batch["masked"], lengths))
     if not (may_look and num_tokens.min() == seq_len):
         ignore(labels, numbers[:seq_len] >= num_tokens[:, None])
-    position_ids = subtract(numbers, repeat(starts, lengths))
-    made = {"input_ids": input_ids, "labels": labels, "position_ids": position_ids.reshape(labels.shape)}
+    made = {"input_ids": input_ids, "labels": labels}
+    if "loss_bounds" in batch:
+        weights = repeat(batch["loss_weights"], batch["loss_bounds"][1:] - batch["loss_bounds"][:-1])
+        ignore(flat, weights == 0)
+        weights *= flat != IGNORED
+        made["loss_weights"] = weights.reshape(labels.shape)
+    made["position_ids"] = subtract(numbers, repeat(starts, lengths)).reshape(labels.shape)
     return made | {key: batch[key] for key in _KEPT}

@@ -22,7 +22,8 @@ class FillInTheMiddle:
     b``, in SPM order ``<pre> <suf> c <mid> a b`` (the variant that keeps prefix and middle together). The sample keeps
     its length: the three sentinels take the place of the last three tokens of the middle, so a piece needs more than
     six. A delimiter at the end of the piece stays there. A piece that is cut by the sample has no label for its last
-    token, because what comes next in the document does not follow the middle.
+    token, because what comes next in the document does not follow the middle. A piece of which only some tokens are
+    targets stays as it is.
 
     Args:
         prefix_id, suffix_id, middle_id: the sentinels, ids that the tokenizer has for them.
@@ -59,6 +60,7 @@ class FillInTheMiddle:
                 f"{self!r}: id {largest} does not fit {sample.tokens.dtype}, the dtype of the corpus",
                 hint="give ids of the tokenizer that the corpus was built with",
             )
+        weights = sample.loss_weights
         tokens, next_tokens = sample.tokens.copy(), sample.next_tokens.copy()
         draws = random.uniform(4 * len(sample.piece_lengths)).reshape(-1, 4)
         stops = np.cumsum(sample.piece_lengths)
@@ -66,8 +68,10 @@ class FillInTheMiddle:
             stop, length = int(stops[index]), int(sample.piece_lengths[index])
             start, end = stop - length, stop - (next_tokens[index] == IGNORED)  # a delimiter stays where it is
             inner = end - start
-            if inner <= 2 * _NUM_SENTINELS:
-                continue
+            if inner <= 2 * _NUM_SENTINELS or (
+                weights is not None and (weights[start : end - 1] != weights[start]).any()
+            ):
+                continue  # too short, or its labels belong to single tokens
             low, high = sorted((draws[index, 1:3] * (inner + 1 - _NUM_SENTINELS)).astype(int).tolist())
             prefix, middle = tokens[start : start + low].copy(), tokens[start + low : start + high].copy()
             suffix = tokens[start + high + _NUM_SENTINELS : end].copy()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,34 @@ READ_TOKENS = 1 << 21
 """Corpora in memory are read about so many tokens at a time, because every call costs. Changes speed only."""
 
 
+class LabelSpans(NamedTuple):
+    """Which labels of rows count, by their place in the flattened rows.
+
+    Args:
+        bounds: int64 [2 n + 1]: 0, start, stop, start, stop, ..., ascending. A label counts if it lies in a
+            ``[start, stop)``, and is no `IGNORED` for another reason.
+        weights: float32 [n], of each of these stretches.
+    """
+
+    bounds: NDArray[np.int64]
+    weights: NDArray[np.float32]
+
+    def of_labels(self, count: int) -> NDArray[np.float32]:
+        """The weight of each label, 0 for one that does not count: float32 [count]."""
+        weights = np.zeros(len(self.bounds), np.float32)
+        weights[1::2] = self.weights
+        return np.repeat(weights, np.diff(self.bounds, append=count))
+
+    @classmethod
+    def of_weights(cls, weights: NDArray[np.float32]) -> LabelSpans:
+        """The inverse of `of_labels`."""
+        starts = np.flatnonzero(np.diff(weights, prepend=np.float32(0)) != 0)
+        stops = np.append(starts[1:], len(weights))
+        counts = weights[starts] != 0
+        bounds = np.stack([starts[counts], stops[counts]], axis=1).reshape(-1)
+        return cls(np.concatenate([np.zeros(1, np.int64), bounds]), weights[starts[counts]])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NarrowBatch:
     """The rows of a batch: what is read, and the labels that do not follow from it.
@@ -44,6 +72,7 @@ class NarrowBatch:
         corpus_index: int64 [rows], corpus in plan order, or `PADDING_INDEX`.
         sample_index: int64 [rows], global sample, or `PADDING_INDEX`.
         is_masked: bool [pieces], whether each is out of the loss; None without masks.
+        loss: of the labels, if a corpus of the plan has loss spans.
         num_read_tokens: read for these rows, labels that are no token of them included.
     """
 
@@ -54,6 +83,7 @@ class NarrowBatch:
     corpus_index: NDArray[np.int64]
     sample_index: NDArray[np.int64]
     is_masked: NDArray[np.bool_] | None = None
+    loss: LabelSpans | None = None
     num_read_tokens: int = 0
 
     @property
@@ -101,6 +131,7 @@ class Layout:
     _stop: int = field(init=False, default=0, repr=False)
     _tokens: NDArray[Any] = field(init=False, repr=False)
     _next_tokens: NDArray[np.int64] = field(init=False, repr=False)
+    _loss: LabelSpans | None = field(init=False, default=None, repr=False)
 
     def read(self, start: int, stop: int) -> NarrowBatch:
         """Read the rows ``[start, stop)``. The next call may overwrite their tokens."""
@@ -116,6 +147,9 @@ class Layout:
             corpus_index=self.corpora[start:stop],
             sample_index=self.samples[start:stop],
             is_masked=None if self.is_masked is None else self.is_masked[first:last],
+            loss=None
+            if self._loss is None
+            else _cut(self._loss, *((r - self._start) * self.seq_len for r in (start, stop))),
             num_read_tokens=self.read_before[stop] - self.read_before[start],
         )
 
@@ -146,7 +180,34 @@ class Layout:
         self._read_pieces(numbers, positions, lengths, out, places)
         next_tokens[in_row], next_tokens[elsewhere] = out[label_places], out[size:]
         self._tokens, self._next_tokens = out[:size].reshape(stop - start, row_tokens), next_tokens
+        if any(source.has_spans for source in self.sources):
+            self._loss = self._label_spans(pieces, begins)
         self._start, self._stop = start, stop
+
+    def _label_spans(self, pieces: slice, begins: NDArray[np.int64]) -> LabelSpans:
+        """Which labels of pieces count: those that are targets, in corpora with loss spans, else all.
+
+        Args:
+            begins: int64 [pieces], where in the flattened rows each begins.
+        """
+        numbers, firsts = self.numbers[pieces], self.starts[pieces] + 1  # a label is the token after
+        lasts = firsts + self.lengths[pieces] - ~(self.labels_in_row | self.labels_elsewhere)[pieces]
+        found = []
+        for number in np.unique(numbers[numbers != PADDING_INDEX]).tolist():
+            mine, source = np.flatnonzero((numbers == number) & (firsts < lasts)), self.sources[number]
+            if source.has_spans:
+                spans = source.targets(firsts[mine], lasts[mine])
+                mine, starts, stops, weights = mine[spans.stretches], spans.starts, spans.stops, spans.weights
+            else:
+                starts, stops, weights = firsts[mine], lasts[mine], np.ones(len(mine), np.float32)
+            shift = begins[mine] - firsts[mine]
+            found.append((starts + shift, stops + shift, weights))
+        if not found:
+            return LabelSpans(np.zeros(1, np.int64), np.empty(0, np.float32))
+        starts, stops, weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        order = np.argsort(starts, kind="stable")
+        bounds = np.stack([starts[order], stops[order]], axis=1).reshape(-1)
+        return LabelSpans(np.concatenate([np.zeros(1, np.int64), bounds]), weights[order])
 
     def _read_pieces(
         self,
@@ -163,6 +224,14 @@ class Layout:
         bounds = np.flatnonzero(np.diff(numbers, prepend=PADDING_INDEX)).tolist()
         for low, high in itertools.pairwise([*bounds, len(numbers)]):
             self.sources[int(numbers[low])].read(positions[low:high], lengths[low:high], out, places[low:high])
+
+
+def _cut(loss: LabelSpans, start: int, stop: int) -> LabelSpans:
+    """The label spans of the flattened labels ``[start, stop)``, which begin and end at rows."""
+    starts = loss.bounds[1::2]
+    first, last = starts.searchsorted([start, stop]).tolist()
+    bounds = np.concatenate([np.zeros(1, np.int64), loss.bounds[1 + 2 * first : 1 + 2 * last] - start])
+    return LabelSpans(bounds, loss.weights[first:last])
 
 
 def lay_out(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime.order.permutation import derive_key, keyed_hashes
-from tokshard.runtime.rows.narrow import IGNORED, PADDING_INDEX, NarrowBatch
+from tokshard.runtime.rows.narrow import IGNORED, LabelSpans, NarrowBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,14 @@ class Sample:
         piece_lengths: int64 [pieces], parts of documents one after another; they add up to n.
         next_tokens: int64 [pieces], the label of the last token of each piece, -100 for none. It is the next token of
             the document where a piece is cut.
+        loss_weights: float32 [n], the weight of each token's label, 0 for a label that does not count; None if no
+            corpus of the plan has loss spans.
     """
 
     tokens: NDArray[Any]
     piece_lengths: NDArray[np.int64]
     next_tokens: NDArray[np.int64]
+    loss_weights: NDArray[np.float32] | None = None
 
 
 class Transform(Protocol):
@@ -94,6 +97,7 @@ def transformed(narrow: NarrowBatch, transforms: Sequence[Transform], seed: int)
     lengths: list[NDArray[Any]] = []
     labels: list[NDArray[np.int64]] = []
     masks: list[NDArray[np.bool_]] = []
+    weights = None if narrow.loss is None else narrow.loss.of_labels(tokens.size).reshape(tokens.shape)
     for row, (first, last) in enumerate(pairwise(firsts)):
         size, number = int(narrow.num_tokens[row]), int(narrow.sample_index[row])
         stop = last - (size < seq_len)  # the padding is a piece of its own, which no transform sees
@@ -102,12 +106,15 @@ def transformed(narrow: NarrowBatch, transforms: Sequence[Transform], seed: int)
             tokens=tokens[row, :size].copy(),
             piece_lengths=before.copy(),
             next_tokens=narrow.next_tokens[first:stop].copy(),
+            loss_weights=None if weights is None else weights[row, :size].copy(),
         )
-        if number != PADDING_INDEX:
+        if size:
             random = SampleRandom(seed, number)
             for transform in transforms:
-                sample = _checked(transform(sample, random), tokens[row, :size], transform)
+                sample = _checked(transform(sample, random), sample, transform)
         tokens[row, :size] = sample.tokens
+        if weights is not None:
+            weights[row, :size] = sample.loss_weights
         lengths += sample.piece_lengths, narrow.piece_lengths[stop:last]
         labels += sample.next_tokens, narrow.next_tokens[stop:last]
         if narrow.is_masked is not None:
@@ -126,15 +133,17 @@ def transformed(narrow: NarrowBatch, transforms: Sequence[Transform], seed: int)
         piece_lengths=np.concatenate(lengths).astype(np.int32),
         next_tokens=np.concatenate(labels, dtype=np.int64, casting="unsafe"),  # a transform may give other integers
         is_masked=np.concatenate(masks) if masks else None,
+        loss=None if weights is None else LabelSpans.of_weights(weights.reshape(-1)),
     )
 
 
-def _checked(found: Any, tokens: NDArray[Any], transform: Transform) -> Sample:
-    """What a transform returned for a sample of these tokens.
+def _checked(found: Any, before: Sample, transform: Transform) -> Sample:
+    """What a transform returned for a sample.
 
     Raises:
         PlanError: it is no such sample.
     """
+    tokens, weights = before.tokens, before.loss_weights
     if not isinstance(found, Sample):
         wrong, hint = f"{type(found).__name__}, expected a Sample", "return a Sample from transforms"
     elif _form(found.tokens) != _form(tokens):
@@ -149,6 +158,11 @@ def _checked(found: Any, tokens: NDArray[Any], transform: Transform) -> Sample:
             f"expected {len(tokens)} tokens and one next token per piece"
         )
         hint = "piece_lengths are at least 1 and add up to the tokens"
+    elif _form(found.loss_weights) != _form(weights) or (
+        found.loss_weights is not None and (found.loss_weights < 0).any()
+    ):
+        wrong = f"loss_weights {_form(found.loss_weights)}, expected {_form(weights)} of numbers from 0 on"
+        hint = "keep the loss_weights of a sample, and move them with its tokens"
     elif np.any((labels < 0) & (labels != IGNORED)):
         wrong = f"next_tokens from {labels.min()} on, expected token ids or {IGNORED}"
         hint = f"{IGNORED} is for a token that has no label"

@@ -30,8 +30,8 @@ def chunked_losses(
 ) -> Tensor:
     """`token_losses`, with the logits of at most `chunk` tokens in memory; 0: of all.
 
-    The gradients are computed with the losses, chunk by chunk, so that no product is computed twice. The backward pass
-    only scales them: it needs the same factor for all tokens, as of a sum or a mean, and gives NaN otherwise.
+    The gradients are computed with the losses, chunk by chunk, so no product is computed twice. The backward pass only
+    scales them: it needs the same factor for all tokens, as in a sum or a mean, and gives NaN otherwise.
     """
     chunk = chunk or len(hidden_TD)
     if torch.is_grad_enabled() and chunk < len(hidden_TD):
