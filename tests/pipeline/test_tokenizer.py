@@ -27,6 +27,7 @@ from tokshard.pipeline.encode.tokenizer_file import (
     TokenizerFile,
     read_tokenizer,
 )
+from tokshard.pipeline.sources.records import NOT_ENCODED
 
 Json = dict[str, Any]
 
@@ -403,7 +404,7 @@ INFO = info_of({"eos": 0, "s": 1}, vocab_size=9, eos_id=0, bos_id=None)
 
 def test_exactly_the_texts_on_which_the_library_fails_are_held_back():
     encoded = DocumentEncoder(Faulty(), INFO)(["[5]", "x", "[1]", "[6, 7]", "[x]"])
-    assert dict(encoded.failed) == {1: "no x", 4: "no x"}
+    assert dict(encoded.failed) == {1: (NOT_ENCODED, "no x"), 4: (NOT_ENCODED, "no x")}
     assert encoded.with_special == (2,)
     assert (encoded.tokens.tolist(), encoded.ends.tolist()) == ([5, 0, 6, 7, 0], [2, 5])
 

@@ -224,6 +224,9 @@ def _sources_text(manifest: Manifest, sources: Sequence[SourceInfo]) -> str:
 def _read_as(build: BuildConfig) -> list[str]:
     if build.copied is not None:
         return _taken(build.copied)
+    if build.chat is not None:
+        date = f", dated {build.chat.chat_date}" if build.chat.chat_date else ""
+        return [f"conversations by the chat template {build.chat.template[:12]}{date}", f"loss on {build.chat.loss}"]
     if build.reads != "tokens":
         return [f"text from {build.text_field!r}"]
     parts = ["tokens of another tool" + (f" from {build.token_field!r}" if build.token_field else "")]

@@ -11,8 +11,10 @@ import msgspec
 from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.enclosing import check_outside_corpora
+from tokshard.format.loss import LOSS, LOSS_COLUMNS
 from tokshard.pipeline.append import next_generation
 from tokshard.pipeline.copies import copied_request
+from tokshard.pipeline.encode.chat.texts import checked_chat, read_template
 from tokshard.pipeline.encode.tokenizer_file import read_tokenizer
 from tokshard.pipeline.options import (
     DEFAULT_SHARD_TOKENS,
@@ -79,6 +81,13 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
     _check_inputs(options.out, target, found.inputs)
     _check_read_once(options, found.inputs.read_once)
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
+    template, chat, info, notes = None, None, read.info, list(read.notes)
+    if options.chat is not None:
+        template = read_template(options.chat, read, name=options.tokenizer, date=options.chat_date)
+        chat, info, more = checked_chat(
+            read, template, loss=options.loss, wanted_end=options.document_end, overlong=options.overlong
+        )
+        notes += more
     check_field_name(options.text_field)
     try:
         columns = parse_columns(options.id_field, options.keep_field)
@@ -104,15 +113,18 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
             },
             shard_tokens=options.shard_tokens or DEFAULT_SHARD_TOKENS,
             task_bytes=task_bytes,
+            chat=chat,
         ),
-        columns={name: kind for name, (_, kind) in columns.items()},
-        tokenizer=read.info,
+        columns=({LOSS: LOSS_COLUMNS[LOSS]} if chat is not None else {})
+        | {name: kind for name, (_, kind) in columns.items()},
+        tokenizer=info,
         normalizer=read.normalizer,
         inputs=found.inputs,
         arguments=list(found.arguments),
         ignored=dict(found.ignored),
-        notes=(*found.notes, *read.notes),
-        versions=versions_here(options.reads),
+        notes=(*found.notes, *notes),
+        versions=versions_here(options.reads, *(["jinja2"] if chat is not None else [])),
+        chat=template,
     )
     return request, read.content
 

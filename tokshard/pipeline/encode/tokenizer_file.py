@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from tokshard.store import Store, locate, look_at, open_store, present, real_loc
 _FILES = ("tokenizer.json", "tokenizer.model")
 """The files that are looked for in a directory, in this order."""
 _CONFIG = "tokenizer_config.json"
+_TEMPLATE = "chat_template.jinja"
 _FOREIGN_SUFFIXES = (".model", ".tiktoken", ".bpe")
 """File names of SentencePiece models and tiktoken ranks."""
 _LOCAL_SUFFIXES = (".json", *_FOREIGN_SUFFIXES)
@@ -41,12 +42,16 @@ class TokenizerFile:
         content: the bytes of ``tokenizer.json``.
         info: what the manifest says of it.
         notes: what the user should know, a line each.
+        config: what ``tokenizer_config.json`` says.
+        template: what ``chat_template.jinja`` next to it holds; None if there is none.
         normalizer: what changes text before it is encoded, such as ``NFKC, Lowercase``; None if nothing does.
     """
 
     content: bytes
     info: TokenizerInfo
     notes: tuple[str, ...]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
     normalizer: str | None = None
 
 
@@ -72,7 +77,7 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
     folder, file = locate(path)
     content, parsed = _read_json(folder, file)
     vocabulary, added = _vocabulary(parsed, path)
-    config = _read_json(folder, _CONFIG)[1] if _CONFIG in present(folder) else {}
+    config, template = read_config(folder)
     notes = _notes(parsed, config, bos)
     ids = {**vocabulary, **{token: entry["id"] for token, entry in added.items()}}
     unknown = _unknown(parsed)  # it stands for pieces of text, so it does not control anything, however it is flagged
@@ -99,8 +104,21 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
         content=content,
         info=info,
         notes=notes,
+        config=config,
+        template=template,
         normalizer=normalizer_name(parsed.get("normalizer")),
     )
+
+
+def read_config(folder: Store) -> tuple[dict[str, Any], str | None]:
+    """What a tokenizer's folder says besides its ``tokenizer.json``: the configuration, and the chat template.
+
+    Raises:
+        TokenizerError: one of them cannot be read.
+    """
+    names = present(folder)
+    template = folder.get(_TEMPLATE).decode() if _TEMPLATE in names else None
+    return _read_json(folder, _CONFIG)[1] if _CONFIG in names else {}, template
 
 
 def _vocabulary_size(ids: Mapping[str, int], path: str) -> int:

@@ -28,7 +28,7 @@ _DATASET = re.compile(
 _MODEL = re.compile(rf"(?:hf://)?(?P<repository>{_PART}/{_PART})(?:@(?P<revision>.+))?")
 _FIRST_WITHOUT_SCRIPTS = 4
 """Major version of `datasets` that runs no code of a repository, whatever the environment asks for."""
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 """Files that ``Dataset.save_to_disk`` writes next to its data."""
 

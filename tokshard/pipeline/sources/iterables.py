@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tokshard.errors import SourceError, TokshardError, UsageError
+from tokshard.pipeline.sources.chats import chat_text
 from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.inputs import RECORDS, Input, RecordSource
 from tokshard.pipeline.sources.protocol import Format
@@ -107,7 +108,8 @@ def _row(record: Any, spec: RecordSpec) -> tuple[Sequence[Any], Problem | None]:
         kind = type(record).__name__
         problem = MALFORMED, f"the record has type {kind}, expected a mapping or a string"
         return [None] * (1 + len(spec.columns)), problem
-    text, *values = (_plain(_lookup(record, path)) for path in (spec.text_field, *spec.kept_paths))
+    values = [_plain(_lookup(record, path)) for path in spec.kept_paths]
+    text = chat_text(record) if spec.is_chat else _plain(_lookup(record, spec.text_field))
     if isinstance(text, str | bytes):
         return [text, *values], None
     if text is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT
 from tokshard.pipeline.sources.division import Lines, Stream
 from tokshard.pipeline.sources.inputs import JSONL
 from tokshard.pipeline.sources.kept_values import WrongTypeError, json_value
@@ -37,7 +38,7 @@ class JsonLinesParser:
 
     def __init__(self, spec: RecordSpec) -> None:
         self._spec = spec
-        self._fast = not spec.columns and "." not in spec.text_field
+        self._fast = not spec.columns and "." not in spec.text_field and not spec.is_chat
         self._diagnose = _roots_decoder(spec)
         kind = self._diagnose.type
         self._attributes = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
@@ -107,14 +108,14 @@ class JsonLinesParser:
 
     def _admit_slowly(self, records: Records, position: int, found: Any, line: bytes = b"") -> None:
         spec = self._spec
-        raw = self._lookup(found, spec.text_field)
-        if raw is None or raw[:1] != b'"':
+        raw = self._conversation(found) if spec.is_chat else self._lookup(found, spec.text_field)
+        if raw is None or (raw[:1] != b'"' and not spec.is_chat):
             reason = MISSING_TEXT if raw in (None, b"null") else NOT_A_STRING
-            name = repr(spec.text_field)
-            detail = f"field {name} is {_shown(raw)}" if raw else f"no field {name}{_what_there_is(line)}"
+            name = NO_CHAT if spec.is_chat else f"no field {spec.text_field!r}"
+            detail = f"field {spec.text_field!r} is {_shown(raw)}" if raw else f"{name}{_what_there_is(line)}"
             records.bad.append(BadRecord(position, reason, detail))
             return
-        text = _STRING.decode(raw)
+        text = raw.decode() if spec.is_chat else _STRING.decode(raw)
         values = []
         for name, (path, kind) in spec.columns.items():
             kept = self._lookup(found, path)
@@ -129,6 +130,12 @@ class JsonLinesParser:
         if records.admit(spec, position, text):
             for column, value in zip(records.columns.values(), values, strict=True):
                 column.append(value)
+
+    def _conversation(self, found: Any) -> bytes | None:
+        """The JSON of the fields that say something about a conversation."""
+        values = ((name, self._lookup(found, name)) for name in CHAT_FIELDS)
+        parts = [b'"%s":%s' % (name.encode(), raw) for name, raw in values if raw not in (None, b"null")]
+        return b"{%s}" % b",".join(parts) if parts else None
 
     def _lookup(self, found: Any, path: str) -> bytes | None:
         """The raw JSON of the field with this name, else of the field at this dotted path, else None."""
@@ -205,7 +212,7 @@ def _what_there_is(line: bytes) -> str:
     """The fields of a line, to be said after the field that it lacks."""
     names = list(_RAW_FIELDS.decode(line)) if line else []
     if "messages" in names or "conversations" in names:
-        return "; it has messages, and chat data is not supported: turn each conversation into a text first"
+        return "; it has messages: make tokens of conversations with --chat"
     shown = ", ".join(name if name.isprintable() else repr(name) for name in names[:_FIELDS_SHOWN])
     more = ", ..." if len(names) > _FIELDS_SHOWN else ""
     return f"; it has: {shown[:160]}{more}" if names else ""
@@ -224,7 +231,8 @@ def _text_decoder(name: str) -> msgspec.json.Decoder[Any]:
 
 def _roots_decoder(spec: RecordSpec) -> msgspec.json.Decoder[Any]:
     """A decoder that keeps the raw JSON of every field with which a dotted path starts."""
-    roots = dict.fromkeys(name for path in (spec.text_field, *spec.kept_paths) for name in (path, path.split(".")[0]))
+    texts = CHAT_FIELDS if spec.is_chat else (spec.text_field,)
+    roots = dict.fromkeys(name for path in (*texts, *spec.kept_paths) for name in (path, path.split(".")[0]))
     rename = {f"f{index}": root for index, root in enumerate(roots)}
     fields: list[Any] = [(attribute, msgspec.Raw, None) for attribute in rename]
     return msgspec.json.Decoder(msgspec.defstruct("Record", fields, rename=rename))

@@ -48,6 +48,7 @@ class RecordSpec:
         max_document_bytes: a longer text is a bad record; UTF-8 bytes.
         text_unit: what counts as a document in plain text: `FILE`, `LINE` or ``paragraph``.
         tokens: how tokens are read; None where texts are.
+        is_chat: a text is a conversation, as JSON of the fields that it has.
     """
 
     text_field: str
@@ -55,6 +56,7 @@ class RecordSpec:
     max_document_bytes: int
     text_unit: str = FILE
     tokens: TokenSpec | None = None
+    is_chat: bool = False
 
     @property
     def reads(self) -> str:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from tokshard.errors import SourceError, UsageError
+from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT, chat_text
 from tokshard.pipeline.sources.columns import Columns
 from tokshard.pipeline.sources.division import Divisibility, Grouped, Indivisible, Span
 from tokshard.pipeline.sources.inputs import Input
@@ -153,13 +154,25 @@ def is_arrow_file(store: Store, entry: Entry) -> bool:
 
 def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, Records]]:
     with open_table(input_, span) as (schema, batches):
-        columns = Columns(input_, schema, spec, [spec.text_field, *spec.kept_paths])
+        texts = [name for name in CHAT_FIELDS if name in schema.names] if spec.is_chat else [spec.text_field]
+        if not texts:
+            raise UsageError(
+                f"{input_.location} has {NO_CHAT}; it has {', '.join(schema.names)}",
+                hint="rename the field of the conversations, or leave out --chat",
+            )
+        columns = Columns(input_, schema, spec, [*texts, *spec.kept_paths])
         for batch, input_bytes in batches(columns):
             for start, stop, found in columns.rows(batch, columns.paths):
                 if isinstance(found, float):
                     records = admit_rows(spec, [None], [[None]] * len(spec.columns), {0: row_too_long(spec, found)})
                 else:
-                    records = admit_rows(spec, found[spec.text_field], [found[path] for path in spec.kept_paths])
+                    rows = zip(*(found[name] for name in texts), strict=True)
+                    held = (
+                        [chat_text(dict(zip(texts, row, strict=True))) for row in rows]
+                        if spec.is_chat
+                        else found[spec.text_field]
+                    )
+                    records = admit_rows(spec, held, [found[path] for path in spec.kept_paths])
                 records.input_bytes = input_bytes * stop // batch.num_rows - input_bytes * start // batch.num_rows
                 yield None, records
 
