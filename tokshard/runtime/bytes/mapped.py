@@ -180,7 +180,8 @@ class MappedCorpus:
             offsets, within = self._offsets_of(batch), rows[mine] - first_rows[number]
             lows, highs = offsets[within], offsets[within + 1]
             base = int(self._first_tokens[batch])
-            if bool(((lows < 0) | (lows >= highs) | (base + highs > self._first_tokens[batch + 1])).any()):
+            size = int(self._first_tokens[batch + 1]) - base  # a changed offset may be so large that a sum overflows
+            if bool(((lows < 0) | (lows >= highs) | (highs > size)).any()):
                 raise self._changed(batch)
             starts[mine], stops[mine] = base + lows, base + highs
         return starts, stops
