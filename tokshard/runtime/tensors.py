@@ -50,6 +50,8 @@ class StreamingLoader(BatchLoader[Batch]):
     - ``corpus_index``, ``sample_index``: int64 [rows], the corpus in plan order and the global sample; -1 for padding.
     - ``cu_seqlens``: int32 [n], the boundaries of all pieces in the flattened batch, for attention within documents;
       the last one is repeated until n is a power of two, at least 64. ``max_seqlen``: int64 [], the longest piece.
+    - ``loss_weights``: float32 [rows, seq_len], only if a corpus of the plan has loss spans: the weight of each label.
+      It is 0 where the label is -100, as it is outside of the spans, and 1 if the corpus has no weights.
 
     With ``compact=True`` it is a tenth of that, and `tokshard.runtime.expand` makes the batch above of it on a device:
 
@@ -58,6 +60,8 @@ class StreamingLoader(BatchLoader[Batch]):
       piece of its own, and what repeats the last boundary repeats the last label.
     - ``num_tokens``: int32 [rows], tokens of each row that are not padding.
     - ``masked``: bool [n - 1], whether no token of the piece has a label; only once documents are masked.
+    - ``loss_bounds``: int32 [m], and ``loss_weights``: float32 [m - 1], only if a corpus has loss spans: the labels of
+      the flattened batch from ``loss_bounds[i]`` to ``loss_bounds[i + 1]`` have ``loss_weights[i]``; 0: do not count.
     - ``corpus_index``, ``sample_index``, ``cu_seqlens``, ``max_seqlen``: as above.
 
     Args:

@@ -102,7 +102,9 @@ class Batches:
                 return next(batches, None)
             except TokshardError as error:
                 self.failure = error
-        return padding(-(-self._size // self._mesh.size()), self.plan.seq_len) if self._leave_out() else None
+        if not self._leave_out():
+            return None
+        return padding(-(-self._size // self._mesh.size()), self.plan.seq_len, has_spans=has_spans(self.plan))
 
     def _leave_out(self) -> bool:
         """Move over a step, on record in the state; False: the pass is over."""
@@ -140,10 +142,17 @@ class Batches:
         )
 
 
-def padding(rows: int, seq_len: int) -> Batch:
+def has_spans(plan: StreamPlan) -> bool:
+    """Whether the batches of a plan have weights of targets, since one of its corpora has loss spans."""
+    return any(source.has_spans for source in plan.sources)
+
+
+def padding(rows: int, seq_len: int, *, has_spans: bool = False) -> Batch:
     """A compact batch that trains nothing."""
     absent = torch.full((rows,), PADDING_INDEX)
+    spans = {"loss_bounds": torch.tensor([0, rows * seq_len], dtype=torch.int32), "loss_weights": torch.zeros(1)}
     return {
+        **(spans if has_spans else {}),
         "input_ids": torch.zeros(rows, seq_len, dtype=torch.uint16),
         "next_tokens": torch.full((rows,), IGNORED),
         "num_tokens": torch.zeros(rows, dtype=torch.int32),

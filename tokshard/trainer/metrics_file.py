@@ -89,9 +89,16 @@ def _end_of(content: mmap.mmap, path: str, last_step: int) -> tuple[int, bool]:
     return end, is_evaluated
 
 
-def row_digest(sample: int, input_ids: NDArray[np.int64], labels: NDArray[np.int64]) -> int:
-    """The digest of one sample, from its number and int64 arrays [seq_len]. Takes 25 ns per token."""
+def row_digest(
+    sample: int,
+    input_ids: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    loss_weights: NDArray[np.float32] | None = None,
+) -> int:
+    """The digest of one sample, from its number and arrays [seq_len]. Takes 25 ns per token."""
     content = sample.to_bytes(8, "little") + input_ids.tobytes() + labels.tobytes()
+    if loss_weights is not None:
+        content += loss_weights.tobytes()
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 

@@ -104,10 +104,14 @@ class Head(nn.Linear):
         self.loss_chunk = loss_chunk
         self.token_losses: TokenLosses = token_losses
 
-    def forward(self, hidden_TD: Tensor, labels_T: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden_TD: Tensor, labels_T: Tensor | None = None, loss_weights_T: Tensor | None = None
+    ) -> Tensor:
         if labels_T is None:
             return super().forward(hidden_TD)
-        return chunked_losses(hidden_TD, self.weight, labels_T, chunk=self.loss_chunk, function=self.token_losses)
+        return chunked_losses(
+            hidden_TD, self.weight, labels_T, loss_weights_T, chunk=self.loss_chunk, function=self.token_losses
+        )
 
 
 class Transformer(nn.Module):
@@ -127,20 +131,27 @@ class Transformer(nn.Module):
         self.head = Head(shape, loss_chunk)
 
     def forward(
-        self, input_ids_BS: Tensor, position_ids_BS: Tensor, documents: Documents, labels_BS: Tensor | None = None
+        self,
+        input_ids_BS: Tensor,
+        position_ids_BS: Tensor,
+        documents: Documents,
+        labels_BS: Tensor | None = None,
+        loss_weights_BS: Tensor | None = None,
     ) -> Tensor:
         """Logits [T, V] in the precision of the parameters; with labels the cross-entropy of each token, fp32 [T].
 
         Args:
             input_ids_BS, position_ids_BS, labels_BS: int64 [B, S].
             documents: pieces of the flattened rows.
+            loss_weights_BS: fp32 [B, S], which the cross-entropies are multiplied with.
         """
         hidden_TD = self.embedding(input_ids_BS.flatten())
         head_dim = self.shape.dim // self.shape.num_heads
         rotation = rotations(position_ids_BS.flatten(), head_dim, self.shape.rope_theta)
         for layer in self.layers:
             hidden_TD = layer(hidden_TD, rotation, documents)
-        out: Tensor = self.head(self.norm(hidden_TD), None if labels_BS is None else labels_BS.flatten())
+        targets = (None if of is None else of.flatten() for of in (labels_BS, loss_weights_BS))
+        out: Tensor = self.head(self.norm(hidden_TD), *targets)
         return out
 
 
