@@ -140,6 +140,13 @@ def _counts(ends: NDArray[np.int64], length: int, column: str) -> NDArray[np.int
     return counts
 
 
+def num_spans(section_bytes: int, num_documents: int, *, is_weighted: bool) -> int:
+    """The number of spans of a record batch, from the size of its section, see `stored_hash`."""
+    num_lists = 1 + is_weighted
+    values = section_bytes - num_lists * _OFFSET_BYTES * (num_documents + 1)
+    return values // (_NUMBER_BYTES * (2 + is_weighted))
+
+
 def stored_hash(offsets: NDArray[np.int64], section: bytes | memoryview) -> int:
     """The CRC-32 by which a reader checks the spans of one record batch: of the offsets of its tokens, then of these.
 
