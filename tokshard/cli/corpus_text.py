@@ -24,6 +24,7 @@ from tokshard.inspect.corpus.report import (
     split_left_out,
 )
 from tokshard.inspect.corpus.statistics import Lengths, TokenCounts
+from tokshard.interop.tokens.loss import NO_LOSS
 from tokshard.wording import LABEL_WIDTH, aligned, bytes_text, counted, one_line, printable
 
 _BRIEF = frozenset(
@@ -245,6 +246,8 @@ def _read_as(build: BuildConfig) -> list[str]:
     if build.reads != "tokens":
         return [f"text from {build.text_field!r}"]
     parts = ["tokens of another tool" + (f" from {build.token_field!r}" if build.token_field else "")]
+    if build.loss_field is not None:
+        parts.append("masks left out" if build.loss_field == NO_LOSS else f"trained by {build.loss_field!r}")
     if build.token_dtype is not None:
         parts.append(f"stored as {build.token_dtype}")
     if build.source_eos is not None:

@@ -24,7 +24,7 @@ from tokshard.pipeline.options import (
 )
 from tokshard.pipeline.request import Build, Request, placed, versions_here
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.formats import notes_on_columns
+from tokshard.pipeline.sources.formats import loss_columns, notes_on_columns
 from tokshard.pipeline.sources.hub import SCHEME
 from tokshard.pipeline.sources.inputs import DOCUMENTS, STDIN, TOKENS, InputTable, RecordSource, read_once_name
 from tokshard.pipeline.sources.listing import split_glob
@@ -79,6 +79,7 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
     _check_inputs(options.out, target, found.inputs)
     _check_read_once(options, found.inputs.read_once)
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
+    of_loss, loss_notes = loss_columns(found.inputs, options.loss_field) if options.reads == TOKENS else ({}, [])
     check_field_name(options.text_field)
     try:
         columns = parse_columns(options.id_field, options.keep_field)
@@ -105,13 +106,13 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
             shard_tokens=options.shard_tokens or DEFAULT_SHARD_TOKENS,
             task_bytes=task_bytes,
         ),
-        columns={name: kind for name, (_, kind) in columns.items()},
+        columns=of_loss | {name: kind for name, (_, kind) in columns.items()},
         tokenizer=read.info,
         normalizer=read.normalizer,
         inputs=found.inputs,
         arguments=list(found.arguments),
         ignored=dict(found.ignored),
-        notes=(*found.notes, *read.notes),
+        notes=(*found.notes, *read.notes, *loss_notes),
         versions=versions_here(options.reads),
     )
     return request, read.content
