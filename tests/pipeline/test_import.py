@@ -491,7 +491,7 @@ def test_columns_of_mds_are_kept_and_those_that_would_be_unpickled_refused(place
 def test_inputs_without_columns_beside_a_table_have_no_kept_values(place):
     (place / "a.parquet").write_bytes(parquet_bytes(columns_table(DOCUMENTS)))
     foreign.megatron(place / "b", DOCUMENTS[:1])
-    result = imported(place, place / "a.parquet", place / "b", keep_field=["name"])
+    result = imported(place, place / "a.parquet", place / "b", keep_field=["name"], loss_field="none")
     with open_corpus(result.directory) as corpus:
         assert [corpus.metadata(index)["name"] for index in (0, 4, 5)] == ["doc 0", "doc 4", None]
 

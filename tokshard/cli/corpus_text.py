@@ -11,6 +11,7 @@ import msgspec
 from tokshard.cli.document_text import view_json, view_text
 from tokshard.cli.tables import bars, shorten, table
 from tokshard.format import names
+from tokshard.format.loss import kept_columns
 from tokshard.format.manifest import BuildConfig, CopyConfig, DocumentLengths, Manifest, TokenizerInfo
 from tokshard.format.tables import ShardInfo, SourceInfo
 from tokshard.inspect.corpus.documents import source_label
@@ -23,9 +24,12 @@ from tokshard.inspect.corpus.report import (
     split_left_out,
 )
 from tokshard.inspect.corpus.statistics import Lengths, TokenCounts
+from tokshard.interop.tokens.loss import NO_LOSS
 from tokshard.wording import LABEL_WIDTH, aligned, bytes_text, counted, one_line, printable
 
-_BRIEF = frozenset({"documents", "tokens", "on disk", "tokenizer", "records", "specials", "rejects", "generations"})
+_BRIEF = frozenset(
+    {"documents", "tokens", "trained", "on disk", "tokenizer", "records", "specials", "rejects", "generations"}
+)
 """Of a summary, what the end of a build shows."""
 
 _FEW_SHARDS = 8
@@ -45,7 +49,8 @@ def report_text(report: CorpusReport, *, width: int, encoding: str, all_shards: 
         all_shards: show every shard; otherwise a long table only shows its start and its end.
     """
     parts = [
-        f"{'corpus':<12}{one_line(report.directory)}\n" + summary_text(report.manifest, report.sources, width=width),
+        f"{'corpus':<12}{one_line(report.directory)}\n"
+        + summary_text(report.manifest, report.sources, num_spans=report.num_spans, width=width),
         distribution_text(report, width=width, encoding=encoding),
         shard_table(report.shards, num_rows=len(report.shards) if all_shards else _FEW_SHARDS),
         *map(view_text, report.documents),
@@ -61,9 +66,11 @@ def comparison_text(reports: Sequence[CorpusReport], *, width: int) -> str:
     return table([[label, *(column.get(label, "-") for column in columns)] for label in labels], width=width)
 
 
-def summary_text(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, width: int = 80) -> str:
+def summary_text(
+    manifest: Manifest, sources: Sequence[SourceInfo] = (), *, num_spans: int | None = None, width: int = 80
+) -> str:
     """A corpus in a screenful, from its manifest and source table. Arguments as for `summary_lines`."""
-    return aligned(summary_lines(manifest, sources, width=width), width=width)
+    return aligned(summary_lines(manifest, sources, num_spans=num_spans, width=width), width=width)
 
 
 def brief_text(manifests: Sequence[Manifest], *, width: int) -> str:
@@ -78,6 +85,7 @@ def brief_text(manifests: Sequence[Manifest], *, width: int) -> str:
         ["", *(f"{manifest.build.split}" for manifest in manifests)],
         ["documents", *(f"{manifest.num_documents:,}" for manifest in manifests)],
         ["tokens", *(f"{manifest.num_tokens:,}" for manifest in manifests)],
+        *([["trained", *map(_trained_text, manifests)]] if manifests[0].num_targets is not None else []),
         ["on disk", *(f"{_disk_text(manifest)}" for manifest in manifests)],
     ]
     first = manifests[0]
@@ -92,11 +100,14 @@ def brief_text(manifests: Sequence[Manifest], *, width: int) -> str:
     return f"{shown}\n{aligned(lines, width=width)}"
 
 
-def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, width: int = 80) -> list[tuple[str, str]]:
+def summary_lines(
+    manifest: Manifest, sources: Sequence[SourceInfo] = (), *, num_spans: int | None = None, width: int = 80
+) -> list[tuple[str, str]]:
     """The summary as labels and values; a line without a label continues the one before.
 
     Args:
         sources: the source table; without it single sources are not mentioned.
+        num_spans: loss spans, if they are known.
         width: characters per line.
     """
     if not manifest.num_documents:
@@ -106,6 +117,7 @@ def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, wid
     lines = [
         ("documents", f"{manifest.num_documents:,}, of {_lengths_range(manifest)}"),
         ("tokens", f"{manifest.num_tokens:,} as {manifest.dtype}{of_text}"),
+        *([] if manifest.num_targets is None else [("trained", _trained_text(manifest, num_spans))]),
         ("on disk", _disk_text(manifest)),
         ("tokenizer", _tokenizer_text(manifest.tokenizer)),
         ("sources", _sources_text(manifest, sources)),
@@ -133,6 +145,13 @@ def _unusual_lines(manifests: Sequence[Manifest]) -> list[tuple[str, str]]:
     if manifests[0].generation is not None:
         lines.append(("generations", generations_text(manifests[0])))
     return lines
+
+
+def _trained_text(manifest: Manifest, num_spans: int | None = None) -> str:
+    """How many tokens are targets, and their share; of a corpus with loss spans."""
+    targets = manifest.num_targets or 0
+    spans = "" if num_spans is None else f", in {counted(num_spans, 'loss span')}"
+    return f"{targets:,} of the tokens ({targets / max(1, manifest.num_tokens):.1%}){spans}"
 
 
 def _disk_text(manifest: Manifest) -> str:
@@ -230,6 +249,8 @@ def _read_as(build: BuildConfig) -> list[str]:
     if build.reads != "tokens":
         return [f"text from {build.text_field!r}"]
     parts = ["tokens of another tool" + (f" from {build.token_field!r}" if build.token_field else "")]
+    if build.loss_field is not None:
+        parts.append("masks left out" if build.loss_field == NO_LOSS else f"trained by {build.loss_field!r}")
     if build.token_dtype is not None:
         parts.append(f"stored as {build.token_dtype}")
     if build.source_eos is not None:
@@ -337,6 +358,7 @@ def column_of(report: CorpusReport, name: str) -> dict[str, str]:
         "corpus": shorten(one_line(name), _NAME_WIDTH),
         "documents": f"{manifest.num_documents:,}",
         "tokens": f"{manifest.num_tokens:,}",
+        **({} if manifest.num_targets is None else {"trained": f"{manifest.num_targets / manifest.num_tokens:.1%}"}),
         "bytes per token": f"{manifest.text_bytes / manifest.num_tokens:.2f}",
         "on disk": bytes_text(manifest.num_bytes),
         "shards": f"{manifest.num_shards:,}",
@@ -366,6 +388,7 @@ def report_json(report: CorpusReport) -> dict[str, Any]:
     return {
         "corpus": report.directory,
         **summary,
+        "loss_spans": report.num_spans,
         "token_statistics": None if report.tokens is None else tokens_json(report.tokens),
         "samples": [view_json(view) for view in report.documents],
     }
@@ -378,6 +401,7 @@ def summary_json(manifest: Manifest, sources: Sequence[SourceInfo] = ()) -> dict
     return {
         "documents": manifest.num_documents,
         "tokens": manifest.num_tokens,
+        "targets": manifest.num_targets,
         "tokens_per_document": {
             "mean": manifest.num_tokens / manifest.num_documents,
             "shortest": lengths.shortest,
@@ -387,7 +411,7 @@ def summary_json(manifest: Manifest, sources: Sequence[SourceInfo] = ()) -> dict
         "text_bytes": manifest.text_bytes,
         "text_bytes_per_token": manifest.text_bytes / manifest.num_tokens,
         "dtype": manifest.dtype,
-        "columns": manifest.columns,
+        "columns": kept_columns(manifest.columns),
         "shards": manifest.num_shards,
         "bytes": manifest.num_bytes,
         "tokenizer": msgspec.to_builtins(manifest.tokenizer),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -13,12 +14,18 @@ from tokshard.inspect.corpus.documents import DocumentView, Match, TokenPiece
 from tokshard.wording import counted, one_line, printable
 
 _BOUNDARY = "\u2502"
+_OPEN, _CLOSE = "\u27e6", "\u27e7"
+"""Around tokens that are trained."""
 
 
 def view_text(view: DocumentView) -> str:
     """A document, its control characters escaped; if it was split into tokens, with a bar after each."""
     place = f"record {view.record_number:,} of {one_line(view.source)}"
     lines = [f"document {view.document:,}: {counted(view.num_tokens, 'token')}, {place}"]
+    if view.loss_spans is not None:
+        trained = counted(sum(stop - start for start, stop in view.loss_spans), "trained token")
+        marks = f", between {_OPEN} and {_CLOSE}" if view.pieces and view.loss_spans else ""
+        lines.append(f"loss: {trained} in {counted(len(view.loss_spans), 'span')}{marks}")
     lines += [f"{one_line(name)}: {one_line(str(value))}" for name, value in view.metadata.items()]
     more = " ..." if view.is_excerpt else ""
     lines.append(printable(bounded_text(view.pieces) + more if view.pieces else view.text))
@@ -26,8 +33,12 @@ def view_text(view: DocumentView) -> str:
 
 
 def bounded_text(pieces: Iterable[TokenPiece]) -> str:
-    """The text of pieces, with a bar after each."""
-    return "".join(piece.text + _BOUNDARY for piece in pieces)
+    """The text of pieces, with a bar after each, and what is trained in brackets."""
+    parts = []
+    for is_trained, run in itertools.groupby(pieces, lambda piece: bool(piece.is_trained)):
+        text = "".join(piece.text + _BOUNDARY for piece in run)
+        parts.append(f"{_OPEN}{text}{_CLOSE}" if is_trained else text)
+    return "".join(parts)
 
 
 def match_text(match: Match) -> str:
@@ -61,7 +72,11 @@ def view_json(view: DocumentView) -> dict[str, Any]:
     plain = asdict(view)
     del plain["pieces"]
     if view.pieces:
-        plain["pieces"] = [{"ids": list(piece.ids), "text": piece.text} for piece in view.pieces]
+        plain["pieces"] = [
+            {"ids": list(piece.ids), "text": piece.text}
+            | ({} if piece.is_trained is None else {"is_trained": piece.is_trained})
+            for piece in view.pieces
+        ]
     plain["metadata"] = {name: plain_value(value) for name, value in view.metadata.items()}
     return plain
 

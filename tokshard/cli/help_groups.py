@@ -20,6 +20,7 @@ OF_BUILDS: Groups = {
         "format",
         "text_field",
         "token_field",
+        "loss_field",
         "text_unit",
         *("chat", "chat_date", "loss", "document_end"),
         "token_dtype",

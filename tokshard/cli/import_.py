@@ -55,6 +55,11 @@ def _formats(option: str) -> str:
     help=f"For {_formats('token_field')}: column of the ids.  [default: tokens, input_ids or token_ids]",
 )
 @click.option(
+    "--loss-field",
+    metavar="COLUMN",
+    help=f"For {_formats('loss_field')}: column of labels or loss masks, or none.  [default: by usual names]",
+)
+@click.option(
     "--dtype",
     "token_dtype",
     type=click.Choice(DTYPES),
@@ -86,8 +91,8 @@ def import_(context: click.Context, /, sources: tuple[str, ...], **options: Any)
     delimiter; parquet, Arrow or Feather with a column of token ids; data sets saved by datasets, or hf://OWNER/NAME.
 
     Boundaries, order and ids are kept. Every document ends in EOS, once. The tokenizer has to be the one that made
-    the ids: they are checked against its vocabulary, and the first document is shown as text. Other columns are left
-    out, unless --keep-field or --id-field names them.
+    the ids: they are checked against its vocabulary, and the first document is shown as text. Labels and loss masks
+    become loss spans; other columns are left out, unless --keep-field or --id-field names them.
 
     The same command continues an import that was interrupted. 'tokshard commit DIR' ends one that several jobs share.
     """

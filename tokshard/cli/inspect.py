@@ -21,6 +21,7 @@ from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
+from tokshard.format.loss import kept_columns
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.documents import EXCERPT_CHARACTERS, DocumentView, search
 from tokshard.inspect.corpus.places import corpora_at
@@ -38,8 +39,8 @@ _TOKENS_OF_WORKER = 1 << 25
 @click.option(
     "--document",
     metavar="N|ID",
-    help="Show the whole of document N, counted from 0, with a bar after each token; or by the id that --id-field "
-    "kept, where #N is the number.",
+    help="Show the whole of document N, counted from 0, with a bar after each token, and loss spans in \u27e6 \u27e7; "
+    "or by the id that --id-field kept, where #N is the number.",
 )
 @click.option(
     "--sample",
@@ -189,7 +190,7 @@ def _grep(
     left, normalizers, columns = limit, dict[str, None](), dict[str, str]()
     for location in corpora if where else ():
         with open_corpus(location) as corpus:
-            columns |= corpus.manifest.columns
+            columns |= kept_columns(corpus.manifest.columns)
     is_found = False
     for location in corpora:
         with open_corpus(location) as corpus, byte_progress(f"grep {location}", unit="tokens") as on_progress:

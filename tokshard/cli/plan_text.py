@@ -69,7 +69,8 @@ def plan_tree(report: PlanReport, *, encoding: str, width: int) -> str:
 
 def _corpus_text(corpus: CorpusPlan) -> str:
     parts = [
-        f"{tokens_text(corpus.epoch_tokens)} tokens",
+        f"{tokens_text(corpus.epoch_tokens)} tokens"
+        + ("" if corpus.target_share is None else f" ({corpus.target_share:.1%} trained)"),
         f"{counted(corpus.num_blocks, 'block')} in {counted(corpus.num_windows, 'window')}",
     ]
     if corpus.num_parts > 1:

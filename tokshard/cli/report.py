@@ -94,7 +94,10 @@ def _page(targets: list[str], out: str, *, num_samples: int, is_full: bool, num_
         for target in corpora_at(targets)
     ]
     facts = [
-        [*summary_lines(report.manifest, report.sources, width=_WIDTH), *distribution_lines(report)]
+        [
+            *summary_lines(report.manifest, report.sources, num_spans=report.num_spans, width=_WIDTH),
+            *distribution_lines(report),
+        ]
         for report in reports
     ]
     return corpora_page(reports, facts, [column_of(report, report.directory) for report in reports])

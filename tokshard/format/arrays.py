@@ -22,6 +22,11 @@ def number_array(values: NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(contiguous), [None, pa.py_buffer(contiguous)])
 
 
+def lists_array(offsets: NDArray[np.int64], values: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """Large lists of numbers, not copied: int64 [lists + 1] and [numbers]."""
+    return pa.LargeListArray.from_arrays(number_array(offsets), number_array(values), type=kind)
+
+
 def value_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Plain values, None for null; or lists of numbers."""
     return _array(values, kind) if pa.types.is_large_list(kind) else pa.array(values, type=kind)

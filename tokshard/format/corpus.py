@@ -188,6 +188,14 @@ class Corpus:
         number, row = self.shards.find(index)
         return self.shard(number).loss_spans(row)
 
+    def target_weights(self, index: int) -> NDArray[np.float32]:
+        """The weight of each token of one document in the loss, 0 where it is no target: float32 [tokens].
+
+        Errors as `loss_spans`.
+        """
+        number, row = self.shards.find(index)
+        return self.shard(number).target_weights(row)
+
     def provenance(self, index: int) -> Provenance:
         """Source and record number of one document; `sources` has the paths."""
         shard_index, row = self.shards.find(index)

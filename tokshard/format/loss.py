@@ -77,6 +77,29 @@ class Targets:
         return found
 
 
+def spans_of(
+    weights: NDArray[np.float32], ends: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.float32]]:
+    """The spans of some documents, from the weight of each token.
+
+    Args:
+        weights: float32 [tokens], 0 where a token is no target, as at the first of each document.
+        ends: int64 [documents]: where each document ends in the tokens.
+
+    Returns:
+        int64 [documents + 1], the spans before each document; uint32 [2 spans], the values of `LOSS`; and float32
+        [spans], those of `WEIGHTS`.
+    """
+    changes = np.flatnonzero(np.diff(weights, prepend=np.float32(0), append=np.float32(0)))
+    is_start = np.append(weights, np.float32(0))[changes] > 0
+    starts, stops = changes[is_start], changes[1:][is_start[:-1]]
+    of_span = np.searchsorted(ends, starts, "right")
+    firsts = np.concatenate([np.zeros(1, np.int64), ends])[of_span]
+    values = np.stack([starts - firsts, stops - firsts], axis=1).reshape(-1).astype(np.uint32)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(of_span, minlength=len(ends)))])
+    return offsets, values, weights[starts]
+
+
 def all_but_first(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     """The borders, as in `Targets`, of documents of which every token but the first is a target.
 
@@ -138,6 +161,13 @@ def _counts(ends: NDArray[np.int64], length: int, column: str) -> NDArray[np.int
     if int(ends[0]) != 0 or int(ends[-1]) != length or int(counts.min(initial=0)) < 0:
         raise ValueError(f"offsets of {column} must ascend from 0 to {length}")
     return counts
+
+
+def num_spans(section_bytes: int, num_documents: int, *, is_weighted: bool) -> int:
+    """The number of spans of a record batch, from the size of its section, see `stored_hash`."""
+    num_lists = 1 + is_weighted
+    values = section_bytes - num_lists * _OFFSET_BYTES * (num_documents + 1)
+    return values // (_NUMBER_BYTES * (2 + is_weighted))
 
 
 def stored_hash(offsets: NDArray[np.int64], section: bytes | memoryview) -> int:

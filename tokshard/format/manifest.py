@@ -120,6 +120,8 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             sources were corpora, and the fields that say how texts are read are empty.
         token_field, token_dtype: of such sources: the column of the ids, and how they were stored; None where the files
             say it.
+        loss_field: of such sources: the column that says which tokens are trained; ``none`` where masks were left out;
+            None for a usual name.
         source_eos: of such sources: an id that ended documents there in place of EOS, or None.
         split: which of the two corpora this is, ``train`` or ``validation``; None if the build wrote one.
         copied: how the documents were taken from other corpora.
@@ -143,6 +145,7 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reads: str = "text"
     token_field: str | None = None
     token_dtype: str | None = None
+    loss_field: str | None = None
     source_eos: int | None = None
     copied: CopyConfig | None = None
     chat: ChatConfig | None = None

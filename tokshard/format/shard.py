@@ -68,6 +68,7 @@ class Shard:
         self._dtype = np.dtype(str(schema.field(TOKENS).type.value_type))
         self._batches: dict[int, tuple[pa.RecordBatch, NDArray[np.int64], NDArray[Any]]] = {}
         self._batches_of_checked_columns: set[int] = set()
+        self._targets: tuple[int, Targets] | None = None
         self._first_documents = [0, *itertools.accumulate(place.num_documents for place in places)]
 
     def document(self, row: int) -> NDArray[Any]:
@@ -95,13 +96,25 @@ class Shard:
 
     def loss_spans(self, row: int) -> NDArray[np.int64]:
         """Which tokens of one document of this shard are targets: int64 [spans, 2]."""
-        index = bisect_right(self._first_documents, row) - 1
-        within = row - self._first_documents[index]
-        start, stop = self.batch(index)[0][within : within + 2].tolist()
-        borders = self.targets(index).borders
+        targets, start, stop = self._targets_of(row)
+        borders = targets.borders
         first, last = np.searchsorted(borders, [start, stop], "right").tolist()
         spans: NDArray[np.int64] = borders[first:last].reshape(-1, 2) - start
         return spans
+
+    def target_weights(self, row: int) -> NDArray[np.float32]:
+        """The weight of each token of one document of this shard, 0 where it is no target: float32 [tokens]."""
+        targets, start, stop = self._targets_of(row)
+        return targets.of_tokens(start, stop)
+
+    def _targets_of(self, row: int) -> tuple[Targets, int, int]:
+        """The targets of the batch of a document, and its first token there and the end of its last."""
+        index = bisect_right(self._first_documents, row) - 1
+        within = row - self._first_documents[index]
+        start, stop = self.batch(index)[0][within : within + 2].tolist()
+        if self._targets is None or self._targets[0] != index:
+            self._targets = index, self.targets(index)
+        return self._targets[1], start, stop
 
     def targets(self, index: int) -> Targets:
         """The targets of one record batch, checked each time. In a corpus without loss spans: all but each first token.

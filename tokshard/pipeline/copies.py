@@ -51,7 +51,7 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
             shuffle=options.shuffle,
         )
         labels = [label for corpus in corpora for label in source_labels(corpus, corpus.sources())]
-        kinds = {name: kind for corpus in corpora for name, kind in corpus.manifest.columns.items()}
+        kinds = {name: kind for corpus in corpora for name, kind in kept_columns(corpus.manifest.columns).items()}
         Chooser(copied, labels, kinds)  # refuses conditions that mean nothing
         for corpus in corpora:
             check_side_files(corpus)

@@ -48,6 +48,9 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         reads: ``text``, which is encoded; ``tokens``, which another tool has made, see `import_corpus`; or
             ``documents`` of corpora, see `copy_corpus`.
         token_field: column of the ids; default: ``tokens``, ``input_ids`` or ``token_ids``, the first that is there.
+        loss_field: column that says which tokens are trained: labels with -100 elsewhere, or a mask; or ``none`` to
+            leave masks out. Default: ``labels``, ``loss_mask``, ``assistant_masks`` or ``completion_mask``, if one
+            is there.
         token_dtype: how ids are stored, such as ``uint16``, in files that do not say it.
         source_eos: id that ends documents in the sources, if it differs from EOS.
         text_field: dotted path of the text in a record.
@@ -102,6 +105,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     bos: str | None = None
     reads: Literal["text", "tokens", "documents"] = "text"
     token_field: str | None = None
+    loss_field: str | None = None
     token_dtype: str | None = None
     source_eos: Annotated[int, msgspec.Meta(ge=0)] | None = None
     text_field: str = "text"
@@ -149,6 +153,7 @@ class OptionalBuildOptions(TypedDict, total=False):
     bos: str | None
     reads: Literal["text", "tokens", "documents"]
     token_field: str | None
+    loss_field: str | None
     token_dtype: str | None
     source_eos: int | None
     text_field: str
@@ -190,6 +195,7 @@ _FORMATS_OF_CHAT = frozenset({"jsonl", "parquet", "arrow", RECORDS})
 _NOT_FOR = {
     TEXT: (
         "token_field",
+        "loss_field",
         "token_dtype",
         "source_eos",
         "where",
@@ -206,6 +212,7 @@ _NOT_FOR = {
             "eos",
             "bos",
             "token_field",
+            "loss_field",
             "token_dtype",
             "source_eos",
             "text_field",

@@ -17,6 +17,7 @@ import msgspec
 
 from tokshard.errors import BuildError, ConfigurationChangedError
 from tokshard.format import names
+from tokshard.format.loss import has_spans, has_weights
 from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
 from tokshard.format.schema import ShardFacts, token_dtype
 from tokshard.interop.tokens.batches import TokenSpec
@@ -111,6 +112,9 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
             delimiters=(eos,) if config.source_eos is None else (eos, config.source_eos),
             narrowest=self.facts.dtype,
             max_document_bytes=config.max_document_bytes,
+            loss_field=config.loss_field,
+            has_loss=has_spans(self.columns),
+            has_weights=has_weights(self.columns),
         )
         return RecordSpec(
             text_field="" if config.chat is not None else config.text_field,

@@ -26,7 +26,7 @@ from tokshard.pipeline.options import (
 )
 from tokshard.pipeline.request import Build, Request, placed, versions_here
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.formats import notes_on_columns
+from tokshard.pipeline.sources.formats import loss_columns, notes_on_columns
 from tokshard.pipeline.sources.hub import SCHEME
 from tokshard.pipeline.sources.inputs import DOCUMENTS, STDIN, TOKENS, InputTable, RecordSource, read_once_name
 from tokshard.pipeline.sources.listing import split_glob
@@ -82,17 +82,27 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
     _check_read_once(options, found.inputs.read_once)
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
     template, chat, info, notes = None, None, read.info, list(read.notes)
+    of_loss = dict[str, str]()
+    if options.reads == TOKENS:
+        of_loss, more = loss_columns(found.inputs, options.loss_field)
+        notes += more
     if options.chat is not None:
         template = read_template(options.chat, read, name=options.tokenizer, date=options.chat_date)
         chat, info, more = checked_chat(
             read, template, loss=options.loss, wanted_end=options.document_end, overlong=options.overlong
         )
+        of_loss = {LOSS: LOSS_COLUMNS[LOSS]}
         notes += more
     check_field_name(options.text_field)
     try:
         columns = parse_columns(options.id_field, options.keep_field)
     except ValueError as error:
         raise UsageError(str(error), hint="give --keep-field FIELD or --keep-field FIELD:TYPE") from error
+    if clash := sorted(of_loss.keys() & columns.keys()):
+        raise UsageError(
+            f"a kept field cannot be called {clash[0]!r} here: the loss spans of the corpus are in that column",
+            hint="rename the field in the sources, or leave it out of --keep-field",
+        )
     given, total_bytes = options.task_bytes, found.inputs.num_bytes
     task_bytes = default_task_bytes(total_bytes) if given is None else round_task_bytes(given)
     labels = zip(sources, found.arguments, strict=True)
@@ -115,8 +125,7 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
             task_bytes=task_bytes,
             chat=chat,
         ),
-        columns=({LOSS: LOSS_COLUMNS[LOSS]} if chat is not None else {})
-        | {name: kind for name, (_, kind) in columns.items()},
+        columns=of_loss | {name: kind for name, (_, kind) in columns.items()},
         tokenizer=info,
         normalizer=read.normalizer,
         inputs=found.inputs,

@@ -64,17 +64,19 @@ def compare_corpora(first: Corpus, second: Corpus, *, is_hashed: bool = False) -
             notes=[],
         )
     notes = [_shards_note(first, second)]
-    document = None if first.fingerprint == second.fingerprint else _first_differing(first, second)
+    found = None if first.fingerprint == second.fingerprint else _first_differing(first, second)
     shared = min(first.num_documents, second.num_documents)
-    if document is not None:
-        notes += _document_notes(first, second, document)
-        verdict = "the documents differ"
+    if found is not None:
+        notes += _document_notes(first, second, *found)
+        verdict = "the loss spans differ" if found[1] else "the documents differ"
     elif first.num_documents != second.num_documents:
         notes.append(f"the first {shared:,} documents are equal; one corpus continues")
         verdict = "one corpus starts with the other"
     else:
         verdict = "the same documents in other shards"
-    is_same = document is None and first.num_documents == second.num_documents
+    if first.has_spans != second.has_spans and found is None:
+        notes.append("only one of them has loss spans; they have the same targets, and other fingerprints")
+    is_same = found is None and first.num_documents == second.num_documents
     if first.manifest.tokenizer.canonical_sha256 != second.manifest.tokenizer.canonical_sha256:
         is_same, verdict = False, f"{verdict}, and the tokenizers differ: equal ids may mean other text"
     return Difference(is_equal=is_same, is_hashed=is_hashed, verdict=verdict, fields=differing, notes=notes)
@@ -159,26 +161,37 @@ def _shards_note(first: Corpus, second: Corpus) -> str:
     return ", ".join(parts)
 
 
-def _document_notes(first: Corpus, second: Corpus, document: int) -> list[str]:
-    """The first document that differs: from which token on, and which record each of the two was made of."""
-    tokens = [corpus.document(document) for corpus in (first, second)]
+def _document_notes(first: Corpus, second: Corpus, document: int, is_loss: bool) -> list[str]:
+    """The first document that differs: from which token on, and which record each of the two was made of.
+
+    Args:
+        is_loss: its tokens are equal, and its loss spans or their weights differ.
+    """
+    tokens = [corpus.target_weights(document) if is_loss else corpus.document(document) for corpus in (first, second)]
     shared = min(map(len, tokens))
     differs = np.flatnonzero(tokens[0][:shared] != tokens[1][:shared])
     place = int(differs[0]) if len(differs) else shared
     origins = [origin_of(corpus, corpus.sources(), document) for corpus in (first, second)]
-    lengths = " and ".join(f"{len(part):,}" for part in tokens)
+    how = f"tokens: {' and '.join(f'{len(part):,}' for part in tokens)}"
+    if is_loss:
+        how = f"weight in the loss: {' and '.join(f'{part[place]:g}' for part in tokens)}"
     records = ", ".join(
         f"record {origin.record_number:,} of {origin.source} in the {which}"
         for which, origin in zip(("first", "second"), origins, strict=True)
     )
     return [
-        f"the first document that differs is {document:,}, from token {place:,} on (tokens: {lengths})",
+        f"the first document that differs is {document:,}, from token {place:,} on ({how})",
         f"it is {records}",
     ]
 
 
-def _first_differing(first: Corpus, second: Corpus) -> int | None:
-    """The first document that differs, among those that both have; equal shards at the start are not read."""
+def _first_differing(first: Corpus, second: Corpus) -> tuple[int, bool] | None:
+    """The first document that differs, among those that both have; equal shards at the start are not read.
+
+    Returns:
+        Its number, and whether it differs only in what is trained of it.
+    """
+    has_spans = first.has_spans or second.has_spans
     document, shared = 0, min(first.num_documents, second.num_documents)
     for one, other in zip(first.shards, second.shards, strict=False):
         if one.sha256 != other.sha256:
@@ -186,6 +199,8 @@ def _first_differing(first: Corpus, second: Corpus) -> int | None:
         document += one.num_documents
     while document < shared:
         if not np.array_equal(first.document(document), second.document(document)):
-            return document
+            return document, False
+        if has_spans and not np.array_equal(first.target_weights(document), second.target_weights(document)):
+            return document, True
         document += 1
     return None

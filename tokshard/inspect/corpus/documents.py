@@ -17,6 +17,7 @@ from tokshard.errors import UsageError
 from tokshard.format.conditions import Conditions
 from tokshard.format.corpus import Corpus
 from tokshard.format.decode import Decode, load_decoder
+from tokshard.format.loss import kept_columns
 from tokshard.format.manifest import Manifest
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.corpus.workers import in_order
@@ -59,10 +60,12 @@ class TokenPiece(NamedTuple):
     Args:
         ids: token ids.
         text: what they add to the text before them.
+        is_trained: whether one of them is a target; None in a corpus without loss spans.
     """
 
     ids: tuple[int, ...]
     text: str
+    is_trained: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,7 @@ class DocumentView:
         text: the decoded tokens, delimiters included.
         is_excerpt: whether `text` is only the start of the document and its last token.
         pieces: the text token by token; empty if that was not requested.
+        loss_spans: start and stop of each, from the first token on; None in a corpus without them.
     """
 
     document: int
@@ -86,6 +90,7 @@ class DocumentView:
     text: str
     is_excerpt: bool
     pieces: tuple[TokenPiece, ...] = ()
+    loss_spans: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +145,7 @@ def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str)
         CorpusError: the corpus cannot be read.
     """
     number = key.removeprefix("#")
-    has_ids = ID in corpus.manifest.columns
+    has_ids = ID in kept_columns(corpus.manifest.columns)
     if key.startswith("#") or not has_ids:
         if not (number.isascii() and number.isdecimal() and int(number) < corpus.num_documents):
             raise UsageError(
@@ -198,8 +203,10 @@ def view_document(
     tokens = corpus.document(index)
     text, is_excerpt = (decode(tokens), False) if excerpt is None else _excerpt(tokens, decode, excerpt)
     pieces: list[TokenPiece] = []
+    spans = [(int(start), int(stop)) for start, stop in corpus.loss_spans(index)] if corpus.has_spans else None
     if with_boundaries:
-        pieces = token_pieces(tokens if excerpt is None else tokens[: _start_tokens(excerpt)], decode)
+        is_target = corpus.target_weights(index) > 0 if corpus.has_spans else None
+        pieces = token_pieces(tokens if excerpt is None else tokens[: _start_tokens(excerpt)], decode, is_target)
     if is_excerpt and excerpt is not None:
         ends = itertools.accumulate(len(piece.text) for piece in pieces)
         pieces = [piece for piece, end in zip(pieces, ends, strict=True) if end <= excerpt]
@@ -211,6 +218,7 @@ def view_document(
         text=text,
         is_excerpt=is_excerpt,
         pieces=tuple(pieces),
+        loss_spans=None if spans is None else tuple(spans),
     )
 
 
@@ -227,11 +235,14 @@ def _excerpt(tokens: NDArray[Any], decode: Decode, characters: int) -> tuple[str
     return f"{start.rstrip()} ... {decode(tokens[-1:])}", True
 
 
-def token_pieces(tokens: NDArray[Any], decode: Decode) -> list[TokenPiece]:
+def token_pieces(tokens: NDArray[Any], decode: Decode, is_target: NDArray[np.bool_] | None = None) -> list[TokenPiece]:
     """The pieces of a document in order; joined, their texts are the decoded document.
 
     A piece is what decoding it together with the piece before adds, because decoders treat the start of a text
     differently. Costs two decodings of a few tokens per token.
+
+    Args:
+        is_target: bool, at least one for each token; None if that does not matter.
     """
     ids = tokens.tolist()
     pieces: list[TokenPiece] = []
@@ -244,7 +255,8 @@ def token_pieces(tokens: NDArray[Any], decode: Decode) -> list[TokenPiece]:
             if stop < len(ids) and stop - start < _MAX_JOINED:
                 continue
             text, context = decode(tokens[start:stop]), ""
-        pieces.append(TokenPiece(tuple(ids[start:stop]), text[len(context) :]))
+        is_trained = None if is_target is None else bool(is_target[start:stop].any())
+        pieces.append(TokenPiece(tuple(ids[start:stop]), text[len(context) :], is_trained))
         before, start = start, stop
     return pieces
 
@@ -275,7 +287,7 @@ def search(
         UsageError: a condition is not one.
         CorpusError: a document cannot be read.
     """
-    kinds = dict(corpus.manifest.columns if columns is None else columns)
+    kinds = dict(kept_columns(corpus.manifest.columns) if columns is None else columns)
     Conditions(where, kinds)
     parts = [
         (shard, batches)

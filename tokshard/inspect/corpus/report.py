@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tokshard.errors import CorpusError
 from tokshard.format.corpus import Corpus
 from tokshard.format.decode import load_decoder
+from tokshard.format.loss import has_weights, num_spans
 from tokshard.format.manifest import IN_OTHER_SPLIT, Manifest
 from tokshard.format.opening import open_corpus
 from tokshard.format.tables import ShardInfo, SourceInfo
@@ -28,6 +29,7 @@ class CorpusReport:
 
     Args:
         tokens: None if tokens were not counted.
+        num_spans: loss spans; None in a corpus without them.
     """
 
     directory: str
@@ -37,6 +39,7 @@ class CorpusReport:
     lengths: Lengths
     shards: Sequence[ShardInfo]
     tokens: TokenCounts | None
+    num_spans: int | None = None
 
 
 def generations_text(manifest: Manifest) -> str:
@@ -98,7 +101,14 @@ def read_report(
             lengths=corpus_lengths(corpus, is_full=is_full),
             shards=corpus.shards,
             tokens=count_tokens(corpus, is_full=is_full, on_progress=on_progress) if with_tokens else None,
+            num_spans=_num_spans(corpus) if corpus.has_spans else None,
         )
+
+
+def _num_spans(corpus: Corpus) -> int:
+    is_weighted = has_weights(corpus.manifest.columns)
+    places = (place for shard in range(len(corpus.shards)) for place in corpus.shards.batch_places(shard))
+    return sum(num_spans(place.loss_bytes, place.num_documents, is_weighted=is_weighted) for place in places)
 
 
 def _excerpts(corpus: Corpus, count: int, characters: int, *, with_boundaries: bool) -> list[DocumentView]:

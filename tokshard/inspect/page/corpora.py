@@ -98,7 +98,8 @@ def _token_sections(report: CorpusReport) -> list[Section]:
         table(f"The {len(frequent)} most frequent tokens", columns, frequent, search="Search tokens"),
         token_section(
             "Documents, token by token",
-            "Hold the pointer over a token to see its id.",
+            "Hold the pointer over a token to see its id."
+            + (" Tokens that are trained are underlined." if report.num_spans is not None else ""),
             tokens.vocabulary.special_ids,
             [(_title(view), [("", view.pieces)]) for view in report.documents],
         ),
@@ -123,6 +124,8 @@ def _title(view: DocumentView) -> str:
     num_shown = sum(len(piece.ids) for piece in view.pieces)
     shown = f", the first {num_shown:,} shown" if view.is_excerpt and num_shown < view.num_tokens else ""
     title = f"document {view.document:,}: {counted(view.num_tokens, 'token')}{shown}"
+    if view.loss_spans is not None:
+        title += f", {sum(stop - start for start, stop in view.loss_spans):,} of them trained"
     kept = "".join(f", {name} {value}" for name, value in view.metadata.items() if value is not None)
     return f"{title}, record {view.record_number:,} of {view.source}{kept}"
 

@@ -73,7 +73,12 @@ def token_section(
         {
             "title": item,
             "parts": [
-                {"title": part, "pieces": [[piece.text, *piece.ids] for piece in pieces]} for part, pieces in parts
+                {
+                    "title": part,
+                    "pieces": [[piece.text, *piece.ids] for piece in pieces],
+                    "trained": [place for place, piece in enumerate(pieces) if piece.is_trained],
+                }
+                for part, pieces in ((part, list(pieces)) for part, pieces in parts)
             ],
         }
         for item, parts in items

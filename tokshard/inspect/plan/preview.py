@@ -48,6 +48,7 @@ class CorpusPlan:
         take, start_epoch: as in the plan.
         max_epochs: as in the plan; None: no limit.
         epoch_tokens: tokens of one pass over the part that is taken.
+        target_share: the share of its tokens that are trained; None without loss spans.
         num_documents: documents in the whole corpus.
         num_blocks, num_windows: per epoch, without the short tail.
         num_parts: streams that own a part of it; 1 if all streams read the whole corpus.
@@ -67,6 +68,7 @@ class CorpusPlan:
     start_epoch: int
     max_epochs: float | None
     epoch_tokens: int
+    target_share: float | None
     num_documents: int
     num_blocks: int
     num_windows: int
@@ -205,6 +207,7 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
                 start_epoch=shuffled.start_epoch,
                 max_epochs=None if math.isinf(most) else most,
                 epoch_tokens=shuffled.num_tokens,
+                target_share=None if (targets := corpus.manifest.num_targets) is None else targets / source.num_tokens,
                 num_documents=corpus.num_documents,
                 num_blocks=shuffled.num_full_blocks,
                 num_windows=shuffled.num_windows,

@@ -32,6 +32,9 @@ class TokenSpec:
         narrowest: dtype that holds the vocabulary.
         max_document_bytes: of ids.
         kept: other columns to read, if files have columns.
+        loss_field: the column that says which tokens are trained, or `loss.NO_LOSS`; None for the usual one.
+        has_loss: whether the corpus has loss spans.
+        has_weights: whether they have weights.
     """
 
     field: str | None
@@ -40,6 +43,9 @@ class TokenSpec:
     narrowest: str
     max_document_bytes: int
     kept: tuple[str, ...] = ()
+    loss_field: str | None = None
+    has_loss: bool = False
+    has_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,7 @@ class TokenBatch:
         is_stream: only delimiters end documents, so `ends` is the end of the batch.
         columns: name of a kept column to its values, one for each document.
         problems: index of a document to the reason and detail why its values cannot be kept.
+        loss: float32 [tokens], the weight of each token in the loss; None if the corpus has no loss spans.
     """
 
     tokens: NDArray[Any]
@@ -61,6 +68,7 @@ class TokenBatch:
     is_stream: bool = False
     columns: Mapping[str, Sequence[Any]] = field(default_factory=lambda: MappingProxyType({}))
     problems: Mapping[int, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
+    loss: NDArray[np.float32] | None = None
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from tokshard.interop.tokens.batches import TokenBatch, TokenSpec, companion_size, damaged, read_numbers
 from tokshard.interop.tokens.located import check_bounds, read_located
+from tokshard.interop.tokens.loss import MaskFile
 from tokshard.store import Store
 
-DS_SUFFIX, DS_INDEX_SUFFIX = ".ds", ".ds.index"
+DS_SUFFIX, DS_INDEX_SUFFIX, LOSS_SUFFIX = ".ds", ".ds.index", ".loss"
 NPY_SUFFIX, OFFSETS_SUFFIX = ".npy", ".offsets.npy"
 
 NPY_MAGIC = b"\x93NUMPY"
@@ -84,7 +85,7 @@ class EndsIndex:
         return check_bounds(self.ends.store, self.ends.name, first + bounds * width, end, start)
 
 
-def read_ds(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec) -> Iterator[TokenBatch]:  # noqa: ARG001 -- the index says it all
+def read_ds(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec) -> Iterator[TokenBatch]:
     """The documents of a file of datatrove (and nanotron): ids of 2 or 4 bytes, and the uint64 end of every document.
 
     Raises:
@@ -105,7 +106,8 @@ def read_ds(store: Store, name: str, start: int, stop: int | None, spec: TokenSp
         )
     ids = NumberFile(store=store, name=name, dtype=np.dtype(f"<u{width}"), start=0, count=num_ids)
     found = EndsIndex(ids=ids, ends=ends, has_zero=False)
-    return read_located(store, name, dtype=ids.dtype, index=found, start=start, stop=stop)
+    mask = MaskFile.of(store, name + LOSS_SUFFIX, num_ids=num_ids) if spec.has_loss else None
+    return read_located(store, name, dtype=ids.dtype, index=found, start=start, stop=stop, mask=mask)
 
 
 def read_npy(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec) -> Iterator[TokenBatch]:  # noqa: ARG001 -- as above

@@ -14,7 +14,11 @@ from numpy.typing import NDArray
 from tokshard.errors import SourceError, UsageError
 from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch, TokenSpec, damaged, stored_dtype
 from tokshard.interop.tokens.ends import NumberFile, is_npy, npy_array
+from tokshard.interop.tokens.loss import MaskFile
 from tokshard.store import Store
+
+IDS, MASK = "token_ids", "labels_mask"
+"""In the names of OLMo-core's files of ids, and of the masks beside them."""
 
 _NUM_LOOKED_AT = 4_096
 """Ids at the start of a file that show a wrong width."""
@@ -33,7 +37,8 @@ def read(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec)
     width = ids.dtype.itemsize
     first = _first_at(ids, max(0, -(-(start - ids.start) // width)), spec)
     last = ids.count if stop is None else max(0, -(-(stop - ids.start) // width))
-    return _documents(ids, first, last, spec) if first < last else iter(())
+    mask = MaskFile.of(store, mask_name(name), num_ids=ids.count) if spec.has_loss else None
+    return _documents(ids, first, last, spec, mask) if first < last else iter(())
 
 
 def _ids(store: Store, name: str, spec: TokenSpec) -> NumberFile:
@@ -85,7 +90,13 @@ def _first_at(ids: NumberFile, place: int, spec: TokenSpec) -> int:
     return ids.count
 
 
-def _documents(ids: NumberFile, first: int, last: int, spec: TokenSpec) -> Iterator[TokenBatch]:
+def mask_name(name: str) -> str:
+    """The loss mask of a file of ids, as OLMo-core calls the two."""
+    folder, slash, base = name.rpartition("/")
+    return folder + slash + base.replace(IDS, MASK)
+
+
+def _documents(ids: NumberFile, first: int, last: int, spec: TokenSpec, mask: MaskFile | None) -> Iterator[TokenBatch]:
     """Documents from `first` on, up to the one that begins at `last` or after it."""
     held: list[NDArray[Any]] = []
     start = first
@@ -96,7 +107,7 @@ def _documents(ids: NumberFile, first: int, last: int, spec: TokenSpec) -> Itera
         is_last = beyond < len(ends)
         cut = int(ends[beyond]) if is_last else int(ends[-1]) if len(ends) else 0
         if cut:
-            yield _batch([*held, piece[:cut]])
+            yield _batch([*held, piece[:cut]], start, mask)
             held, start = [], at + cut
         if is_last:
             return
@@ -118,12 +129,18 @@ def _documents(ids: NumberFile, first: int, last: int, spec: TokenSpec) -> Itera
             f"0 and {ids.count}, as NAME.offsets.npy beside NAME.npy",
         )
     if held:
-        yield _batch(held)
+        yield _batch(held, start, mask)
 
 
-def _batch(parts: list[NDArray[Any]]) -> TokenBatch:
+def _batch(parts: list[NDArray[Any]], start: int, mask: MaskFile | None) -> TokenBatch:
     tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return TokenBatch(tokens=tokens, ends=np.array([len(tokens)], np.int64), input_bytes=tokens.nbytes, is_stream=True)
+    return TokenBatch(
+        tokens=tokens,
+        ends=np.array([len(tokens)], np.int64),
+        input_bytes=tokens.nbytes,
+        is_stream=True,
+        loss=None if mask is None else mask.weights(start, start + len(tokens)),
+    )
 
 
 def _pieces(ids: NumberFile, start: int) -> Iterator[tuple[int, NDArray[Any]]]:

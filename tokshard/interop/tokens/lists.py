@@ -10,12 +10,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
+from tokshard.format.arrays import number_array
 from tokshard.interop.tokens.batches import DTYPES, TokenBatch
 from tokshard.interop.tokens.located import batches_of
+from tokshard.interop.tokens.loss import STARTS, LossField, aligned_values, find_loss, weights_of
 
 USUAL_FIELDS = ("tokens", "input_ids", "token_ids")
 """Names of the column of ids, the first that is there."""
 
+_VALUES = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating)
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
@@ -52,25 +55,86 @@ def _is_list(kind: pa.DataType) -> bool:
     return any(is_list(kind) for is_list in _LISTS)
 
 
-def list_batches(array: pa.Array, input_bytes: int) -> Iterator[TokenBatch]:
+def loss_field(location: str, schema: pa.Schema, wanted: str | None) -> LossField | None:
+    """The column that says which tokens are trained, if there is one.
+
+    Args:
+        wanted: as `find_loss` takes it.
+
+    Raises:
+        UsageError: there is no such column, or several may be it.
+    """
+    kinds = {one.name: one.type.value_type for one in schema if _is_list(one.type)}
+    values = [name for name, kind in kinds.items() if any(is_value(kind) for is_value in _VALUES)]
+    name = find_loss(location, values, wanted)
+    if name is None:
+        return None
+    is_weighted = pa.types.is_floating(kinds[name])
+    return LossField(name=name, is_weighted=is_weighted, is_shifted=STARTS in values)
+
+
+def unpacked(array: pa.Array, starts: pa.Array) -> pa.Array:
+    """The documents in packs: lists that end where another document of the same row starts.
+
+    Args:
+        array: a list of values for each pack.
+        starts: where the documents of each pack start, the first at 0.
+
+    Raises:
+        ValueError: a start is not in its pack.
+    """
+    lengths, counts = _lengths(array), _lengths(starts)
+    packs = np.repeat(np.arange(len(counts)), counts)
+    within = ids_of(starts.flatten()).astype(np.int64)
+    firsts = np.cumsum(counts) - counts
+    is_first = np.zeros(len(within), np.bool_)
+    is_first[firsts[counts > 0]] = True
+    is_wrong = np.where(is_first, within != 0, np.diff(within, prepend=0) <= 0) | (within > lengths[packs])
+    if is_wrong.any() or (lengths[counts == 0] > 0).any():
+        row = int(packs[np.argmax(is_wrong)]) if is_wrong.any() else int(np.argmax((counts == 0) & (lengths > 0)))
+        raise ValueError(f"{STARTS} of row {row} does not ascend from 0 within the {int(lengths[row])} ids of the row")
+    offsets = np.append(within + (np.cumsum(lengths) - lengths)[packs], lengths.sum())
+    return pa.LargeListArray.from_arrays(number_array(offsets), array.flatten())
+
+
+def list_batches(
+    array: pa.Array, input_bytes: int, loss: tuple[LossField, pa.Array] | None = None
+) -> Iterator[TokenBatch]:
     """The documents in an array of lists, which is sound; a null is an empty document.
 
     Args:
         input_bytes: bytes of the file that the array covers.
+        loss: what says which tokens are trained, and its values: an array of as many lists.
 
     Raises:
-        ValueError: one of the ids is null.
+        ValueError: one of the ids or of the values is null.
     """
     lengths = _lengths(array)
     tokens = ids_of(array.flatten())  # leaves out what null lists point to
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     count = len(lengths)
+    weights, problems = None, dict[int, tuple[str, str]]()
+    if loss is not None:
+        weights, problems = _weights(*loss, tokens, bounds)
     for start, stop in batches_of(bounds * tokens.itemsize):
         yield TokenBatch(
             tokens=tokens[bounds[start] : bounds[stop]],
             ends=bounds[start + 1 : stop + 1] - bounds[start],
             input_bytes=input_bytes * stop // count - input_bytes * start // count,
+            problems={place - start: problem for place, problem in problems.items() if start <= place < stop},
+            loss=None if weights is None else weights[bounds[start] : bounds[stop]],
         )
+
+
+def _weights(
+    field: LossField, array: pa.Array, tokens: NDArray[Any], bounds: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], dict[int, tuple[str, str]]]:
+    flat = array.flatten()
+    if flat.null_count:
+        raise ValueError(f"{flat.null_count:,} values of {field.name} are null")
+    values, problems = aligned_values(field, flat.to_numpy(zero_copy_only=False), _lengths(array), np.diff(bounds))
+    weights, wrong = weights_of(field, values, tokens, bounds[1:])
+    return weights, wrong | problems
 
 
 def _lengths(array: pa.Array) -> NDArray[np.int64]:

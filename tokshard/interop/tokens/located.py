@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch, damaged, read_numbers
+from tokshard.interop.tokens.loss import MaskFile
 from tokshard.store import Store
 
 _DOCUMENTS_AT_ONCE = 65_536
@@ -33,12 +34,22 @@ class DocumentIndex(Protocol):
 
 
 def read_located(
-    store: Store, name: str, *, dtype: np.dtype[Any], index: DocumentIndex, start: int, stop: int | None
+    store: Store,
+    name: str,
+    *,
+    dtype: np.dtype[Any],
+    index: DocumentIndex,
+    start: int,
+    stop: int | None,
+    mask: MaskFile | None = None,
 ) -> Iterator[TokenBatch]:
     """The documents whose first byte lies in ``[start, stop)`` of a file; with `stop` None, to the end.
 
     Ranges that share a bound find the same document there. Each checks that its part of the index ascends, so ranges
     that cover the file check the whole index.
+
+    Args:
+        mask: says which ids are trained; then the ids begin with the file.
 
     Raises:
         BadSourceError: the index is damaged.
@@ -55,7 +66,8 @@ def read_located(
             low, high = int(bounds[document]), int(bounds[end])
             tokens = read_numbers(store, name, dtype, low, (high - low) // dtype.itemsize)
             ends = (bounds[document + 1 : end + 1] - low) // dtype.itemsize
-            yield TokenBatch(tokens=tokens, ends=ends, input_bytes=high - low)
+            loss = None if mask is None else mask.weights(low // dtype.itemsize, high // dtype.itemsize)
+            yield TokenBatch(tokens=tokens, ends=ends, input_bytes=high - low, loss=loss)
 
 
 def _first_at(index: DocumentIndex, position: int) -> int:

@@ -6,14 +6,18 @@ delimiters, because in a corpus EOS is only at the end of a document.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from tokshard.format.arrays import lists_array
+from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS, spans_of
 from tokshard.format.manifest import TokenizerInfo
+from tokshard.format.schema import COLUMN_TYPES
 from tokshard.interop.tokens.batches import TokenBatch
 from tokshard.pipeline.encode.documents import Documents, Made
 from tokshard.pipeline.sources.records import TOO_LONG, BadRecord, RecordSpec
@@ -49,7 +53,7 @@ class TokenPasser:
         assert spec.tokens is not None
         self._eos, self._bos, self._vocab_size = info.eos_id, info.bos_id, info.vocab_size
         self._others = [other for other in spec.tokens.delimiters if other != info.eos_id]
-        self._max_bytes = spec.max_document_bytes
+        self._max_bytes, self._has_weights = spec.max_document_bytes, spec.tokens.has_weights
 
     def __call__(self, batch: TokenBatch) -> Made:
         """The records of a batch, and the documents that they become."""
@@ -69,7 +73,11 @@ class TokenPasser:
         is_kept[[record.position for record in bad]] = False
         positions = np.flatnonzero(is_kept)
         kept = tokens if is_kept.all() else tokens[np.repeat(is_kept, lengths)]
-        finished, finished_ends = self._delimited(kept, np.cumsum(lengths[is_kept]), is_ended[is_kept])
+        kept_ends, loss = np.cumsum(lengths[is_kept]), None
+        if batch.loss is not None:
+            loss = batch.loss[np.repeat(is_kept, lengths)]
+            loss[np.concatenate([np.zeros(1, np.int64), kept_ends])[:-1]] = 0  # nothing comes before it
+        finished, finished_ends, loss = self._delimited(kept, kept_ends, is_ended[is_kept], loss)
         is_inside = np.zeros(len(ends), np.bool_) if batch.is_stream else ~records.is_last
         return Made(
             count=len(ends),
@@ -78,7 +86,7 @@ class TokenPasser:
                 tokens=finished,
                 ends=finished_ends,
                 positions=positions,
-                columns=_columns(batch, records, positions),
+                columns=self._spans(loss, finished_ends) | _columns(batch, records, positions),
             ),
             bad=bad,
             left_out={DOUBLED: np.flatnonzero(is_doubled)},
@@ -110,20 +118,38 @@ class TokenPasser:
         return [found[position] for position in sorted(found)]
 
     def _delimited(
-        self, tokens: NDArray[Any], ends: NDArray[np.int64], is_ended: NDArray[np.bool_]
-    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Tokens in which every document ends in EOS, and begins with BOS if there is one; and their ends."""
+        self,
+        tokens: NDArray[Any],
+        ends: NDArray[np.int64],
+        is_ended: NDArray[np.bool_],
+        loss: NDArray[np.float32] | None,
+    ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32] | None]:
+        """Tokens in which every document ends in EOS, and begins with BOS if there is one; their ends and weights.
+
+        What is added is not trained.
+        """
         for other in self._others:
             tokens = np.where(tokens == other, np.uint32(self._eos), tokens.astype(np.uint32))
         starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
         has_bos = np.ones(len(ends), np.bool_) if self._bos is None else tokens[starts] == self._bos
         if is_ended.all() and has_bos.all():
-            return tokens, ends
+            return tokens, ends, loss
         # of two ids at one place, the EOS of a document comes before the BOS of the next
         places = np.concatenate([ends[~is_ended], starts[~has_bos]])
         ids = np.repeat(np.array([self._eos, self._bos or 0], np.uint32), [(~is_ended).sum(), (~has_bos).sum()])
         added = (~is_ended).astype(np.int64) + ~has_bos
-        return np.insert(tokens.astype(np.uint32), places, ids), ends + np.cumsum(added)
+        loss = None if loss is None else np.insert(loss, places, 0)
+        return np.insert(tokens.astype(np.uint32), places, ids), ends + np.cumsum(added), loss
+
+    def _spans(self, loss: NDArray[np.float32] | None, ends: NDArray[np.int64]) -> dict[str, pa.Array]:
+        """The columns of loss spans of documents, from the weight of each token."""
+        if loss is None:
+            return {}
+        offsets, values, weights = spans_of(loss, ends)
+        found = {LOSS: lists_array(2 * offsets, values, COLUMN_TYPES[LOSS_COLUMNS[LOSS]])}
+        if self._has_weights:
+            found[WEIGHTS] = lists_array(offsets, weights, COLUMN_TYPES[LOSS_COLUMNS[WEIGHTS]])
+        return found
 
 
 def _cut(ends: NDArray[np.int64], delimited: NDArray[np.int64]) -> _Records:
@@ -146,7 +172,7 @@ def _cut(ends: NDArray[np.int64], delimited: NDArray[np.int64]) -> _Records:
     )
 
 
-def _columns(batch: TokenBatch, records: _Records, positions: NDArray[np.int64]) -> Mapping[str, Sequence[Any]]:
+def _columns(batch: TokenBatch, records: _Records, positions: NDArray[np.int64]) -> dict[str, Sequence[Any]]:
     """The kept values of the documents."""
     chosen = records.documents[positions].tolist()
     return {name: [values[index] for index in chosen] for name, values in batch.columns.items()}

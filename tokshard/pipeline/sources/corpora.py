@@ -18,7 +18,7 @@ from tokshard.format.conditions import Conditions
 from tokshard.format.corpus import Corpus
 from tokshard.format.document_list import ID, DocumentList, read_document_list
 from tokshard.format.files import file_sha256
-from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
+from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS, kept_columns
 from tokshard.format.manifest import CopyConfig
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import COLUMN_TYPES
@@ -97,7 +97,7 @@ class CorporaReader:
     @functools.cached_property
     def _is_wanted(self) -> Chooser:
         labels = [label for corpus in self._opened for label in source_labels(corpus, corpus.sources())]
-        kinds = {name: kind for corpus in self._opened for name, kind in corpus.manifest.columns.items()}
+        kinds = {name: kind for corpus in self._opened for name, kind in kept_columns(corpus.manifest.columns).items()}
         return Chooser(self._copied, labels, kinds)
 
     @functools.cached_property

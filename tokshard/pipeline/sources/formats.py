@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from tokshard.errors import SourceError
+from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 from tokshard.interop.tokens.batches import TokenBatch
 from tokshard.pipeline.sources import (
     delimited,
@@ -92,6 +93,29 @@ def notes_on_columns(inputs: InputTable, spec: RecordSpec) -> list[str]:
                     "--keep-field NAME keeps one, with a value for each document"
                 )
     return notes
+
+
+def loss_columns(inputs: InputTable, wanted: str | None) -> tuple[dict[str, str], list[str]]:
+    """The columns of loss spans of an import, and notes on what they come from. Opens one input of each kind.
+
+    Args:
+        wanted: the column that the user gave.
+
+    Raises:
+        UsageError: it is not there, or several columns may be meant.
+    """
+    columns, notes = dict[str, str](), []
+    for input_ in inputs.first_of_each_kind():
+        form, found = _BY_NAME[TOKENS, input_.format], None
+        with contextlib.suppress(SourceError, OSError):  # the reader will say so
+            found = form.loss(input_, wanted) if form.loss is not None else None
+        if found is None:
+            continue
+        columns |= {LOSS: LOSS_COLUMNS[LOSS]} | ({WEIGHTS: LOSS_COLUMNS[WEIGHTS]} if found.is_weighted else {})
+        shifted = ", shifted by one as in packs of Megatron-Bridge" if found.is_shifted else ""
+        name = os.path.basename(found.name)
+        notes.append(f"{name} of {os.path.basename(input_.location)} says which tokens are trained{shifted}")
+    return {name: columns[name] for name in LOSS_COLUMNS if name in columns}, notes
 
 
 def read_span(input_: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:

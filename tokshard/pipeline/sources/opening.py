@@ -60,10 +60,15 @@ def needed_names(name: str, needs: Needs) -> list[str]:
     """The files without which a file cannot be read, such as its index.
 
     Args:
-        needs: for each, the end of the name that it lacks (``/``: all but the folder), and what it has instead.
+        needs: for each, the end of the name that it lacks (``/``: all but the folder; ``*NAME``: this part of it), and
+            what it has instead.
     """
     folder = name[: name.rfind("/") + 1]
-    return [(folder if end == "/" else name.removesuffix(end)) + other for end, other in needs]
+    base = name.removeprefix(folder)
+    return [
+        folder + (base.replace(end[1:], other) if end[:1] == "*" else base.removesuffix(end) * (end != "/") + other)
+        for end, other in needs
+    ]
 
 
 def with_needed(store: Store, entry: Entry, needs: Needs, form: str) -> Entry:

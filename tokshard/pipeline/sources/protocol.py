@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from tokshard.interop.tokens.loss import LossField
 from tokshard.pipeline.sources.division import Divisibility, Span, Stream
 from tokshard.pipeline.sources.inputs import TEXT, Input, Needs
 from tokshard.pipeline.sources.records import Chunk, RecordSpec
@@ -36,7 +37,9 @@ class Format:
         examine: returns the format of a file, which may be a variant of this one.
         arrange: returns those of the files of an argument that are to be read, in their order; the last argument says
             whether they are all files of a folder. It refuses what cannot be read as it is.
-        columns: returns the names of the columns of an input, those of its ids excepted.
+        columns: returns the names of the columns of an input, but those that are read: of ids, and of what is trained.
+        loss: returns what says in an input which tokens are trained, if anything does. Its second argument is the
+            column that the user gave.
         options: of an import, for what the files do not say themselves.
     """
 
@@ -55,4 +58,5 @@ class Format:
     examine: Callable[[Store, Entry], Format] | None = None
     arrange: Callable[[Store, Sequence[Entry], bool], Sequence[Entry]] | None = None
     columns: Callable[[Input, RecordSpec], Sequence[str]] | None = None
+    loss: Callable[[Input, str | None], LossField | None] | None = None
     options: tuple[str, ...] = ()

@@ -10,9 +10,10 @@ from typing import Any
 from tokshard.errors import BadSourceError
 from tokshard.interop.tokens import ends, flat, megatron, sample_index, samples
 from tokshard.interop.tokens.batches import TokenBatch, TokenSpec, damaged
+from tokshard.interop.tokens.loss import NO_LOSS, LossField, check_loss
 from tokshard.pipeline.sources.division import Divisibility, Indivisible, Lines, Span
 from tokshard.pipeline.sources.inputs import TOKENS, Input
-from tokshard.pipeline.sources.opening import store_of
+from tokshard.pipeline.sources.opening import needed_names, store_of
 from tokshard.pipeline.sources.protocol import Format, Read
 from tokshard.pipeline.sources.records import RecordSpec, typed_columns
 from tokshard.store import Entry, Store
@@ -26,10 +27,19 @@ def _reader(read: Callable[[Store, str, int, int | None, TokenSpec], Iterator[To
     """
 
     def chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, TokenBatch]]:
-        for batch in read(*store_of(input_.location), span.start, span.stop, _token_spec(spec)):
+        tokens = _token_spec(spec)
+        has_loss = _loss_file(input_, tokens.loss_field) is not None
+        check_loss(input_.location, has_loss=has_loss, is_wanted=tokens.has_loss, wanted=tokens.loss_field)
+        for batch in read(*store_of(input_.location), span.start, span.stop, tokens):
             yield None, with_columns(batch, spec, batch.columns)
 
     return chunks
+
+
+def _loss_file(input_: Input, wanted: str | None) -> LossField | None:
+    """The mask in a file beside that of the ids, if there is one and the user does not refuse it."""
+    found = tuple(need for need in input_.needs if need in _MASKS)
+    return LossField(name=needed_names(input_.location, found)[0]) if found and wanted != NO_LOSS else None
 
 
 def _token_spec(spec: RecordSpec) -> TokenSpec:
@@ -47,7 +57,8 @@ def with_columns(batch: TokenBatch, spec: RecordSpec, values: Mapping[str, Seque
         return batch
     missing = [None] * len(batch.ends)
     columns, problems = typed_columns(spec, [values.get(path, missing) for path in spec.kept_paths])
-    return replace(batch, columns=dict(zip(spec.columns, columns, strict=True)), problems=problems)
+    columns_by_name = dict(zip(spec.columns, columns, strict=True))
+    return replace(batch, columns=columns_by_name, problems={**problems, **batch.problems})
 
 
 def _complete_pairs(ids: str, index: str, store: Store, entries: Sequence[Entry], is_folder: bool) -> Sequence[Entry]:
@@ -70,6 +81,23 @@ def _complete_pairs(ids: str, index: str, store: Store, entries: Sequence[Entry]
             f"{store.where(stem + there)} has no {stem.rpartition('/')[2]}{missing} next to it",
             hint="fetch the missing file, or give the files to read instead of their directory",
         )
+    return entries
+
+
+def _complete_masks(store: Store, entries: Sequence[Entry], is_folder: bool) -> Sequence[Entry]:
+    """Refuse a folder with a mask of OLMo-core whose ids are missing.
+
+    Raises:
+        BadSourceError: with the mask.
+    """
+    masked = {flat.mask_name(entry.name) for entry in entries if flat.mask_name(entry.name) != entry.name}
+    for entry in entries if is_folder else ():
+        base = entry.name.rpartition("/")[2]
+        if base.startswith(flat.MASK) and base.endswith(ends.NPY_SUFFIX) and entry.name not in masked:
+            raise BadSourceError(
+                f"{store.where(entry.name)} has no {base.replace(flat.MASK, flat.IDS)} next to it",
+                hint="fetch the missing file, or give the files to read instead of their directory",
+            )
     return entries
 
 
@@ -137,6 +165,25 @@ _INDEX = (("/", sample_index.INDEX),)
 
 _MEGATRON = (megatron.SUFFIX, megatron.INDEX_SUFFIX)
 
+_MASKS = (("", ends.LOSS_SUFFIX), (f"*{flat.IDS}", flat.MASK))
+"""What files need that have a mask beside them."""
+
+
+def _with_mask(mask: tuple[str, str], form: Format) -> Format:
+    """A format of which a file may have a mask beside it; then it is a variant that needs it."""
+    masked = replace(form, needs=(*form.needs, mask))
+
+    def examine(store: Store, entry: Entry) -> Format:
+        (name,) = needed_names(entry.name, (mask,))
+        try:
+            is_masked = name != entry.name and bool(store.stat(name))
+        except OSError:
+            is_masked = False
+        return masked if is_masked else form
+
+    return replace(form, examine=examine, loss=_loss_file, options=(*form.options, "loss_field"))
+
+
 FORMATS = (
     _format(
         "megatron",
@@ -148,14 +195,17 @@ FORMATS = (
         omitted=megatron.SUFFIX,  # Megatron-LM calls its two files by what their names have in common
         arrange=partial(_complete_pairs, *_MEGATRON),
     ),
-    _format(
-        "datatrove",
-        ends.read_ds,
-        Lines(),
-        ends.DS_SUFFIX,
-        needs=(("", ".index"),),
-        helpers=(f"*{ends.DS_INDEX_SUFFIX}", "*.ds.metadata"),
-        arrange=partial(_complete_pairs, ends.DS_SUFFIX, ends.DS_INDEX_SUFFIX),
+    _with_mask(
+        _MASKS[0],
+        _format(
+            "datatrove",
+            ends.read_ds,
+            Lines(),
+            ends.DS_SUFFIX,
+            needs=(("", ".index"),),
+            helpers=(f"*{ends.DS_INDEX_SUFFIX}", "*.ds.metadata", f"*{ends.DS_SUFFIX}{ends.LOSS_SUFFIX}"),
+            arrange=partial(_complete_pairs, ends.DS_SUFFIX, ends.DS_INDEX_SUFFIX),
+        ),
     ),
     _format(
         "mds",
@@ -183,5 +233,16 @@ FORMATS = (
         needs=((ends.NPY_SUFFIX, ends.OFFSETS_SUFFIX),),
         helpers=(f"*{ends.OFFSETS_SUFFIX}",),
     ),
-    _format("flat", flat.read, Lines(), ends.NPY_SUFFIX, options=("token_dtype",)),
+    _with_mask(
+        _MASKS[1],
+        _format(
+            "flat",
+            flat.read,
+            Lines(),
+            ends.NPY_SUFFIX,
+            helpers=(f"*/{flat.MASK}*{ends.NPY_SUFFIX}",),
+            arrange=_complete_masks,
+            options=("token_dtype",),
+        ),
+    ),
 )

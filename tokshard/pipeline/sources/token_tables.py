@@ -18,7 +18,8 @@ from tokshard.errors import TokshardError, UsageError
 from tokshard.format.names import MANIFEST, SHARD_TABLE
 from tokshard.format.opening import read_manifest
 from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch, damaged
-from tokshard.interop.tokens.lists import find_field, ids_of, is_flat, join, list_batches
+from tokshard.interop.tokens.lists import find_field, ids_of, is_flat, join, list_batches, loss_field, unpacked
+from tokshard.interop.tokens.loss import STARTS, LossField, check_loss
 from tokshard.pipeline.sources import tables
 from tokshard.pipeline.sources.columns import Columns
 from tokshard.pipeline.sources.division import Span
@@ -37,17 +38,22 @@ _COUNT_COLUMNS = ["dataset/filename", "documents", "tokens"]
 def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, TokenBatch]]:
     """The documents of a table with a column of ids. If it holds no lists of ids, each record batch is a document."""
     with tables.open_table(input_, span, rows=_ROWS_AT_ONCE, buffer_bytes=BATCH_BYTES) as (schema, batches):
-        columns = _columns(input_, schema, spec)
+        columns, loss = _columns(input_, schema, spec)
+        assert spec.tokens is not None
+        is_wanted, wanted = spec.tokens.has_loss, spec.tokens.loss_field
+        check_loss(input_.location, has_loss=loss is not None, is_wanted=is_wanted, wanted=wanted)
+        if loss is not None:
+            loss = replace(loss, is_weighted=spec.tokens.has_weights)
         found = batches(columns)
         if is_flat(columns.kinds[columns.paths[0]]):
             documents = _joined(input_, span, columns, found)
         else:
-            documents = itertools.chain.from_iterable(_lists(spec, columns, *one) for one in found)
+            documents = itertools.chain.from_iterable(_lists(spec, columns, loss, *one) for one in found)
         yield from ((None, batch) for batch in documents)
 
 
-def _columns(input_: Input, schema: pa.Schema, spec: RecordSpec) -> Columns:
-    """The column of the ids, and those that are kept."""
+def _columns(input_: Input, schema: pa.Schema, spec: RecordSpec) -> tuple[Columns, LossField | None]:
+    """The column of the ids, those that are kept, and those that say what is trained; and the field of the latter."""
     assert spec.tokens is not None
     field = find_field(input_.location, schema, spec.tokens.field)
     kind = schema.field(field).type
@@ -57,32 +63,55 @@ def _columns(input_: Input, schema: pa.Schema, spec: RecordSpec) -> Columns:
             f"{input_.location}: column {field!r} has type {kind}, expected lists of integers{reason}",
             hint="give another column with --token-field, or keep no columns",
         )
-    return Columns(input_, schema, spec, [field, *spec.kept_paths])
+    loss = None if is_flat(kind) else loss_field(input_.location, schema, spec.tokens.loss_field)
+    if loss is not None and loss.is_shifted and spec.columns:
+        raise UsageError(
+            f"{input_.location} has packs of documents: other columns have a value for each pack",
+            hint="keep no columns, or leave out the mask with --loss-field none",
+        )
+    paths = [] if loss is None else [loss.name, STARTS][: 1 + loss.is_shifted]
+    return Columns(input_, schema, spec, [field, *paths, *spec.kept_paths]), loss
 
 
 def _other_columns(input_: Input, spec: RecordSpec) -> Sequence[str]:
     """The names of the columns next to that of the ids."""
     with tables.open_table(input_, Span()) as (schema, _):
-        field = _columns(input_, schema, spec).paths[0]
-        return [name for name in schema.names if name != field]
+        used = set(_columns(input_, schema, spec)[0].paths)
+        return [name for name in schema.names if name not in used]
 
 
-def _lists(spec: RecordSpec, columns: Columns, batch: pa.RecordBatch, input_bytes: int) -> Iterator[TokenBatch]:
+def _loss_field(input_: Input, wanted: str | None) -> LossField | None:
+    with tables.open_table(input_, Span()) as (schema, _):
+        return loss_field(input_.location, schema, wanted)
+
+
+def _lists(
+    spec: RecordSpec, columns: Columns, loss: LossField | None, batch: pa.RecordBatch, input_bytes: int
+) -> Iterator[TokenBatch]:
     """The documents of a record batch with a list of ids in each row."""
     array = columns.array(batch, columns.paths[0])
+    values = None if loss is None else columns.array(batch, loss.name)
+    if loss is not None and loss.is_shifted:
+        starts = columns.array(batch, STARTS)
+        array, values = unpacked(array, starts), unpacked(values, starts)
+
+    def part(start: int, stop: int, share: int) -> Iterator[TokenBatch]:
+        of_loss = None if loss is None or values is None else (loss, values.slice(start, stop - start))
+        return list_batches(array.slice(start, stop - start), share, of_loss)
+
     if not spec.columns:
-        yield from list_batches(array, input_bytes)
+        yield from part(0, len(array), input_bytes)
         return
-    for start, stop, values in columns.rows(batch, spec.kept_paths):
+    for start, stop, kept in columns.rows(batch, spec.kept_paths):
         share = input_bytes * stop // batch.num_rows - input_bytes * start // batch.num_rows
         first = 0
-        for documents in list_batches(array.slice(start, stop - start), share):
-            if isinstance(values, float):
-                problems = {0: tables.row_too_long(spec, values)}
+        for documents in part(start, stop, share):
+            if isinstance(kept, float):
+                problems = {0: tables.row_too_long(spec, kept)}
                 yield replace(documents, columns={name: [None] for name in spec.columns}, problems=problems)
                 continue
             last = first + len(documents.ends)
-            yield with_columns(documents, spec, {path: found[first:last] for path, found in values.items()})
+            yield with_columns(documents, spec, {path: found[first:last] for path, found in kept.items()})
             first = last
 
 
@@ -176,8 +205,8 @@ def _without_corpora(store: Store, entries: Sequence[Entry], _: bool) -> Sequenc
 
 
 def _of_tokens(form: Format, **more: Any) -> Format:
-    options = ("token_field", "keep_field", "id_field")
-    return replace(form, reads=TOKENS, read=_chunks, columns=_other_columns, options=options, **more)
+    options = ("token_field", "loss_field", "keep_field", "id_field")
+    return replace(form, reads=TOKENS, read=_chunks, columns=_other_columns, loss=_loss_field, options=options, **more)
 
 
 PARQUET = _of_tokens(tables.PARQUET)

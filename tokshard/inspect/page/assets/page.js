@@ -69,10 +69,10 @@
     Plotly.react(element, traces, layout, { displayModeBar: false, responsive: true });
   };
 
-  const token = (piece, index, specials) => {
+  const token = (piece, index, specials, trained) => {
     const [text, ...ids] = piece;
-    const kind = ids.some((id) => specials.has(id)) ? "special" : "t" + (index % 2);
-    const title = (ids.length > 1 ? "tokens " : "token ") + ids.join(", ");
+    const kind = (ids.some((id) => specials.has(id)) ? "special" : "t" + (index % 2)) + (trained.has(index) ? " trained" : "");
+    const title = (ids.length > 1 ? "tokens " : "token ") + ids.join(", ") + (trained.has(index) ? ", trained" : "");
     const span = make("span", { class: kind, title });
     printable(text).split("\n").forEach((line, place) => {
       if (place) span.append(make("span", { class: "break", "aria-hidden": "true" }, "↵"), "\n");
@@ -102,8 +102,9 @@
         const details = make("details", place ? {} : { open: "" }, make("summary", {}, printable(item.title)));
         for (const part of item.parts) {
           if (part.title) details.append(make("p", { class: "piece" }, printable(part.title)));
+          const trained = new Set(part.trained);
           details.append(make("div", { class: "tokens", tabindex: "0", role: "group", "aria-label": "tokens" },
-            ...part.pieces.map((piece, index) => token(piece, index, specials))));
+            ...part.pieces.map((piece, index) => token(piece, index, specials, trained))));
         }
         return details;
       }));

@@ -1,0 +1,285 @@
+"""Masks and labels of other tools become loss spans, shifted where they are shifted there, and never get lost."""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.pipeline import foreign
+from tests.pipeline.inputs import arrow_bytes, parquet_bytes, special_token, write_byte_tokenizer
+from tokshard import copy_corpus, import_corpus, open_corpus
+from tokshard.errors import BadRecordError, BadSourceError, UsageError
+from tokshard.inspect.verify.verification import verify_corpus
+from tokshard.interop.tokens import ends, flat, located
+from tokshard.interop.tokens.batches import TokenSpec
+from tokshard.store import open_store
+
+EOS = 0
+DOCUMENTS = [[5, 6, 7, 8, EOS], [9, EOS], [10, 11, 12, EOS]]
+MASKS = [[0, 1, 1, 0, 1], [0, 0], [0, 0, 1, 1]]
+SPANS = [[[1, 3], [4, 5]], [], [[2, 4]]]
+LABELS = [
+    [token if is_trained else -100 for token, is_trained in zip(document, mask, strict=True)]
+    for document, mask in zip(DOCUMENTS, MASKS, strict=True)
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory with the tokenizer of bytes, ``tok``: 257 ids, of which 0 is EOS."""
+    write_byte_tokenizer(tmp_path / "tok")
+    return tmp_path
+
+
+def imported(place: Path, *sources: Path, **options: Any) -> Any:
+    given_options: dict[str, Any] = {"tokenizer": place / "tok", "out": place / "out", "workers": 1, **options}
+    return import_corpus(sources, **given_options)
+
+
+def found_in(place: Path, out: str = "out") -> tuple[list[list[int]], list[list[list[int]]]]:
+    """Documents and spans of a corpus, which is checked in every byte."""
+    assert verify_corpus(place / out).problems == ()
+    with open_corpus(place / out) as corpus:
+        assert corpus.has_spans
+        spans = [corpus.loss_spans(number).tolist() for number in range(corpus.num_documents)]
+        return [document.tolist() for document in corpus.documents()], spans
+
+
+def parquet(file: Path, columns: dict[str, Any]) -> Path:
+    pq.write_table(pa.table(columns), file, row_group_size=2)
+    return file
+
+
+def masked_ds(file: Path, documents: Any = DOCUMENTS, masks: Any = MASKS) -> Path:
+    foreign.datatrove(file, documents)
+    file.with_name(file.name + ".loss").write_bytes(bytes(value for mask in masks for value in mask))
+    return file
+
+
+def olmo(folder: Path, documents: Any = DOCUMENTS, masks: Any = MASKS, *, number: int = 0) -> Path:
+    folder.mkdir(exist_ok=True)
+    file = folder / f"token_ids_part_{number:04d}.npy"
+    file.write_bytes(foreign.flat(documents, "u2"))
+    mask = np.array([value for mask in masks for value in mask], np.bool_)
+    (folder / f"labels_mask_part_{number:04d}.npy").write_bytes(mask.tobytes())
+    return file
+
+
+@pytest.mark.parametrize("write", [parquet_bytes, arrow_bytes])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("labels", LABELS),
+        ("loss_mask", MASKS),
+        ("assistant_masks", [[bool(value) for value in mask] for mask in MASKS]),
+        ("completion_mask", pa.array(MASKS, pa.list_(pa.int8()))),
+    ],
+)
+def test_labels_and_masks_of_tables_become_spans(place, name, values, write):
+    file = place / f"a.{write.__name__.partition('_')[0]}"
+    file.write_bytes(write(pa.table({"input_ids": DOCUMENTS, name: values})))
+    result = imported(place, file)
+    assert found_in(place) == (DOCUMENTS, SPANS)
+    assert result.corpora[0].manifest.num_targets == 5
+
+
+def test_a_column_of_any_name_is_read_if_it_is_asked_for(place):
+    file = parquet(place / "a.parquet", {"input_ids": DOCUMENTS, "trained": MASKS, "labels": LABELS})
+    imported(place, file, loss_field="trained")
+    assert found_in(place) == (DOCUMENTS, SPANS)
+    with open_corpus(place / "out") as corpus:
+        assert corpus.manifest.build.loss_field == "trained"
+
+
+def test_the_first_token_is_never_a_target(place):
+    imported(place, parquet(place / "a.parquet", {"input_ids": DOCUMENTS, "labels": DOCUMENTS}))
+    assert found_in(place) == (DOCUMENTS, [[[1, 5]], [[1, 2]], [[1, 4]]])
+
+
+def test_a_float_mask_holds_weights(place):
+    masks = [[0.0, 0.5, 0.5, 0.0, 2.0], [0.0, 0.0], [0.0, 1.0, 2.0, 2.0]]
+    imported(place, parquet(place / "a.parquet", {"input_ids": DOCUMENTS, "loss_mask": masks}))
+    assert found_in(place) == (DOCUMENTS, [[[1, 3], [4, 5]], [], [[1, 2], [2, 4]]])
+    with open_corpus(place / "out") as corpus:
+        assert [corpus.target_weights(number).tolist() for number in range(3)] == masks
+
+
+def test_delimiters_that_are_added_are_not_trained_and_shift_what_follows(place):
+    content = json.loads((place / "tok" / "tokenizer.json").read_text())
+    content["added_tokens"].append(special_token(257, "<s>"))
+    (place / "tok" / "tokenizer.json").write_text(json.dumps(content))
+    columns = {"input_ids": [[5, 6], [7, EOS, 257, 8, 9]], "loss_mask": [[0, 1], [1, 1, 1, 1, 1]]}
+    imported(place, parquet(place / "a.parquet", columns), bos="<s>")
+    documents = [[257, 5, 6, EOS], [257, 7, EOS], [257, 8, 9, EOS]]
+    assert found_in(place) == (documents, [[[2, 3]], [[2, 3]], [[1, 3]]])
+
+
+def test_packs_of_megatron_bridge_are_cut_and_shifted_back(place):
+    shifted = [[*mask[1:], 0] for mask in MASKS]
+    columns = {
+        "input_ids": [DOCUMENTS[0] + DOCUMENTS[1], DOCUMENTS[2]],
+        "loss_mask": pa.array([shifted[0] + shifted[1], shifted[2]], pa.list_(pa.int8())),
+        "seq_start_id": [[0, 5], [0]],
+    }
+    imported(place, parquet(place / "a.idx.parquet", columns))
+    assert found_in(place) == (DOCUMENTS, SPANS)
+
+
+@pytest.mark.parametrize("starts", [[1, 5], [0, 5, 5], [0, 8], []])
+def test_packs_whose_starts_do_not_ascend_are_damage(place, starts):
+    columns = {"input_ids": [DOCUMENTS[0] + DOCUMENTS[1]], "loss_mask": [[0] * 7]}
+    columns["seq_start_id"] = pa.array([starts], pa.list_(pa.int32()))
+    with pytest.raises(BadSourceError, match="seq_start_id of row 0 does not ascend from 0 within the 7 ids"):
+        imported(place, parquet(place / "a.parquet", columns))
+
+
+def test_the_bytes_of_datatrove_are_read(place):
+    imported(place, masked_ds(place / "a.ds"))
+    assert found_in(place) == (DOCUMENTS, SPANS)
+
+
+def test_the_parallel_files_of_olmo_are_read(place):
+    olmo(place / "sft")
+    olmo(place / "sft", [[20, 21, EOS]], [[0, 1, 1]], number=1)
+    imported(place, place / "sft")
+    assert found_in(place) == ([*DOCUMENTS, [20, 21, EOS]], [*SPANS, [[1, 3]]])
+
+
+@pytest.mark.parametrize("options", [{"task_bytes": 1}, {"dedup": "exact"}, {"validation_fraction": 0.4}])
+def test_spans_follow_their_documents_through_a_build(place, options):
+    rng = np.random.default_rng(5)
+    documents = [[*rng.integers(1, 200, rng.integers(1, 9)).tolist(), EOS] for _ in range(60)] * 2
+    masks = [[0, *rng.integers(0, 2, len(document) - 1).tolist()] for document in documents[:60]] * 2
+    imported(place, masked_ds(place / "a.ds", documents, masks), **options)
+    outs = ["out/train", "out/validation"] if "validation_fraction" in options else ["out"]
+    pairs = [pair for out in outs for pair in zip(*found_in(place, out), strict=True)]
+    known = {tuple(document): mask for document, mask in zip(documents, masks, strict=True)}
+    assert len(pairs) == (60 if "dedup" in options else 120)
+    for document, spans in pairs:
+        trained = {place for start, stop in spans for place in range(start, stop)}
+        assert [int(place in trained) for place in range(len(document))] == known[tuple(document)]
+
+
+def test_an_append_and_a_copy_keep_spans(place):
+    imported(place, masked_ds(place / "a.ds"))
+    imported(place, masked_ds(place / "b.ds", [[20, 21, EOS]], [[0, 1, 0]]), append=True)
+    expected = ([*DOCUMENTS, [20, 21, EOS]], [*SPANS, [[1, 2]]])
+    assert found_in(place) == expected
+    copy_corpus(str(place / "out"), out=place / "copy", shuffle=1, workers=1)
+    documents, spans = found_in(place, "copy")
+    assert sorted(zip(documents, spans, strict=True)) == sorted(zip(*expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        (
+            {"labels": [[-100, 6, 7, -100, EOS], [-100, EOS], [-100, 10, 12, EOS]]},
+            "labels is 10 at token 1, .* itself, 11",
+        ),
+        ({"loss_mask": [[0, 1, 1, 0, 1], [0, 0], [0, 0, 3, 1]]}, "loss_mask is 3 at token 2, expected 0 or 1"),
+        ({"loss_mask": [[0, 1, 1, 0, 1], [0, 0], [0, 0, 1]]}, "loss_mask has 3 values for 4 ids"),
+        ({"loss_mask": [[0, 1, 1, 0, 1], [0, 0], None]}, "loss_mask has 0 values for 4 ids"),
+        ({"loss_mask": [[0, 1, 1, 0, 1.5], [0, 0], [0, 0, float("nan"), 1]]}, "expected a weight of 0 or more"),
+        (
+            {"loss_mask": [[1, 1, 0, 1, 0], [0, 0], [0, 1, 1, 1]], "seq_start_id": [[0], [0], [0]]},
+            "loss_mask is 1 at token 3, expected 0 at the last token: it is shifted by one in packs",
+        ),
+    ],
+)
+def test_values_that_say_nothing_about_the_ids_are_an_error_of_the_record(place, columns, problem):
+    file = parquet(place / "a.parquet", {"input_ids": DOCUMENTS, **columns})
+    with pytest.raises(BadRecordError, match=problem) as caught:
+        imported(place, file)
+    assert "record 3" in str(caught.value)
+    imported(place, file, on_bad_record="skip", force=True)
+    assert found_in(place)[0] == DOCUMENTS[:2]
+
+
+def test_two_columns_that_may_be_meant_are_refused(place):
+    file = parquet(place / "a.parquet", {"input_ids": DOCUMENTS, "labels": LABELS, "loss_mask": MASKS})
+    with pytest.raises(UsageError, match="several columns that may say what is trained: labels, loss_mask"):
+        imported(place, file)
+    imported(place, file, loss_field="loss_mask")
+    assert found_in(place) == (DOCUMENTS, SPANS)
+
+
+def test_labels_of_documents_are_no_loss_mask(place):
+    result = imported(place, parquet(place / "a.parquet", {"input_ids": DOCUMENTS, "labels": [1, 0, 1]}))
+    with open_corpus(result.directory) as corpus:
+        assert not corpus.has_spans
+
+
+@pytest.mark.parametrize("write", [masked_ds, lambda file: olmo(file.parent / "sft"), None])
+def test_masks_are_left_out_on_request_only(place, write):
+    columns = {"input_ids": DOCUMENTS, "loss_mask": MASKS}
+    file = parquet(place / "a.parquet", columns) if write is None else write(place / "a.ds")
+    result = imported(place, file, loss_field="none")
+    with open_corpus(result.directory) as corpus:
+        assert not corpus.has_spans
+        assert [document.tolist() for document in corpus.documents()] == DOCUMENTS
+
+
+def test_a_source_with_a_mask_beside_others_without_one_is_refused_either_way(place):
+    plain, masked = foreign.datatrove(place / "a.ds", DOCUMENTS), masked_ds(place / "b.ds")
+    for sources in ((plain, masked), (masked, plain)):
+        with pytest.raises(UsageError, match=r"a\.ds has no mask or labels to say what is trained, and others do"):
+            imported(place, *sources)
+    one = parquet(place / "a.parquet", {"input_ids": DOCUMENTS})
+    parquet(place / "b.parquet", {"input_ids": DOCUMENTS, "loss_mask": MASKS})
+    with pytest.raises(UsageError, match="to say what is trained"):
+        imported(place, one, place / "b.parquet", force=True)
+    (place / "all").mkdir()
+    for name in ("a.parquet", "b.parquet"):
+        (place / name).rename(place / "all" / name)
+    with pytest.raises(UsageError, match=r"b\.parquet has a mask or labels .* the first source has none"):
+        imported(place, place / "all", force=True)
+
+
+@pytest.mark.parametrize("change", [lambda mask: mask[:-1], lambda mask: mask[:3] + b"\2" + mask[4:]])
+def test_a_mask_beside_a_file_that_does_not_fit_it_is_damage(place, change):
+    file = masked_ds(place / "a.ds")
+    mask = place / "a.ds.loss"
+    mask.write_bytes(change(mask.read_bytes()))
+    with pytest.raises(BadSourceError, match=r"10 bytes for 11 ids|byte 3 is 2, expected 0 or 1"):
+        imported(place, file)
+
+
+def test_a_mask_whose_ids_are_gone_is_refused(place):
+    olmo(place / "sft")
+    olmo(place / "sft", number=1).unlink()
+    with pytest.raises(BadSourceError, match=r"labels_mask_part_0001\.npy has no token_ids_part_0001\.npy next to it"):
+        imported(place, place / "sft")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    st.lists(st.integers(0, 60), max_size=3),
+    st.sampled_from(["ds", "flat"]),
+)
+def test_ranges_of_any_size_have_the_mask_of_their_ids(tmp_path, lengths, cuts, form):
+    starts = list(accumulate(lengths, initial=1))
+    documents = [[*range(start, start + length), EOS] for start, length in zip(starts, lengths, strict=False)]
+    masks = [[token % 2 for token in document] for document in documents]
+    file = masked_ds(tmp_path / "a.ds", documents, masks) if form == "ds" else olmo(tmp_path / "o", documents, masks)
+    spec = TokenSpec(
+        field=None, dtype=None, delimiters=(EOS,), narrowest="uint16", max_document_bytes=1 << 20, has_loss=True
+    )
+    read = ends.read_ds if form == "ds" else flat.read
+    bounds = [0, *sorted(cuts), None]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(located, "BATCH_BYTES", 8)
+        patch.setattr(flat, "BATCH_BYTES", 8)
+        for start, stop in pairwise(bounds):
+            for batch in read(open_store(str(file.parent)), file.name, start, stop, spec):
+                assert batch.loss.tolist() == [token % 2 for token in batch.tokens.tolist()]
