@@ -184,3 +184,9 @@ def test_an_append_keeps_the_template_and_the_loss(tmp_path, tokenizer):
         build(tmp_path / "text.jsonl", tokenizer, tmp_path / "out", append=True, chat=None, eos="</s>")
     build(second, tokenizer, tmp_path / "out", append=True)
     assert learned(tmp_path / "out") == LEARNED
+
+
+def test_a_kept_field_cannot_take_the_column_of_the_spans(tmp_path, tokenizer):
+    source = write(tmp_path / "a.jsonl", [{**RECORDS[0], "loss": 0.5}])
+    with pytest.raises(UsageError, match="cannot be called 'loss' here"):
+        build(source, tokenizer, tmp_path / "out", keep_field=["loss:float64"])
