@@ -22,6 +22,7 @@ from tests.store.memory import SCHEME, MemoryStore
 from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import DamagedCorpusError, ExportError, UsageError
+from tokshard.format.loss import LOSS, WEIGHTS
 from tokshard.interop.export.export import FORMATS, export_corpus
 from tokshard.interop.export.megatron import MegatronFormat
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
@@ -145,12 +146,22 @@ def read_hugging_face(directory: Path) -> tuple[str, list[list[int]]]:
     return str(tables[0].schema.field("input_ids").type.value_type), pa.concat_tables(tables)["input_ids"].to_pylist()
 
 
+def read_olmo(directory: Path) -> tuple[str, list[list[int]]]:
+    """Of a small vocabulary: the files do not say how ids are stored."""
+    found: list[list[int]] = []
+    for path in sorted(directory.glob("token_ids_part_*.npy")):
+        ids = np.fromfile(path, np.uint16)
+        found += [part.tolist() for part in np.split(ids, np.flatnonzero(ids == 0) + 1) if len(part)]
+    return "uint16", found
+
+
 READERS: dict[str, Callable[[Path], tuple[str, list[list[int]]]]] = {
     "megatron": read_megatron,
     "mds": read_mds,
     "litdata": read_litdata,
     "fms": read_fms,
     "hf": read_hugging_face,
+    "olmo": read_olmo,
 }
 
 
@@ -175,7 +186,7 @@ def test_an_export_holds_every_document_in_order(corpus, tmp_path, kind, file_by
     assert bool(shown) == (file_bytes is not None)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "olmo"])
 def test_documents_without_eos_lose_their_last_token_and_empty_ones_are_counted(corpus, tmp_path, kind):
     _, found = export(corpus, kind, tmp_path / "out", drop_eos=True)
     assert found == [document[:-1] for document in DOCUMENTS if len(document) > 1]
@@ -197,6 +208,61 @@ def test_ids_of_a_large_vocabulary_are_stored_in_four_bytes(tmp_path, kind, dtyp
     assert export(corpus, kind, tmp_path / "out", drop_eos=False) == (dtype, documents)
     _, bare = export(corpus, kind, tmp_path / "bare", drop_eos=True, drop_bos=True)
     assert bare == [[70_000, 65_536], [5]]
+
+
+def test_ids_of_a_large_vocabulary_take_four_bytes_in_files_of_olmo(tmp_path):
+    documents = [[1, 70_000, 65_536, 0], [1, 0]]
+    corpus = write_corpus(tmp_path / "corpus", documents, tokenizer=WIDE, eos="<eos>", bos="<bos>")
+    assert export_corpus(corpus, format="olmo", out=tmp_path / "out").dtype == "uint32"
+    assert np.fromfile(tmp_path / "out/token_ids_part_0000.npy", np.uint32).tolist() == [1, 70_000, 65_536, 0, 1, 0]
+    assert not list((tmp_path / "out").glob("labels*"))
+
+
+SPANS = {LOSS: [[1, 3], [], [1, 2, 4, 6]], WEIGHTS: [[0.5], [], [2.0, 0.25]], "url": ["a", "b", "c"]}
+TRAINED = [[1, 2, 3, 0], [0], [3, 3, 1, 2, 2, 0]]
+
+
+def trained(path: Path, *, is_weighted: bool = False) -> Path:
+    columns = {LOSS: "spans", **({WEIGHTS: "weights"} if is_weighted else {}), "url": "string"}
+    source = Source(documents=TRAINED, metadata={name: SPANS[name] for name in columns})
+    return write_corpus(path, sources=[source], columns=columns, tokenizer=TINY_TOKENIZER)
+
+
+def test_a_hugging_face_data_set_has_labels(tmp_path):
+    done = export_corpus(trained(tmp_path / "corpus"), format="hf", out=tmp_path / "out")
+    table = parquet.read_table(tmp_path / "out")
+    assert table.column_names == ["input_ids", "labels", "url"]
+    assert table["labels"].to_pylist() == [[-100, 2, 3, -100], [-100], [-100, 3, -100, -100, 2, 0]]
+    assert table.schema.field("labels").type == table.schema.field("input_ids").type
+    assert (done.num_targets, done.num_dropped_targets) == (5, 0)
+    done = export_corpus(trained(tmp_path / "other"), format="hf", out=tmp_path / "bare", drop_eos=True)
+    assert parquet.read_table(tmp_path / "bare")["labels"].to_pylist() == [[-100, 2, 3], [-100, 3, -100, -100, 2]]
+    assert (done.num_targets, done.num_dropped_targets, done.num_left_out) == (4, 1, 1)
+
+
+def test_a_hugging_face_data_set_of_weighted_spans_has_a_mask_of_floats(tmp_path):
+    export_corpus(trained(tmp_path / "corpus", is_weighted=True), format="hf", out=tmp_path / "out")
+    table = parquet.read_table(tmp_path / "out")
+    assert table.column_names == ["input_ids", "loss_mask", "url"]
+    assert table["loss_mask"].to_pylist() == [[0, 0.5, 0.5, 0], [0], [0, 2, 0, 0, 0.25, 0.25]]
+
+
+def test_files_of_olmo_have_a_byte_for_each_id(tmp_path):
+    done = export_corpus(trained(tmp_path / "corpus"), format="olmo", out=tmp_path / "out")
+    mask = (tmp_path / "out/labels_mask_part_0000.npy").read_bytes()
+    assert mask == bytes([0, 1, 1, 0, 0, 0, 1, 0, 0, 1, 1])
+    assert (done.num_targets, done.num_files) == (5, 1)
+
+
+@pytest.mark.parametrize("kind", ["megatron", "mds", "litdata", "fms", "olmo"])
+def test_loss_spans_are_never_dropped_unasked(tmp_path, capsys, kind):
+    corpus = trained(tmp_path / "corpus", is_weighted=kind == "olmo")
+    command = ["export", str(corpus), "--format", kind, "--out", str(tmp_path / "out")]
+    assert run(command) == 2
+    assert "trains 5 of its 11 tokens" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
+    assert run([*command, "--drop-loss"]) == 0
+    assert "5 targets: readers train all tokens instead" in capsys.readouterr().out
 
 
 def test_a_hugging_face_data_set_keeps_the_columns(tmp_path):
@@ -348,6 +414,7 @@ def test_a_document_that_the_format_cannot_hold_is_named(corpus, tmp_path, monke
         (["--format", "hf", "--file-bytes", "100"], "too small"),
         (["--format", "hf", "--split", "../train"], "name of a split"),
         (["--format", "mds", "--no-columns"], "mds holds no columns but the ids"),
+        (["--format", "olmo", "--drop-eos"], "only EOS says where a document ends"),
         (["--format", "pickle"], "pickle"),
     ],
 )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.pipeline import foreign
 from tests.pipeline.inputs import arrow_bytes, parquet_bytes, special_token, write_byte_tokenizer
-from tokshard import copy_corpus, import_corpus, open_corpus
+from tokshard import copy_corpus, export_corpus, import_corpus, open_corpus
 from tokshard.errors import BadRecordError, BadSourceError, UsageError
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.interop.tokens import ends, flat, located
@@ -177,6 +177,28 @@ def test_an_append_and_a_copy_keep_spans(place):
     copy_corpus(str(place / "out"), out=place / "copy", shuffle=1, workers=1)
     documents, spans = found_in(place, "copy")
     assert sorted(zip(documents, spans, strict=True)) == sorted(zip(*expected, strict=True))
+
+
+@pytest.mark.parametrize("form", ["hf", "olmo"])
+@pytest.mark.parametrize("options", [{}, {"file_bytes": 1 << 10}])
+def test_what_is_exported_is_imported_with_its_spans(place, form, options):
+    rng = np.random.default_rng(7)
+    documents = [[*rng.integers(1, 200, rng.integers(1, 40)).tolist(), EOS] for _ in range(200)]
+    masks = [[0, *rng.integers(0, 2, len(document) - 1).tolist()] for document in documents]
+    result = imported(place, masked_ds(place / "a.ds", documents, masks))
+    done = export_corpus(result.directory, format=form, out=place / "exported", **options)
+    assert (done.num_files > 1) == bool(options)
+    again = imported(place, place / "exported", out=place / "again")
+    assert again.manifest.fingerprints.content == result.manifest.fingerprints.content
+    assert found_in(place, "again") == found_in(place)
+
+
+def test_weights_are_imported_as_they_were_exported(place):
+    masks = [[0.0, 0.5, 0.5, 0.0, 2.0], [0.0, 0.0], [0.0, 1.0, 2.0, 2.0]]
+    result = imported(place, parquet(place / "a.parquet", {"input_ids": DOCUMENTS, "loss_mask": masks}))
+    export_corpus(result.directory, format="hf", out=place / "exported")
+    again = imported(place, place / "exported", out=place / "again")
+    assert again.manifest.fingerprints.content == result.manifest.fingerprints.content
 
 
 @pytest.mark.parametrize(

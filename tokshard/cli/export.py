@@ -24,7 +24,7 @@ from tokshard.wording import aligned, bytes_text, counted
     type=click.Choice(FORMATS),
     required=True,
     help="megatron: .bin and .idx; mds: MosaicML streaming; litdata: chunks for its TokensLoader; fms: Arrow files of "
-    "fms-fsdp; hf: a Hugging Face data set in parquet.",
+    "fms-fsdp; hf: a Hugging Face data set in parquet; olmo: files of ids and masks of OLMo-core.",
 )
 @click.option(
     "--out", required=True, metavar="DIR", help="A new directory; for mds and litdata also a URI such as s3://."
@@ -36,12 +36,13 @@ from tokshard.wording import aligned, bytes_text, counted
     help="Leave out the token that ends a document, or write it.  [default: write it; fms: leave it out]",
 )
 @click.option("--drop-bos", is_flag=True, help="Leave out the token that begins a document.")
+@click.option("--drop-loss", is_flag=True, help="Leave out loss spans, so that all tokens are trained.")
 @click.option(
     "--file-bytes",
     type=BYTES,
     metavar="SIZE",
     help="Close a file before the document that would exceed SIZE.  [default: mds and litdata 64MiB, hf 512MiB, "
-    "fms 1GiB, megatron one file]",
+    "fms and olmo 1GiB, megatron one file]",
 )
 @click.option("--no-columns", is_flag=True, help="With hf: leave out the kept columns.")
 @json_option
@@ -54,6 +55,7 @@ def export(
     split: str | None,
     drop_eos: bool | None,
     drop_bos: bool,
+    drop_loss: bool,
     file_bytes: int | None,
     no_columns: bool,
     as_json: bool,
@@ -76,6 +78,7 @@ def export(
             split=split,
             drop_eos=drop_eos,
             drop_bos=drop_bos,
+            drop_loss=drop_loss,
             file_bytes=file_bytes,
             with_columns=not no_columns,
             on_progress=on_progress,
@@ -94,6 +97,11 @@ def _text(done: Export, seconds: float) -> str:
         ("written", f"{done.location}: {counted(done.num_files, 'file')}, {bytes_text(done.num_bytes)} at {speed}"),
         ("delimiters", _delimiters(done)),
     ]
+    if done.num_targets is not None:
+        lines.append(("trained", f"{done.num_targets:,} of the tokens"))
+    if done.num_dropped_targets:
+        what = "with the delimiters" if done.num_targets is not None else "readers train all tokens instead"
+        lines.append(("left out", f"{counted(done.num_dropped_targets, 'target')}: {what}"))
     if done.num_left_out:
         lines.append(("left out", f"{counted(done.num_left_out, 'document')} without a token but the delimiters"))
     lines.append(("read it as", done.reading))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,13 @@ class Documents:
         tokens: uint16 or uint32 [tokens], one document after another.
         ends: int64 [documents], where each ends in `tokens`.
         columns: kept columns, one value per document.
+        loss: float32 [tokens], the weight of each token in the loss; None if spans are not exported.
     """
 
     tokens: NDArray[Any]
     ends: NDArray[np.int64]
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
+    loss: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -52,11 +54,16 @@ class Documents:
             tokens=self.tokens[first:last],
             ends=self.ends[start:stop] - first,
             columns={name: column.slice(start, stop - start) for name, column in self.columns.items()},
+            loss=None if self.loss is None else self.loss[first:last],
         )
 
 
-def read_documents(corpus: Corpus, *, with_columns: bool) -> Iterator[Documents]:
+def read_documents(corpus: Corpus, *, columns: Collection[str], with_loss: bool) -> Iterator[Documents]:
     """All documents in order, at most `SLICE_TOKENS` or one document at a time: views of the shards.
+
+    Args:
+        columns: the kept columns to read.
+        with_loss: whether to read what is trained.
 
     Raises:
         DamagedCorpusError: a shard is missing, or does not match the manifest and its hashes.
@@ -64,13 +71,17 @@ def read_documents(corpus: Corpus, *, with_columns: bool) -> Iterator[Documents]
     for index in range(len(corpus.shards)):
         for shard, batch in checked_batches(corpus, index):
             offsets, tokens = shard.batch(batch)
-            columns = shard.columns(batch) if with_columns else {}
-            whole = Documents(tokens=tokens, ends=offsets[1:], columns=columns)
+            kept = {name: column for name, column in shard.columns(batch).items() if name in columns} if columns else {}
+            whole = Documents(tokens=tokens, ends=offsets[1:], columns=kept)
+            targets = shard.targets(batch) if with_loss else None
             start = 0
             while start < len(whole):
                 fit = int(np.searchsorted(offsets, offsets[start] + SLICE_TOKENS, "right")) - 1
                 stop = max(start + 1, fit)
-                yield whole.part(start, stop)
+                part = whole.part(start, stop)
+                if targets is not None:
+                    part = replace(part, loss=targets.of_tokens(int(offsets[start]), int(offsets[stop])))
+                yield part
                 start = stop
 
 
@@ -87,7 +98,8 @@ def without_delimiters(documents: Documents, *, eos: bool, bos: bool) -> Documen
     if bos:
         kept[documents.starts] = False
     taken = (eos + bos) * np.arange(1, len(documents) + 1)
-    return Documents(tokens=documents.tokens[kept], ends=documents.ends - taken, columns=documents.columns)
+    loss = None if documents.loss is None else documents.loss[kept]
+    return replace(documents, tokens=documents.tokens[kept], ends=documents.ends - taken, loss=loss)
 
 
 def without_empty(documents: Documents) -> Documents:
@@ -97,4 +109,4 @@ def without_empty(documents: Documents) -> Documents:
         return documents
     mask = pa.array(is_kept)
     columns = {name: column.filter(mask) for name, column in documents.columns.items()}
-    return Documents(tokens=documents.tokens, ends=documents.ends[is_kept], columns=columns)
+    return replace(documents, ends=documents.ends[is_kept], columns=columns)

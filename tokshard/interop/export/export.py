@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
+
 from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
+from tokshard.format.loss import has_weights, kept_columns
 from tokshard.format.opening import open_corpus
 from tokshard.interop.export.destination import new_place
 from tokshard.interop.export.documents import read_documents, without_delimiters, without_empty
-from tokshard.interop.export.files import CorpusFacts, FileSequence, Format, WrittenFile
+from tokshard.interop.export.files import LABELS, MASK, CorpusFacts, FileSequence, Format, WrittenFile
 from tokshard.interop.export.fms import FmsFormat
 from tokshard.interop.export.hugging_face import HuggingFaceFormat
 from tokshard.interop.export.litdata import LitdataFormat
 from tokshard.interop.export.mds import MdsFormat
 from tokshard.interop.export.megatron import MegatronFormat
+from tokshard.interop.export.olmo import OlmoFormat
 from tokshard.store import absolute_location
 
-FormatName = Literal["megatron", "mds", "litdata", "fms", "hf"]
+FormatName = Literal["megatron", "mds", "litdata", "fms", "hf", "olmo"]
 FORMATS: tuple[str, ...] = get_args(FormatName)
 
 
@@ -38,6 +42,8 @@ class Export:
         location: the directory or URI of the files.
         dtype: of the token ids there.
         num_documents, num_tokens: in the files.
+        num_targets: tokens in the files that are trained; None if the files say nothing about that.
+        num_dropped_targets: targets of the corpus that the files do not name.
         num_left_out: documents that hold only delimiters, if delimiters are dropped.
         num_files: without an index of all files.
         eos, bos: whether documents have them in the files; `bos` is None if the corpus has none.
@@ -49,6 +55,8 @@ class Export:
     dtype: str
     num_documents: int
     num_tokens: int
+    num_targets: int | None
+    num_dropped_targets: int
     num_left_out: int
     num_files: int
     num_bytes: int
@@ -65,6 +73,7 @@ def export_corpus(
     split: str | None = None,
     drop_eos: bool | None = None,
     drop_bos: bool = False,
+    drop_loss: bool = False,
     file_bytes: int | None = None,
     with_columns: bool = True,
     on_progress: OnProgress | None = None,
@@ -80,6 +89,7 @@ def export_corpus(
         split: write into the folder `split` of `out` instead, as those loaders call a part of a data set.
         drop_eos: leave out the token that ends each document; default: for ``fms``, because that loader adds it.
         drop_bos: leave out the token that begins each document, if the corpus has one.
+        drop_loss: write a corpus with loss spans without them; its readers then train all tokens.
         file_bytes: close a file before the document that would exceed this; default: the format's.
         with_columns: for ``hf``: write the kept columns, too.
 
@@ -91,21 +101,26 @@ def export_corpus(
     _check_options(format, split, file_bytes)
     if format != "hf" and not with_columns:
         raise UsageError(f"{format} holds no columns but the ids", hint="leave out --no-columns, which is for hf")
+    if format == "olmo" and drop_eos:
+        raise UsageError("olmo: only EOS says where a document ends in the files", hint="leave out --drop-eos")
     place = _joined(os.fspath(out), split)
     drop_eos = format == "fms" if drop_eos is None else drop_eos
     with open_corpus(corpus) as opened:
         drop_bos = drop_bos and opened.bos_id is not None
-        target = _format(format, _facts(opened, with_columns=with_columns and format == "hf"), file_bytes)
+        loss = None if drop_loss else _loss_form(opened, format)
+        columns = kept_columns(opened.manifest.columns) if with_columns and format == "hf" else {}
+        target = _format(format, _facts(opened, columns, loss), file_bytes)
         _check_file_bytes(target, file_bytes)
         with new_place(place, is_marked=target.is_marked) as store:
             sequence = FileSequence(target, store, file_bytes=file_bytes or target.file_bytes)
             try:
-                files, left_out = _write(
+                files, left_out, targets = _write(
                     opened,
                     sequence,
                     drop_eos=drop_eos,
                     drop_bos=drop_bos,
-                    with_columns=with_columns and format == "hf",
+                    columns=columns,
+                    with_loss=loss is not None,
                     on_progress=on_progress,
                 )
             except BaseException:
@@ -117,6 +132,8 @@ def export_corpus(
             dtype=target.dtype,
             num_documents=sum(file.num_documents for file in files),
             num_tokens=sum(file.num_tokens for file in files),
+            num_targets=None if loss is None else targets,
+            num_dropped_targets=(opened.manifest.num_targets or 0) - targets,
             num_left_out=left_out,
             num_files=len(files),
             num_bytes=sum(file.num_bytes for file in files),
@@ -132,33 +149,55 @@ def _write(
     *,
     drop_eos: bool,
     drop_bos: bool,
-    with_columns: bool,
+    columns: Collection[str],
+    with_loss: bool,
     on_progress: OnProgress | None,
-) -> tuple[list[WrittenFile], int]:
-    """Write all documents; the files, and how many documents had nothing to write."""
-    done, left_out = 0, 0
-    for documents in read_documents(corpus, with_columns=with_columns):
+) -> tuple[list[WrittenFile], int, int]:
+    """Write all documents; the files, how many documents had nothing to write, and the targets that were written."""
+    done, left_out, targets = 0, 0, 0
+    for documents in read_documents(corpus, columns=columns, with_loss=with_loss):
         kept = documents
         if drop_eos or drop_bos:
             kept = without_empty(without_delimiters(documents, eos=drop_eos, bos=drop_bos))
         sequence.write(kept)
+        targets += 0 if kept.loss is None else int(np.count_nonzero(kept.loss))
         left_out += len(documents) - len(kept)
         done += len(documents.tokens)
         if on_progress is not None:
             on_progress(done, corpus.num_tokens)
     if left_out == corpus.num_documents:
         raise UsageError("every document holds nothing but its delimiters", hint="write them: --keep-eos")
-    return sequence.finish(), left_out
+    return sequence.finish(), left_out, targets
 
 
-def _facts(corpus: Corpus, *, with_columns: bool) -> CorpusFacts:
+def _loss_form(corpus: Corpus, form: str) -> str | None:
+    """How a format says which tokens of a corpus are trained; None for a corpus without loss spans.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    manifest, is_weighted = corpus.manifest, has_weights(corpus.manifest.columns)
+    if not corpus.has_spans:
+        return None
+    if form == "hf" or (form == "olmo" and not is_weighted):
+        return MASK if is_weighted else LABELS
+    what = "its loss spans have weights" if form == "olmo" else "it has loss spans"
+    others = "hf" if is_weighted else "hf or olmo"
+    raise UsageError(
+        f"{corpus.location} trains {manifest.num_targets:,} of its {manifest.num_tokens:,} tokens: {what}, and {form} "
+        "cannot hold them",
+        hint=f"use --format {others}; --drop-loss writes the tokens alone, of which readers then train all",
+    )
+
+
+def _facts(corpus: Corpus, names: Collection[str], loss: str | None) -> CorpusFacts:
     tokenizer = corpus.manifest.tokenizer
-    names = corpus.manifest.columns if with_columns else {}
     return CorpusFacts(
         name=absolute_location(corpus.location).rpartition("/")[2],
         dtype=corpus.dtype,
         vocab_size=corpus.vocab_size,
         columns=tuple(corpus.shard_schema.field(name) for name in names),
+        loss=loss,
         metadata={
             "tokshard.fingerprint": corpus.fingerprint,
             "tokshard.tokenizer": tokenizer.name,
@@ -179,6 +218,8 @@ def _format(name: str, facts: CorpusFacts, file_bytes: int | None) -> Format:
             return LitdataFormat.of(facts, chunk_bytes=file_bytes or LitdataFormat.default_bytes)
         case "fms":
             return FmsFormat.of(facts)
+        case "olmo":
+            return OlmoFormat.of(facts)
         case _:
             return HuggingFaceFormat.of(facts)
 

@@ -13,6 +13,9 @@ from tokshard.errors import UsageError
 from tokshard.interop.export.documents import Documents
 from tokshard.store import Store
 
+LABELS, MASK = "labels", "loss_mask"
+"""Ids, with -100 where nothing is trained; and weights."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusFacts:
@@ -23,6 +26,8 @@ class CorpusFacts:
         dtype: of its token ids.
         vocab_size: 1 + the largest id of its tokenizer.
         columns: Arrow fields of the kept columns that are exported.
+        loss: the name of the column that says what is trained: `LABELS`, or `MASK` if spans have weights; None: nothing
+            does.
         metadata: the corpus and tokenizer of the tokens, for formats that can store it.
     """
 
@@ -31,6 +36,7 @@ class CorpusFacts:
     vocab_size: int
     columns: tuple[pa.Field, ...]
     metadata: dict[str, str]
+    loss: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

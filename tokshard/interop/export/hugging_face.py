@@ -1,4 +1,4 @@
-"""A Hugging Face data set: parquet files with ``input_ids``, and the kept columns of the corpus."""
+"""A Hugging Face data set: parquet files with ``input_ids``, ``labels`` if there are any, and the kept columns."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from pyarrow import parquet
 from tokshard.errors import UsageError
 from tokshard.format.arrays import number_array
 from tokshard.interop.export.documents import Documents
-from tokshard.interop.export.files import CorpusFacts, OpenFile, WrittenFile
+from tokshard.interop.export.files import LABELS, MASK, CorpusFacts, OpenFile, WrittenFile
 from tokshard.store import Store
 
 COLUMN = "input_ids"
+IGNORED = -100
+"""The label of a token that is not trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +43,20 @@ class HuggingFaceFormat:
         Raises:
             UsageError: a kept column has the name of the ids' column.
         """
-        if any(field.name == COLUMN for field in facts.columns):
-            raise UsageError(
-                f"the corpus has a kept column {COLUMN!r}, which is what a Hugging Face data set calls the tokens",
-                hint="leave the kept columns out with --no-columns",
-            )
+        for taken, what in ((COLUMN, "the tokens"), (facts.loss, "what is trained")):
+            if any(field.name == taken for field in facts.columns):
+                raise UsageError(
+                    f"the corpus has a kept column {taken!r}, which is what a Hugging Face data set calls {what}",
+                    hint="leave the kept columns out with --no-columns",
+                )
         dtype = "int32" if facts.vocab_size <= 1 << 31 else "int64"
-        ids = pa.field(COLUMN, pa.list_(pa.field("element", pa.from_numpy_dtype(np.dtype(dtype)))))
-        return cls(dtype, pa.schema([ids, *facts.columns], metadata=facts.metadata))
+        lists = {COLUMN: dtype} | ({facts.loss: "float" if facts.loss == MASK else dtype} if facts.loss else {})
+        fields = [pa.field(name, pa.list_(pa.field("element", kind))) for name, kind in lists.items()]
+        return cls(dtype, pa.schema([*fields, *facts.columns], metadata=facts.metadata))
 
     def sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        return lengths * np.dtype(self.dtype).itemsize
+        num_lists = 1 + any(name in self.schema.names for name in (LABELS, MASK))
+        return lengths * np.dtype(self.dtype).itemsize * num_lists
 
     def open(self, store: Store, number: int) -> OpenFile:
         return _ParquetFile(store, f"part-{number:05d}.parquet", self.schema, self.dtype)
@@ -73,8 +78,14 @@ class _ParquetFile:
     def write(self, documents: Documents) -> None:
         ids = number_array(documents.tokens.astype(self._dtype))
         offsets = number_array(np.concatenate([np.zeros(1, np.int32), documents.ends.astype(np.int32)]))
-        lists = pa.ListArray.from_arrays(offsets, ids, type=self._schema.field(COLUMN).type)
-        self._writer.write_batch(pa.record_batch([lists, *documents.columns.values()], schema=self._schema))
+        values = [ids]
+        if MASK in self._schema.names and documents.loss is not None:
+            values.append(number_array(documents.loss))
+        elif documents.loss is not None:
+            labels = np.where(documents.loss > 0, documents.tokens.astype(self._dtype), self._dtype.type(IGNORED))
+            values.append(number_array(labels))
+        lists = [pa.ListArray.from_arrays(offsets, one, type=self._schema.types[at]) for at, one in enumerate(values)]
+        self._writer.write_batch(pa.record_batch([*lists, *documents.columns.values()], schema=self._schema))
         self._num_documents += len(documents)
         self._num_tokens += len(documents.tokens)
 
