@@ -311,6 +311,7 @@ def _faults(config: Config) -> Iterator[tuple[str, str]]:
     # the matrix products of blocks have sizes that GPUs can compute in float8, with any number of rows
     shape = model_shape(config.model, 1)
     sizes = {"data.seq_len": config.data.seq_len, "model.dim": shape.dim, "model.hidden_dim": shape.hidden_dim}
-    for name, size in (sizes | {"model.dim / num_heads * num_kv_heads": shape.kv_dim}).items():
+    sizes |= {"model.head_dim * num_heads": shape.query_dim, "model.head_dim * num_kv_heads": shape.kv_dim}
+    for name, size in sizes.items():
         if size % 16 and config.compute.float8 != "off":
             yield f"{name} is {size}, float8 needs a multiple of 16", "change it, or leave compute.float8 out"

@@ -177,13 +177,17 @@ def sharded_model(shape: Shape, mesh: DeviceMesh, settings: Parallel, compute: C
         model.head.token_losses = torch.compile(token_losses, fullgraph=True, backend=compute.compile)
         for layer in model.layers:
             layer.compile(fullgraph=True, backend=compute.compile)
-    fully_shard(model.embedding, mesh=mesh, mp_policy=policy)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
-    # the backward pass begins with the last unit, and does not read the first one's weights
-    fully_shard([model.norm, model.head], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    # the backward pass begins with the last unit, and does not read the first one's weights unless they are the head's
+    last = [model.norm, model.head]
+    if shape.tied_embeddings:
+        last = [model.embedding, *last]
+    else:
+        fully_shard(model.embedding, mesh=mesh, mp_policy=policy)
+        model.embedding.set_unshard_in_backward(False)  # type: ignore[operator]
+    fully_shard(last, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    model.embedding.set_unshard_in_backward(False)  # type: ignore[operator]
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # without it gloo refuses the divide factor
