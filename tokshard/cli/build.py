@@ -62,8 +62,7 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     flag_value=OWN,
     metavar="[TEMPLATE]",
     callback=_template,
-    help="Make documents of conversations, by a chat template: FILE.jinja or a tokenizer's folder.  [own, the "
-    "tokenizer's, if none is given]",
+    help="Read conversations, by FILE.jinja or else by the tokenizer's own chat template.",
 )
 @click.option("--chat-date", metavar="DATE", help="What a chat template writes as today.")
 @click.option(
@@ -71,7 +70,7 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     type=click.Choice(["assistant", "last", "all"]),
     default="assistant",
     show_default=True,
-    help="The targets of a conversation.",
+    help="Targets of a chat.",
 )
 @click.option("--document-end", metavar="TOKEN", help="Special token that ends a conversation.")
 @click.option(
@@ -79,6 +78,11 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     type=click.Choice(["skip", "head"]),
     default="skip",
     help="Leave out long conversations, or cut them.",
+)
+@click.option(
+    "--special-tokens",
+    metavar="parse=TOKENS",
+    help="Special tokens that a text may mean.",
 )
 @click.option("--id-field", metavar="FIELD", help="Field to store as column 'id'.")
 @click.option(

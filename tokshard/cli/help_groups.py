@@ -28,7 +28,7 @@ OF_BUILDS: Groups = {
         "id_field",
         "keep_field",
     ),
-    "Text": ("tokenizer", "eos", "bos"),
+    "Text": ("tokenizer", "eos", "bos", "special_tokens"),
     "Output": (
         *("out", "append", "force", "dry_run", "validation_fraction", "shard_tokens", "shuffle", "columns"),
         "no_columns",

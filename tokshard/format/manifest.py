@@ -126,6 +126,7 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         split: which of the two corpora this is, ``train`` or ``validation``; None if the build wrote one.
         copied: how the documents were taken from other corpora.
         chat: how conversations became documents; None where texts did.
+        special_tokens: ``parse=TOKEN,...``: spellings in texts that became these special tokens; None: none did.
     """
 
     text_field: str
@@ -149,6 +150,7 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     source_eos: int | None = None
     copied: CopyConfig | None = None
     chat: ChatConfig | None = None
+    special_tokens: str | None = None
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -183,7 +183,10 @@ def _check_same(last: Manifest, build: Build) -> None:
         )
 
 
-_KEPT = ("min_tokens", "max_tokens", "validation_fraction", "keep_field", "sha256", "eos", "bos", "template", "loss")
+_KEPT = (
+    *("min_tokens", "max_tokens", "validation_fraction", "keep_field", "sha256", "eos", "bos", "special_tokens"),
+    *("template", "loss"),
+)
 """Settings that are the same for all generations of a corpus."""
 
 

@@ -62,6 +62,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         document_end: token that ends each conversation: a special one that its template does not write; default: the
             first that is there.
         overlong: with `chat` and `max_tokens`: ``skip`` longer conversations, or keep their ``head``.
+        special_tokens: ``parse=TOKEN,...`` for text that was rendered elsewhere: these special tokens are read where a
+            text spells them. Default: text never becomes a special token.
         id_field: field to store as column ``id``.
         keep_field: fields to store as columns, each ``FIELD`` or ``FIELD:TYPE`` (string, int64, float64, bool).
         format: read every input as this format instead of going by its name.
@@ -114,6 +116,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     loss: Literal["assistant", "last", "all"] = "assistant"
     document_end: str | None = None
     overlong: Literal["skip", "head"] = "skip"
+    special_tokens: str | None = None
     id_field: str | None = None
     keep_field: str | Sequence[str] = []
     format: str | None = None
@@ -162,6 +165,7 @@ class OptionalBuildOptions(TypedDict, total=False):
     loss: Literal["assistant", "last", "all"]
     document_end: str | None
     overlong: Literal["skip", "head"]
+    special_tokens: str | None
     id_field: str | None
     keep_field: str | Sequence[str]
     format: str | None
@@ -205,7 +209,11 @@ _NOT_FOR = {
         "columns",
         "shuffle",
     ),
-    TOKENS: (*_OF_CHAT, "text_field", "text_unit", "where", "source", "drop_ids", "hash_range", "columns", "shuffle"),
+    TOKENS: (
+        *_OF_CHAT,
+        *("special_tokens", "text_field", "text_unit"),
+        *("where", "source", "drop_ids", "hash_range", "columns", "shuffle"),
+    ),
     DOCUMENTS: (
         *_OF_CHAT,
         *(
@@ -215,6 +223,7 @@ _NOT_FOR = {
             "loss_field",
             "token_dtype",
             "source_eos",
+            "special_tokens",
             "text_field",
             "text_unit",
             "id_field",
@@ -319,7 +328,7 @@ def _check_chat(options: BuildOptions) -> None:
             if name in given:
                 raise UsageError(f"{name} is given without chat", hint=f"give --chat too, or leave out {flag(name)}")
         return
-    for name in ("text_field", "text_unit", "eos", "bos"):
+    for name in ("text_field", "text_unit", "eos", "bos", "special_tokens"):
         if name in given:
             end = "; --document-end says what ends a conversation" if name == "eos" else ""
             raise UsageError(f"{name} is given with chat", hint=f"leave out {flag(name)}{end}")

@@ -15,7 +15,7 @@ from tokshard.format.loss import LOSS, LOSS_COLUMNS
 from tokshard.pipeline.append import next_generation
 from tokshard.pipeline.copies import copied_request
 from tokshard.pipeline.encode.chat.texts import checked_chat, read_template
-from tokshard.pipeline.encode.tokenizer_file import read_tokenizer
+from tokshard.pipeline.encode.tokenizer_file import read_tokenizer, with_parsed
 from tokshard.pipeline.options import (
     DEFAULT_SHARD_TOKENS,
     SKIP,
@@ -93,6 +93,9 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
         )
         of_loss = {LOSS: LOSS_COLUMNS[LOSS]}
         notes += more
+    special_tokens = options.special_tokens
+    if special_tokens is not None:
+        info, special_tokens = with_parsed(info, special_tokens)
     check_field_name(options.text_field)
     try:
         columns = parse_columns(options.id_field, options.keep_field)
@@ -124,6 +127,7 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
             shard_tokens=options.shard_tokens or DEFAULT_SHARD_TOKENS,
             task_bytes=task_bytes,
             chat=chat,
+            special_tokens=special_tokens,
         ),
         columns=of_loss | {name: kind for name, (_, kind) in columns.items()},
         tokenizer=info,

@@ -22,6 +22,7 @@ from tokshard.pipeline.encode.chat.texts import ChatTexts
 from tokshard.pipeline.encode.documents import Documents, Made, content_hashes, ruled, validation_mask
 from tokshard.pipeline.encode.encoder import DocumentEncoder, EncodedTexts, Encoder
 from tokshard.pipeline.encode.passing import TokenPasser
+from tokshard.pipeline.encode.tokenizer_file import parsed_tokens, parsing
 from tokshard.pipeline.sources.chats import TemplateSource
 from tokshard.pipeline.sources.json_lines import JsonLinesParser
 from tokshard.pipeline.sources.records import (
@@ -84,7 +85,8 @@ class Maker:
         """The tokenizer."""
         if self._chat is not None:
             return ChatTexts(self._load(), self._chat, self._config, self._tokenizer)
-        return DocumentEncoder(Encoder(self._load()), self._tokenizer)
+        content = parsing(self._load(), parsed_tokens(self._config.special_tokens))
+        return DocumentEncoder(Encoder(content), self._tokenizer)
 
     def parse(self, chunk: Chunk | Made) -> Parsed:
         """The records of a chunk."""

@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,60 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
         template=template,
         normalizer=normalizer_name(parsed.get("normalizer")),
     )
+
+
+PARSE = "parse="
+"""How a value of ``--special-tokens`` begins."""
+
+
+def parsed_tokens(value: str | None) -> list[str]:
+    """The tokens of a value of ``--special-tokens``."""
+    return [] if value is None else value.removeprefix(PARSE).split(",")
+
+
+def with_parsed(info: TokenizerInfo, value: str) -> tuple[TokenizerInfo, str]:
+    """The tokenizer of texts in which some special tokens are meant.
+
+    Args:
+        value: ``parse=TOKEN,...``.
+
+    Returns:
+        The tokenizer, of which text may produce these tokens; and the value with each token once, in the order of ids.
+
+    Raises:
+        UsageError: one of them is not special, or a delimiter, which lies between documents alone.
+    """
+    if not value.startswith(PARSE):
+        raise UsageError(
+            f"special_tokens is {value!r:.60}",
+            hint=f"give the tokens that texts spell and mean, as in --special-tokens '{PARSE}<|im_start|>,<|im_end|>'",
+        )
+    wanted = parsed_tokens(value)
+    fitting = {token: index for token, index in info.special_ids.items() if token not in (info.eos, info.bos)}
+    wrong = next((token for token in wanted if token not in fitting), None)
+    if wrong is not None:
+        what = "delimits documents" if wrong in info.special_ids else "is no special token of the tokenizer"
+        raise UsageError(
+            f"special_tokens has {wrong!r}, which {what}",
+            hint=f"give some of {', '.join(list(fitting)[:8])}" if fitting else "leave out --special-tokens",
+        )
+    others = {token: index for token, index in info.special_ids.items() if token not in wanted}
+    found = ",".join(token for token in fitting if token in wanted)
+    return msgspec.structs.replace(info, special_ids=others), f"{PARSE}{found}"
+
+
+def parsing(content: bytes, tokens: Collection[str]) -> bytes:
+    """A ``tokenizer.json`` whose given special tokens are found in text, as others are that are not special."""
+    if not tokens:
+        return content
+    parsed = json.loads(content)
+    added = parsed["added_tokens"]
+    return json.dumps(
+        {
+            **parsed,
+            "added_tokens": [{**one, "special": one["special"] and one["content"] not in tokens} for one in added],
+        }
+    ).encode()
 
 
 def read_config(folder: Store) -> tuple[dict[str, Any], str | None]:
