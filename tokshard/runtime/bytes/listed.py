@@ -1,4 +1,4 @@
-"""Documents that a list names by their ids, as the file of numbers that a mask is made of."""
+"""Lists of document ids, converted to the file of numbers that a mask reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def numbers_of_list(corpus: Corpus, name: str, ids_file: str | os.PathLike[str])
         ids_file: as `read_document_list` takes it.
 
     Raises:
-        PlanError: the list cannot be read, changes meanwhile, or lies where nothing can be written.
+        PlanError: the list cannot be read, changes meanwhile, or its directory is not writable.
         CorpusError: the corpus cannot be read.
     """
     location = absolute_location(ids_file)
