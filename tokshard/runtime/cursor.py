@@ -24,10 +24,10 @@ from tokshard.runtime.order.windows import CorpusOrder, Pack, Place, Shape
 from tokshard.runtime.rows.masks import Mask
 
 MAX_SAMPLE = 1 << 62
-"""Samples are counted up to here, which leaves room for batches made ahead in 64 bits."""
+"""The largest sample number. It leaves room in 64 bits for batches made ahead."""
 
 Count = Annotated[int, Meta(ge=0, le=MAX_SAMPLE + (MAX_SAMPLE >> 1))]
-"""Samples or an index in a state. A run may have read on from the last sample that can be given."""
+"""Samples or an index in a state. A run may have read past the largest sample number."""
 
 SeqLen = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 
@@ -37,7 +37,7 @@ Position = Annotated[int, Meta(ge=0)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
 
 MAX_SEGMENTS = 16
-"""Only so many past segments are saved, and earlier ones as the balance that they led to: so states stay small."""
+"""Only so many past segments are saved. Earlier ones are saved as their balance, so states stay small."""
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,14 @@ NumpyBatch = dict[str, NDArray[Any]]
 Batch = TypeVar("Batch")
 
 Steps = Callable[[StreamPlan, RankRows, Cursor, int | None], Iterator[NarrowBatch]]
-"""Makes the rows of every step; arguments as of `narrow_batches`."""
+"""Makes the rows of every step; arguments as for `narrow_batches`."""
 
 HELD_BATCHES = 4
 """Batches that a loop is expected to hold at a time. Holding more costs new memory for each."""
 
 _MAX_AHEAD = 1 << 16
 _LAUNCHERS = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-"""Environment variables in which torchrun, srun and mpirun give the number of processes."""
+"""Environment variables with the number of processes, from torchrun, srun and mpirun."""
 
 
 class Walk:

@@ -23,7 +23,7 @@ MAX_EPOCHS = (1 << 32) - 1
 MAX_STREAMS = 65_536
 
 _MAX_SIZE = (1 << 32) - 1
-"""Of a sample, a block and a window: positions in a window are 32 bits wide."""
+"""The largest seq_len, block and window: positions in a window are 32 bits wide."""
 
 Weights = Mapping[str, float]
 CorpusLike = str | os.PathLike[str] | TokenSource
@@ -187,7 +187,7 @@ def epochs_of(epochs: int | None, num_corpora: int, num_streams: int) -> int | N
     if num_streams > 1:
         raise PlanError(
             f"epochs is {epochs} and num_streams {num_streams}: streams end their epochs at different samples, so a "
-            "finite pass has one stream",
+            "finite pass needs one stream",
             hint="leave epochs out, or num_streams",
         )
     return epochs
@@ -316,7 +316,7 @@ def max_epochs_of(
     if num_streams > 1 and on_max_epochs == "stop" and any(math.isfinite(epochs) for epochs in found):
         raise PlanError(
             f"max_epochs is {max_epochs} and num_streams {num_streams}: streams end their epochs at different samples, "
-            "so a pass that stops has one stream",
+            "so a pass that stops needs one stream",
             hint="give on_max_epochs='warn', or leave num_streams or max_epochs out",
         )
     return found

@@ -14,7 +14,7 @@ from tokshard.errors import LoaderError
 Item = TypeVar("Item")
 
 STOP_SECONDS = 5.0
-"""A thread that still hangs after this time is abandoned: its storage may be dead."""
+"""A thread that hangs longer than this is abandoned: its storage may be dead."""
 
 _EXIT_PRIORITY = 100
 """The thread ends before multiprocessing ends its processes, and waits for them."""
@@ -89,7 +89,7 @@ class Prefetch(Generic[Item]):
             Whether the thread has ended, and so uses nothing any more.
         """
         self._finalizer()
-        error = LoaderError("the loader was closed while a batch was awaited", hint="iterate it again, or not at all")
+        error = LoaderError("the loader was closed while a batch was awaited", hint="iterate it again, if at all")
         self._ready.put(error)
         return self.pid == os.getpid() and not self._thread.is_alive()
 

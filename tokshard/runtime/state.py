@@ -34,7 +34,7 @@ from tokshard.runtime.rows.masks import load_mask
 from tokshard.runtime.stop import check_pass
 
 STATE_VERSION = 1
-"""Names the form of a state. Bump when an older tokshard would misread it."""
+"""Version of the form of states. Bump when an older tokshard would misread it."""
 
 _KEY = "cursor"
 _START = re.compile(r'\{"tokshard_cursor":(\d+),')
@@ -198,7 +198,7 @@ def _checked_line(line: Any) -> str:
     if found is None:
         raise PlanMismatchError(
             f"this is not a state of a tokshard loader: {line!r:.100}",
-            hint="give what StreamingLoader.state_dict() returned; the state of another loader cannot be continued",
+            hint="give the value of StreamingLoader.state_dict(); the state of another loader cannot be continued",
         )
     if found[1] != str(STATE_VERSION):
         raise PlanMismatchError(
@@ -208,8 +208,8 @@ def _checked_line(line: Any) -> str:
     content = str(line).rpartition(_CHECK)[0]
     if line != content + _check_of(content):
         raise PlanMismatchError(
-            "the state was changed after it was saved: its checksum is not that of its line",
-            hint=f"give the line as state_dict() returned it; to go on without it, {_DAMAGED}",
+            "the state was changed after it was saved: its checksum does not match",
+            hint=f"give the line as state_dict() returned it; to continue without it, {_DAMAGED}",
         )
     return str(line)
 
@@ -282,8 +282,8 @@ def _check_growth(saved: _State, plan: StreamPlan) -> None:
                 raise PlanMismatchError(
                     f"corpus {name!r} has grown: the run reads it up to generation {generation}, the plan up to "
                     f"generation {len(earlier)}",
-                    hint=f"give generations={{{name!r}: {generation}}} to go on; to read what was appended too, add "
-                    f"its folder 'generation-{generation + 1:02d}' as a corpus of its own, and "
+                    hint=f"give generations={{{name!r}: {generation}}} to continue; to also read what is new, "
+                    f"add the folder 'generation-{generation + 1:02d}' as a corpus of its own, and "
                     "load_state_dict(state, corpora='plan')",
                 )
 
@@ -320,7 +320,7 @@ def _continued(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
     later = plan.schedule.after(cursor.sample)
     if saved.schedule != plan.schedule.fingerprint_after(cursor.sample):
         raise PlanMismatchError(
-            f"the run was to change its weights after sample {cursor.sample} in another way than this plan, which "
+            f"the run planned other changes of weights after sample {cursor.sample} than this plan, which "
             f"changes them {f'{len(later)} times, next at sample {later[0].start}' if later else 'no more'}",
             hint="give the schedule of that run, or load_state_dict(state, weights='plan') to continue with this one",
         )

@@ -78,7 +78,7 @@ def check_pass(plan: StreamPlan, cursor: Cursor) -> None:
     if count != cursor.sample:
         raise PlanMismatchError(
             f"the plan is a finite pass of {plan.num_samples} samples, but of the {cursor.sample} samples of the "
-            f"saved cursor only {count} are of corpus {plan.names[0]!r}",
+            f"saved cursor only {count} are from corpus {plan.names[0]!r}",
             hint="leave epochs out and give max_epochs, or start a new run without the loader's state",
         )
 

@@ -155,11 +155,11 @@ class StreamDataset(Dataset[Batch]):
 
     def __getitems__(self, _: Any) -> Any:
         """Refuse to make batches of batches."""
-        raise LoaderError(f"a StreamDataset gives whole batches: {_HOW}", hint=_HOW)
+        raise LoaderError(f"a StreamDataset returns whole batches: {_HOW}", hint=_HOW)
 
     def __len__(self) -> int:
         """Refuse the default samplers of torch."""
-        raise TypeError(f"a StreamDataset says with its sampler what is read: {_HOW}")
+        raise TypeError(f"the sampler of a StreamDataset determines what is read: {_HOW}")
 
 
 _HOW = "give DataLoader(dataset, batch_size=None, sampler=dataset.sampler)"
@@ -294,7 +294,7 @@ def _steps_of_workers(
     except RuntimeError as error:
         raise LoaderError(
             f"a DataLoader worker failed: {error}",
-            hint="run with num_workers=0 to see why. A worker that was killed often lacked memory, or read a mapped "
+            hint="run with num_workers=0 to see why. A killed worker often lacked memory, or read a mapped "
             "shard that was cut (CorpusSource(..., access='pread') survives that)",
         ) from error
     finally:
@@ -346,7 +346,7 @@ def _check_pickles(plan: StreamPlan) -> None:
             pickle.dumps(part)
         except Exception as error:
             raise PlanError(
-                f"{part!r} does not pickle, so worker processes cannot have it: {error}",
+                f"{part!r} does not pickle, so worker processes cannot receive it: {error}",
                 hint="define it in a module, not as a lambda or in a function; or use num_workers=0",
             ) from error
 
@@ -376,7 +376,7 @@ def _rank_in(mesh: DeviceMesh | None) -> tuple[int, int]:
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     if (launched := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise PlanError(
-            f"WORLD_SIZE is {launched}, but torch.distributed is not set up, so the rank is not known",
+            f"WORLD_SIZE is {launched}, but torch.distributed is not initialized, so the rank is not known",
             hint="make the loader after init_process_group, Accelerator() or in train_dataloader(), "
             "or give dp_rank and dp_world_size",
         )

@@ -28,17 +28,17 @@ from tokshard.store import is_uri, without_secrets
 from tokshard.store.record_cache import RecordCache
 
 MEMORY_BYTES = 2 << 30
-"""Enough for the windows of five corpora, of 64M tokens of 16 bits each, that are read and fetched at a time."""
+"""Enough for the current and next windows of five corpora, with 64M tokens of 16 bits in a window."""
 
 CACHE_BYTES = 100 << 30
 
 CONNECTIONS = 64
-"""Requests at once: with 150 KB each and 40 ms of latency, 240 MB/s."""
+"""Concurrent requests: with 150 KB each and 40 ms of latency, 240 MB/s."""
 
 _MOST_CONNECTIONS = 1_024
 
 _CORPUS = 1 << 44
-"""Chunks of a corpus, to number those of several corpora in one sequence."""
+"""The range of chunk numbers of a corpus, so that several corpora share one sequence of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class Cache:
         cache_bytes = integer("cache_bytes", cache_bytes, least=1)
         if cache_dir is not None and is_uri(os.fspath(cache_dir)):
             raise UsageError(
-                f"cache_dir is {without_secrets(os.fspath(cache_dir))}, and strides are kept on a disk of this machine",
+                f"cache_dir is {without_secrets(os.fspath(cache_dir))}, strides are kept on a local disk",
                 hint="give a directory",
             )
         directory = None if cache_dir is None else os.path.abspath(cache_dir)

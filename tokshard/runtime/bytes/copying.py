@@ -16,13 +16,13 @@ GATHER_BELOW = 350
 """Mean tokens of a piece below which gathering is faster than slices. Changes speed only, not results."""
 
 HALVES_FROM, HALVES_BELOW, MANY = 30, 1_500, 1_000
-"""Mean tokens of a piece from which and below which so many pieces are copied as halves faster than in other ways."""
+"""Least and greatest mean tokens of a piece for which so many pieces are copied fastest as halves."""
 
 _GATHER_TOKENS = 1 << 15
 """Tokens that are gathered at a time, so that their index stays in the cache."""
 
 _HALVES_TOKENS = 1 << 17
-"""Tokens of first halves that are copied before the second ones, which overlap them: they should be in the cache."""
+"""Tokens of first halves copied before the second halves, which overlap them: they should stay in the cache."""
 
 
 @cache

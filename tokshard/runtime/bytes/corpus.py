@@ -208,7 +208,7 @@ def _reopened(location: str, access: str, generation: int, cache: Cache, fingerp
     if source.fingerprint != fingerprint:
         raise DamagedCorpusError(
             f"{location} has the content {source.fingerprint[:12]}, expected {fingerprint[:12]}: the corpus was "
-            "replaced under the running job",
+            "replaced during the run",
             hint=REPLACED,
         )
     return source

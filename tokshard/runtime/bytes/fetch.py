@@ -24,10 +24,10 @@ from tokshard.runtime.bytes.cache import Cache
 from tokshard.store.record_cache import RecordFile
 
 _GAP_BYTES = 32 << 10
-"""Ranges of a shard that are nearer to each other are asked for as one: bytes for a millisecond, a request for tens."""
+"""Ranges of a shard with a smaller gap are requested as one: the gap costs a millisecond, a request tens of them."""
 
 _MAX_HASHES = 16 << 20
-"""Hashes that are kept, of 4 bytes each: all those of a corpus of 137 billion tokens."""
+"""Hashes that are kept, of 4 bytes each: enough for a corpus of 137 billion tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,16 +204,16 @@ def _problem(shard: ShardFile, error: OSError) -> CorpusError:
         return DamagedCorpusError(f"{shard.path} is missing", hint=RESTORE)
     if error.errno == errno.ESTALE:
         return DamagedCorpusError(
-            f"{shard.path} was replaced under the running job",
-            hint="start the job again from its last checkpoint; 'tokshard verify' tells whether the shard is the same "
-            "as before",
+            f"{shard.path} was replaced during the run",
+            hint="restart the job from its last checkpoint; 'tokshard verify' tells whether the shard is the same as "
+            "before",
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return CorpusError(
             f"{shard.path} cannot be opened: {error.strerror}", hint="raise the limit of open files: 'ulimit -n'"
         )
     if error.errno == errno.ENODATA:
-        return DamagedCorpusError(f"{shard.path}: {error.strerror}: it was cut under the running job", hint=RESTORE)
+        return DamagedCorpusError(f"{shard.path}: {error.strerror}: it was cut during the run", hint=RESTORE)
     return DamagedCorpusError(f"{shard.path} cannot be read: {error.strerror}", hint=RESTORE)
 
 

@@ -119,7 +119,7 @@ class MappedCorpus:
         batches = np.minimum(self._first_tokens.searchsorted(starts, "right") - 1, len(self._first_tokens) - 2)
         is_wrong = (starts + lengths > self._first_tokens[batches + 1]) | (batches < 0)
         if is_wrong.any():
-            raise self._damage(int(batches[int(np.argmax(is_wrong))]), "a document reaches beyond its record batch")
+            raise self._damage(int(batches[int(np.argmax(is_wrong))]), "a document extends beyond its record batch")
         tokens = self._tokens
         if len(tokens.missing(batches)):
             tokens, _ = self._open(np.unique(batches))
@@ -214,7 +214,7 @@ class MappedCorpus:
                 path = self.reading = self._corpus.store.where(self._corpus.shards[index].name)
                 offsets, values = self._values(index, batch - self._first_batches[index])
                 if not values.flags.aligned:
-                    raise self._damage(batch, "its tokens are not aligned, as those of a shard are")
+                    raise self._damage(batch, "its tokens are not aligned, as a shard's tokens must be")
                 tokens.add(batch, values)
                 offsets_of[batch] = offsets, path
             self._tokens, self._offsets = tokens, offsets_of
@@ -243,7 +243,7 @@ class MappedCorpus:
         """The error for a record batch that changed after it was opened."""
         if (cut := changed_shard(self._corpus)) is not None:
             return DamagedCorpusError(
-                f"{cut} is not as long as its manifest says: it was cut under the running job", hint=RESTORE
+                f"{cut} is not as long as its manifest says: it was cut during the run", hint=RESTORE
             )
         shard = self._shard_of(max(0, batch))
         path = self._corpus.store.where(self._corpus.shards[shard].name)

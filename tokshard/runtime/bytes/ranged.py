@@ -31,7 +31,7 @@ from tokshard.runtime.bytes.targets import TargetReader
 from tokshard.store.record_cache import RecordFile
 
 _MAX_SHARDS = 8_192
-"""Shards whose places of record batches are kept."""
+"""The number of shards for which the places of record batches are kept."""
 
 _RUN_STRIDES = 32
 """Strides of one request: 256k tokens."""
@@ -175,7 +175,7 @@ class RangedShard:
         return np.maximum(ended[last] - ended[inside], 0), ended[beyond] - ended[starts // ORDINAL_STRIDE]
 
     def _stride_documents(self) -> NDArray[np.int64]:
-        # not kept: those of thousands of shards would take hundreds of megabytes
+        # not kept: for thousands of shards, they would take hundreds of megabytes
         return self._shards.stride_documents(self._index)
 
     def offsets(self, first: int, stop: int, answers: Sequence[bytes]) -> NDArray[np.int64]:

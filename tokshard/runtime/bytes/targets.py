@@ -17,7 +17,7 @@ from tokshard.runtime.bytes.fetchers import Fetchers
 from tokshard.runtime.bytes.source import SpansIn
 
 KEPT_BYTES = 512 << 20
-"""Spans that a corpus keeps in each process: 8 bytes each, those of some 40 billion tokens of conversations."""
+"""Spans that a corpus keeps in each process, 8 bytes each: enough for some 40 billion tokens of conversations."""
 
 
 class _Kept(NamedTuple):

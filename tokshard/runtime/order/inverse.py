@@ -84,7 +84,7 @@ def _found_in_window(reader: PieceReader, window: Window, start: int, stop: int,
         shard = reader.order.source.document_at(start).shard
         raise DamagedCorpusError(
             f"{shard}: the document at token {start} of the corpus is not a piece of window {window.index} of "
-            f"epoch {window.epoch}: the shard was changed under the running job",
+            f"epoch {window.epoch}: the shard was changed during the run",
             hint=RESTORE,
         )
     numbers: list[int] = []

@@ -34,7 +34,7 @@ Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 ONE = 1 << 64
-"""Shares and remainders are integers in units of 2**-64: what is left of 1 is lost after 2**64 samples."""
+"""Shares and remainders are integers in units of 2**-64. Rounding could lose one sample only after 2**64 samples."""
 
 _END = (3 << 61) + 1
 """No run has so many samples: it may read on a little from 2**62."""
@@ -42,7 +42,7 @@ _END = (3 << 61) + 1
 _LOW, _BITS_32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 _KEPT_BYTES = 1 << 28
-"""Balances at the starts of segments are kept up to about this size; of more, only some of them."""
+"""Balances at the starts of segments are kept up to about this size; beyond it, only some of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

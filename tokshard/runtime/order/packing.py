@@ -21,14 +21,14 @@ from tokshard.runtime.bytes.source import documents_at
 from tokshard.runtime.order.windows import CorpusOrder, Window
 
 GOES_ON, ENDS_DOCUMENT, PADDING = range(3)
-"""Kinds of pieces: whether the last token of a piece is the delimiter of its document; padding is of none."""
+"""Kinds of pieces: whether the last token of a piece is the delimiter of its document, or the piece is padding."""
 
 STEP_TOKENS, STEP_PIECES = 1 << 22, 1 << 16
 """Tokens of which the document ends are asked for in a step, and pieces that are placed in one: some milliseconds.
 Arrays of all pieces would be slower, because they leave the cache."""
 
 Laid = tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint8]]
-"""The pieces of a window in their order, [n] each, as of `PieceTable`: unshuffled starts, lengths and kinds."""
+"""The pieces of a window in their order, [n] each, as in `PieceTable`: unshuffled starts, lengths and kinds."""
 
 Chunks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
 """[n] each: unshuffled starts, lengths, and whether each chunk ends its document."""

@@ -19,7 +19,7 @@ ORDER_VERSION = 1
 """Names the rules of the order. Bump when any sample of any plan would change."""
 
 MAX_EPOCHS = 1 << 64
-"""Epochs that a key can tell apart."""
+"""The number of epochs that keys distinguish."""
 
 Purpose = Literal["deal", "blocks", "pieces", "samples", "phases", "transform"]
 
@@ -30,7 +30,7 @@ MAX_SORTED = 65_536
 """Up to this length the order comes from sorting hashes; above, from the cipher. Part of the order version."""
 
 NUM_ROUNDS = 8
-"""Rounds of the cipher. Four pass common tests, yet at 16,384 items 6 of 60 keys fail at power-of-two lags."""
+"""Rounds of the cipher. Four rounds pass common tests, yet at 16,384 items 6 of 60 keys fail at power-of-two lags."""
 
 KEY_WORDS = 2 * NUM_ROUNDS
 

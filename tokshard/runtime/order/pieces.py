@@ -27,16 +27,16 @@ from tokshard.runtime.order.permutation import Permutation
 from tokshard.runtime.order.windows import CorpusOrder, Window
 
 _MAX_TABLES = 3
-"""Of a part: the current window and the next, or the next two if one of them is short."""
+"""Windows kept of a part: the current window and the next, or the next two if one of them is short."""
 
 _MAX_ANNOUNCED = 4
-"""Windows of a part: the current one, the next two, and one more if one of them is short."""
+"""Windows announced of a part: the current one, the next two, and one more if one of them is short."""
 
 _READY_AT = 0.8
-"""The table of the next window is made when this part of what a job reads of the current one has been read."""
+"""The table of the next window is made when a job has read this share of what it reads of the current window."""
 
 _MADE_FROM, _MADE_UNTIL = 0.65, 0.95
-"""Of a source that is not in memory it is made step by step between these parts."""
+"""If the source is not in memory, the table is made step by step between these shares."""
 
 AHEAD = 1.5
 """Blocks are announced this many windows ahead. What is beyond the next window is fetched while its table is made: a
@@ -46,14 +46,14 @@ _ANNOUNCED_PER_READ = 2
 """At the start, two tokens are announced for each that is read, so that the first batches are not delayed."""
 
 _CUT_APART = 2
-"""Windows in so many tables are cut by themselves: to join two long tables takes as long as to make one. Those of many
-streams are joined, so that one call cuts all."""
+"""Windows in at most so many tables are cut separately: joining two long tables takes as long as making
+one. Tables of many streams are joined, so one call cuts all."""
 
 _SHORT = 0.25
-"""A window shorter than this part of a full one is prepared together with the one after it."""
+"""A window shorter than this share of a full one is prepared together with the window after it."""
 
 _Blocks = tuple[NDArray[np.int64], NDArray[np.int64], int]
-"""Where the blocks of a window start and stop, and how many of them were announced."""
+"""Starts and stops of the blocks of a window, and the number of announced blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.order.permutation import MAX_EPOCHS, Permutation
 
 MIN_PART_WINDOWS = 4
-"""A corpus is dealt to streams if the part of each has so many windows."""
+"""A corpus is dealt to streams if each part has at least so many windows."""
 
 _MANY = (1 << 63) - 1
 """More samples than a run has."""
@@ -33,7 +33,7 @@ _SAFE = 1 << 62
 """Positions below it are int64, also after the tokens of an epoch are added."""
 
 _MAX_PERMUTATIONS, _MAX_DEALS = 8, 64
-"""Permutations that are kept, because those of up to 65,536 items take milliseconds to make."""
+"""The number of kept permutations. Up to 65,536 items, a permutation takes milliseconds to make."""
 
 Pack = Literal["cut", "whole"]
 """How the rows of a corpus are filled: slices of the sequence of its pieces, or chunks that are not cut."""
@@ -421,9 +421,9 @@ class CorpusOrder:
         epoch += self.start_epoch
         if epoch >= MAX_EPOCHS:
             raise PlanError(
-                f"epoch {epoch} of a corpus was asked for, and an order has 2**64 epochs "
+                f"epoch {epoch} of a corpus was requested, and an order has 2**64 epochs "
                 f"(num_tokens is {self.num_tokens}, seq_len {self.shape.seq_len})",
-                hint="ask for an earlier sample, or read a larger corpus",
+                hint="read an earlier sample, or a larger corpus",
             )
         fields = {"corpus": self._content, "stream": part, "epoch": epoch, "window": window}
         return Permutation.seeded(length, self.seed, purpose, **fields)

@@ -48,8 +48,8 @@ class FillInTheMiddle:
         rates = [real(name, getattr(self, name)) for name in ("rate", "spm_rate")]
         if min(ids) < 0 or len(ids) < _NUM_SENTINELS or not all(0 <= rate <= 1 for rate in rates):
             raise PlanError(
-                f"{self!r}: ids are three different ones from 0 on, rates from 0 to 1",
-                hint="give the ids that the tokenizer has for its sentinels",
+                f"{self!r}: the three ids must differ and be at least 0, and rates are from 0 to 1",
+                hint="give the ids of the tokenizer's sentinels",
             )
 
     def __call__(self, sample: Sample, random: SampleRandom) -> Sample:

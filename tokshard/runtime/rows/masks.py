@@ -22,7 +22,7 @@ from tokshard.runtime.bytes.source import TokenSource
 from tokshard.store import absolute_location, locate
 
 _MAX_BYTES = 1 << 30
-"""Of a file of document numbers."""
+"""The largest file of document numbers, in bytes."""
 
 _NPY = b"\x93NUMPY"
 _HINT = "give a file with one document number in each line, or a .npy file of integers"
@@ -77,8 +77,9 @@ def masking(
     before = next((mask for mask in mine if mask.file == path), None)
     if before is not None and not _begins_with(content, before.calls[-1][1], before.sha256, is_whole_line=True):
         raise PlanError(
-            f"{path}, of which the run masks documents of corpus {name!r} already, has changed in what it listed",
-            hint="append lines to it, or list further documents in another file; what was masked stays so",
+            f"{path}, which lists documents that the run masks in corpus {name!r} already, "
+            "has other changes than appended lines",
+            hint="append lines only, or list more documents in another file; masked documents stay masked",
         )
     past = () if before is None else tuple(call for call in before.calls if call[0] < sample)
     calls = (*past, (sample, len(content)))
@@ -97,14 +98,14 @@ def load_mask(path: str, calls: Calls, sha256: str, *, fingerprint: str, name: s
     except PlanError as error:
         raise PlanMismatchError(
             f"the run masks documents of corpus {name!r} that are listed in {path}: {error.problem}",
-            hint="put the file of that run back there; without it, the documents would be in the loss again",
+            hint="put the file of that run back there; without it, the documents would count in the loss again",
         ) from error
     num_bytes = calls[-1][1]
     if not _begins_with(content, num_bytes, sha256):
         raise PlanMismatchError(
             f"{path}, which lists the documents of corpus {name!r} that the run masks, was changed: the SHA-256 of its "
             f"first {num_bytes} bytes is {_sha256(content[:num_bytes])[:12]}, expected {sha256[:12]}",
-            hint="put the file of that run back; further documents are appended to it, or listed in another file",
+            hint="put the file of that run back; to mask more documents, append lines to it, or use another file",
         )
     return _mask(content, path, calls, sha256, fingerprint=fingerprint, name=name)
 

@@ -22,13 +22,13 @@ from tokshard.runtime.order.pieces import Pieces
 from tokshard.runtime.rows.masks import MaskedTokens
 
 IGNORED = -100
-"""The label that cross-entropy leaves out, as in torch and transformers."""
+"""The label that cross-entropy ignores, as in torch and transformers."""
 
 PADDING_INDEX = -1
-"""sample_index and corpus_index of a row that is padding."""
+"""sample_index and corpus_index of a padding row."""
 
 READ_TOKENS = 1 << 21
-"""Corpora in memory are read about so many tokens at a time, because every call costs. Changes speed only."""
+"""Corpora in memory are read about so many tokens at a time, because every call has a cost. Changes only speed."""
 
 
 class LabelSpans(NamedTuple):

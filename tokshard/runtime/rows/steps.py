@@ -18,7 +18,7 @@ from tokshard.runtime.rows.narrow import PADDING_INDEX
 
 _LAYOUT_PIECES = 16_384
 _ROWS_PER_CORPUS = 24
-"""A layout has at least this many rows per corpus and stream: they share the calls that each of them costs."""
+"""A layout has at least this many rows per corpus and stream, which share the cost of its calls."""
 
 _MAX_LAYOUT_PIECES = 65_536
 """A layout has no more pieces than this, so that no step takes long."""
@@ -26,12 +26,12 @@ _MAX_LAYOUT_PIECES = 65_536
 _MAX_LAYOUT_ROWS = 2_048
 
 _LAYOUTS_PER_WINDOW = 32
-"""Of corpora that are not in memory, a layout covers at most this part of a window: blocks are dropped when their rows
-are read, and the next table is made between layouts, in steps so small that no batch waits for one."""
+"""For corpora that are not in memory, a window has at least so many layouts: blocks are dropped when their rows are
+read, and the next table is made between layouts, in small steps, so no batch waits for one."""
 
 _MAX_BATCH = 1 << 40
 _MAX_BATCH_TOKENS = (1 << 31) - 1
-"""Of one rank: cu_seqlens is int32, as attention kernels require."""
+"""The most tokens of a rank's batch: cu_seqlens is int32, as attention kernels require."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class RankRows:
             near = size - size % self.num_streams or self.num_streams
             raise PlanError(
                 f"a global batch of {size} samples is not a multiple of the {self.num_streams} streams of the plan",
-                hint=f"give a global_batch_size such as {near}: every step has equally many samples of each stream",
+                hint=f"give a global_batch_size such as {near}: a step has equally many samples of each stream",
             )
         for name, value in {"global_batch_size": size, "rank": rank, "world_size": world_size}.items():
             object.__setattr__(self, name, value)  # numpy's integers become Python's
