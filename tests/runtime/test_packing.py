@@ -159,7 +159,7 @@ def test_a_document_that_is_not_where_a_window_has_it_is_damage(pack: Any) -> No
     assert len(plan.find("corpus", 5)) > 1
     source.stops[4] -= 1
     source.lengths[5] += 1
-    with pytest.raises(DamagedCorpusError, match="changed under the running job"):
+    with pytest.raises(DamagedCorpusError, match="changed during the run"):
         plan.find("corpus", 5)
 
 

@@ -35,7 +35,7 @@ from tokshard.runtime.order.pieces import AHEAD
 from tokshard.runtime.rows import steps
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
-pytestmark = pytest.mark.filterwarnings("ignore:the windows that are read and fetched")
+pytestmark = pytest.mark.filterwarnings("ignore:the current windows and the windows fetched")
 
 STRIDE, BLOCK, WINDOW = 32, 256, 8
 SIZES: dict[str, Any] = {"seq_len": 64, "block_tokens": BLOCK, "window_blocks": WINDOW, "allow_small_blocks": True}
@@ -330,7 +330,7 @@ def test_the_corpora_of_a_plan_share_a_cache_also_in_another_process(local, remo
 
 
 def test_a_cache_in_another_store_is_refused(tmp_path, local):
-    with pytest.raises(UsageError, match="cache_dir is s3://bucket/kept, and strides are kept on a disk"):
+    with pytest.raises(UsageError, match="cache_dir is s3://bucket/kept, strides are kept on a local disk"):
         Cache(cache_dir="s3://bucket/kept")
     (tmp_path / "mix.toml").write_text(
         f'seq_len = 64\nglobal_batch_size = 4\ncache_dir = "s3://bucket/kept"\n[corpora]\na = "{local}"\n'

@@ -1,4 +1,4 @@
-"""The arguments of plans and loaders: their defaults, and what is refused."""
+"""The arguments of plans and loaders: their defaults and checks."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MAX_EPOCHS = (1 << 32) - 1
 MAX_STREAMS = 65_536
 
 _MAX_SIZE = (1 << 32) - 1
-"""Of a sample, a block and a window: positions in a window are 32 bits wide."""
+"""The largest seq_len, block and window: positions in a window are 32 bits wide."""
 
 Weights = Mapping[str, float]
 CorpusLike = str | os.PathLike[str] | TokenSource
 
 
 def integer(name: str, value: Any, *, least: int | None = None, most: int | None = MAX_SAMPLE) -> int:
-    """An argument as a Python integer; numpy's integers are accepted, floats are not, whatever their value.
+    """An argument as a Python integer. numpy integers are accepted, floats never.
 
     Raises:
         PlanError: it is not an integer, or out of range.
@@ -73,7 +73,7 @@ def named_corpora(corpora: CorpusLike | Mapping[str, CorpusLike]) -> dict[str, C
     """The corpora of a plan by their names; a single directory is named after itself.
 
     Raises:
-        PlanError: there are none, or one is neither a path nor a source.
+        PlanError: there are no corpora, or one is neither a path nor a source.
     """
     if isinstance(corpora, Mapping):
         named = dict(corpora)
@@ -98,7 +98,7 @@ def generations_of(corpora: Mapping[str, CorpusLike], generations: Any) -> dict[
     """The generation up to which each corpus is read; None: the newest.
 
     Raises:
-        PlanError: a name is unknown, or of a source that is open; or a value is not a generation.
+        PlanError: a name is unknown or names an open source; or a value is not a generation.
     """
     given = _of_plan("generations", {} if generations is None else generations, corpora, "generations from 0")
     for name in given:
@@ -112,7 +112,7 @@ def generations_of(corpora: Mapping[str, CorpusLike], generations: Any) -> dict[
 
 
 def check_sources(names: Sequence[str], sources: Sequence[TokenSource]) -> None:
-    """Refuse empty corpora, and corpora whose token ids mean different things."""
+    """Refuse empty corpora, and corpora of different tokenizers."""
     for name, source in zip(names, sources, strict=True):
         if source.num_tokens < 1:
             raise PlanError(f"corpus {name!r} holds no tokens", hint="leave it out of the plan")
@@ -136,7 +136,7 @@ def shape_of(
     """The sizes of a plan, with their defaults.
 
     Args:
-        packs: of its corpora.
+        packs: how the rows of its corpora are filled.
     """
     seq_len = integer("seq_len", seq_len, least=1, most=_MAX_SIZE)
     if block_tokens is not None:
@@ -170,12 +170,12 @@ def shape_of(
 
 
 def default_window_blocks(block_tokens: int, num_streams: int) -> int:
-    """Blocks of a window of one stream: all streams together read from as much as a plan with one."""
+    """Blocks in a window of one stream. The windows of all streams together are as large as one of a single stream."""
     return max(MIN_WINDOW_BLOCKS, WINDOW_TOKENS // (block_tokens * num_streams))
 
 
 def epochs_of(epochs: int | None, num_corpora: int, num_streams: int) -> int | None:
-    """The epochs of a finite pass; None: the plan is endless."""
+    """The number of epochs of a finite pass; None: the plan is endless."""
     if epochs is None:
         return None
     epochs = integer("epochs", epochs, most=MAX_EPOCHS)
@@ -187,7 +187,7 @@ def epochs_of(epochs: int | None, num_corpora: int, num_streams: int) -> int | N
     if num_streams > 1:
         raise PlanError(
             f"epochs is {epochs} and num_streams {num_streams}: streams end their epochs at different samples, so a "
-            "finite pass has one stream",
+            "finite pass needs one stream",
             hint="leave epochs out, or num_streams",
         )
     return epochs
@@ -240,7 +240,7 @@ def corpora_of(
 
 
 def _check_copies(names: Sequence[str], sources: Sequence[TokenSource], start_epochs: Sequence[int]) -> None:
-    """Refuse the same content twice from the same epoch on: both would read the same samples in the same order."""
+    """Refuse the same content twice with the same first epoch: both would read the same samples in the same order."""
     known: dict[tuple[str, int], str] = {}
     for name, source, epoch in zip(names, sources, start_epochs, strict=True):
         first = known.setdefault((source.fingerprint, epoch), name)
@@ -263,7 +263,7 @@ def _per_corpus(
 
 
 def _of_plan(argument: str, given: Any, names: Collection[str], values: str) -> Mapping[str, Any]:
-    """What is given for corpora of a plan, by their names in it."""
+    """Check that values by corpus name the corpora of the plan."""
     if not isinstance(given, Mapping) or set(given) - set(names):
         raise PlanError(
             f"{argument} is {given!r:.100}; the plan has {', '.join(names)}",
@@ -308,7 +308,7 @@ def max_epochs_of(
     """How often each corpus may be read, in plan order; infinity: any number of times.
 
     Raises:
-        PlanError: a number is not above 0, or a plan with several streams would stop there.
+        PlanError: a number is not above 0, or a plan with several streams would stop at it.
     """
     if on_max_epochs not in ("stop", "warn"):
         raise PlanError(f"on_max_epochs is {on_max_epochs!r}", hint="give 'stop' or 'warn'")
@@ -321,7 +321,7 @@ def max_epochs_of(
     if num_streams > 1 and on_max_epochs == "stop" and any(math.isfinite(epochs) for epochs in found):
         raise PlanError(
             f"max_epochs is {max_epochs} and num_streams {num_streams}: streams end their epochs at different samples, "
-            "so a pass that stops has one stream",
+            "so a pass that stops needs one stream",
             hint="give on_max_epochs='warn', or leave num_streams or max_epochs out",
         )
     return found

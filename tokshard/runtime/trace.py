@@ -26,7 +26,7 @@ class Piece:
         shard: file name.
         document: number in the corpus.
         start, stop: tokens of the document.
-        masked: ``"labels"`` if a mask leaves them out; None: nothing.
+        masked: ``"labels"`` if a mask removes its labels; None: nothing is masked.
     """
 
     corpus: str
@@ -43,7 +43,7 @@ class Occurrence:
 
     Args:
         epoch: pass over the corpus, from 0.
-        sample: global; None if it comes before the first weights that the cursor keeps, so that its number is lost.
+        sample: global sample; None if it comes before the first weights that the cursor keeps: its number is lost.
         start, stop: tokens of the document.
     """
 
@@ -87,7 +87,7 @@ def pieces_of_samples(
 def masked_parts(
     masked: MaskedTokens | None, corpus: int, starts: NDArray[np.int64], samples: NDArray[np.int64]
 ) -> list[str | None]:
-    """What is masked of pieces, in words; arguments as for `MaskedTokens.covers`."""
+    """The masking of each piece, as a word or None; arguments as for `MaskedTokens.covers`."""
     found: list[str | None] = [None] * len(starts)
     return found if masked is None else _MASKED[masked.covers(corpus, starts, samples).astype(int)].tolist()
 
@@ -99,12 +99,12 @@ def occurrences(
     document: int,
     epochs: Iterable[int],
 ) -> list[Occurrence]:
-    """The samples that read a document in some epochs, of the corpus or of the parts that have its blocks.
+    """The samples that read a document in some epochs of its corpus, or of the parts that have its blocks.
 
     Args:
-        readers: of the corpus, one for each length that samples had; and the samples of each stream at which the
-            next one took over, None for the last.
-        number: of the corpus, in plan order.
+        readers: for each length that samples had, a reader of the corpus, and the samples of each stream at which the
+            next reader took over; None for the last.
+        number: number of the corpus in plan order.
         document: number in the corpus.
 
     Raises:

@@ -1,4 +1,4 @@
-"""JSON lines: records from raw lines, and what is wrong with a line that does not hold one."""
+"""JSON lines: records from raw lines, and the problems of bad lines."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class JsonLinesParser:
     def _take_all(self, data: bytes) -> Records | None:
         """Parse all lines in one call, which takes half the time of one call per line.
 
-        `decode_lines` accepts any white space between objects as the end of a record, or nothing at all.
+        `decode_lines` accepts any white space between objects as the end of a record, even none.
 
         Returns:
-            None if the lines have to be parsed one by one.
+            None if the lines must be parsed one by one.
         """
         num_lines = _count_object_lines(data)
         if num_lines is None:
@@ -85,7 +85,7 @@ class JsonLinesParser:
         return None if records.bad else records  # line by line, more can be said about what is wrong
 
     def _take_each(self, data: bytes) -> Records:
-        """Parse line by line, and say of each bad line what is wrong with it."""
+        """Parse line by line, and explain each bad line."""
         records = no_records(self._spec)
         lines = data.split(b"\n")
         if not lines[-1]:
@@ -169,8 +169,8 @@ _JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 def _count_object_lines(data: bytes) -> int | None:
     """The number of lines if each starts with ``{`` and ends with ``}``, else None.
 
-    In such lines no JSON object spans two of them, because inside an object an opening brace never follows a closing
-    one. If there are as many objects as lines, each line therefore holds exactly one.
+    No JSON object spans two such lines, because inside an object an opening brace never follows a closing one. So if
+    there are as many objects as lines, each line holds exactly one.
     """
     if not data.startswith(b"{") or len(data) > _MOST_AT_ONCE:
         return None
@@ -200,7 +200,7 @@ def _explain(line: bytes, following: Sequence[bytes], error: Exception) -> tuple
 
 
 def _expected(line: bytes, following: Sequence[bytes]) -> str:
-    """What to do about JSON that is not one object per line."""
+    """The advice for JSON that is not one object per line."""
     if line.lstrip().startswith(b"["):
         return "; expected JSON lines, one object per line: jq -c '.[]' converts an array"
     if line.strip() == b"{" and any(other.startswith((b" ", b"\t", b'"')) for other in following):
@@ -209,7 +209,7 @@ def _expected(line: bytes, following: Sequence[bytes]) -> str:
 
 
 def _what_there_is(line: bytes) -> str:
-    """The fields of a line, to be said after the field that it lacks."""
+    """The fields of a line, for the message about a missing field."""
     names = list(_RAW_FIELDS.decode(line)) if line else []
     if "messages" in names or "conversations" in names:
         return "; it has messages: make tokens of conversations with --chat"
@@ -256,7 +256,7 @@ def _allowed_by_python(line: bytes) -> tuple[str, str] | None:
 
 
 def _shown(raw: bytes) -> str:
-    """The start of a JSON value, as the line has it."""
+    """The start of a JSON value, as in the line."""
     return raw[:80].decode("utf-8", "replace") + ("..." if len(raw) > 80 else "")
 
 

@@ -1,4 +1,4 @@
-"""parquet and Arrow: record batches with the columns that are asked for, and records of texts."""
+"""parquet and Arrow: record batches with the requested columns, and records of texts."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ Batches = Callable[[Columns], Iterator[tuple[pa.RecordBatch, int]]]
 def open_table(
     input_: Input, span: Span, *, rows: int = ROWS_PER_CHUNK, buffer_bytes: int = 0
 ) -> Iterator[tuple[pa.Schema, Batches]]:
-    """The schema of a table, and a function that yields batches of some columns, each with the bytes of the file.
+    """The schema of a table, and a function that yields batches of some columns, each with its bytes of the file.
 
     Args:
-        rows: of a batch of parquet; Arrow has batches of its own.
-        buffer_bytes: read a column of parquet in pieces of so many bytes, which suits a single one; default: all that
-            is wanted of the row groups at once.
+        rows: rows of a batch of parquet; Arrow files contain batches.
+        buffer_bytes: read a column of parquet in pieces of so many bytes, which suits a single column; default: the
+            requested columns of a row group at once.
 
     Raises:
-        BadSourceError: the file is gone or damaged (also later, from the batches).
+        BadSourceError: the file is missing or damaged (also later, from the batches).
     """
     if input_.format == PARQUET.name:
         with _open_parquet(input_, buffer_bytes) as parquet:
@@ -106,7 +106,7 @@ def _errors_of(input_: Input, place: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def _open_parquet(input_: Input, buffer_bytes: int = 0) -> Iterator[pq.ParquetFile]:
-    """A file whose pages are compared with their checksums, if they have any."""
+    """A file that checks the checksums of its pages, if they have any."""
     import pyarrow.parquet as pq
 
     with _errors_of(input_), open_for_arrow(input_) as file:
@@ -138,7 +138,7 @@ def _groups_of(input_: Input, _: str) -> Divisibility:
 
 
 def is_arrow_file(store: Store, entry: Entry) -> bool:
-    """Whether a file is an Arrow file by its first bytes, and no Arrow stream.
+    """Whether a file is an Arrow file, not an Arrow stream, by its first bytes.
 
     Raises:
         UsageError: it is Feather of version 1.
@@ -178,7 +178,7 @@ def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None,
 
 
 def row_too_long(spec: RecordSpec, num_bytes: float) -> Problem:
-    """What is wrong with a row whose values take too much memory."""
+    """The problem of a row whose values take too much memory."""
     return TOO_LONG, f"values take {num_bytes:,.0f} bytes, at most {spec.max_line_bytes:,} are allowed"
 
 

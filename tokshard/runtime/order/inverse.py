@@ -1,4 +1,4 @@
-"""The samples that read a stretch of a corpus: a plan followed backwards.
+"""The samples that read a stretch of a corpus: the inverse of a plan.
 
     document ──▶ blocks ──▶ places in the epoch of a part ──▶ window ──▶ pieces in the sequence ──▶ slices ──▶ samples
 
@@ -35,7 +35,7 @@ class FoundTokens(NamedTuple):
 
 
 def find_document(reader: PieceReader, epoch: int, start: int, stop: int) -> list[FoundTokens]:
-    """The samples of an epoch that read a document. Costs the table of each window that holds one of its blocks.
+    """The samples of an epoch that read a document. Makes the table of each window that holds one of its blocks.
 
     Args:
         epoch: pass over each part, from 0.
@@ -45,7 +45,7 @@ def find_document(reader: PieceReader, epoch: int, start: int, stop: int) -> lis
         Each token of the document that is read, once; ascending by part, sample and position.
 
     Raises:
-        DamagedCorpusError: a window has no piece where the document lies: its shard was changed meanwhile.
+        DamagedCorpusError: a window has no piece at the document's place: its shard has changed meanwhile.
     """
     order, size = reader.order, reader.order.shape.block_tokens
     blocks = np.arange(start // size, -(-stop // size))
@@ -73,7 +73,7 @@ def _found_in_window(reader: PieceReader, window: Window, start: int, stop: int,
 
     Args:
         start, stop: the document's tokens in the corpus.
-        length: how many of them the window has.
+        length: how many of these tokens the window has.
     """
     table, slices = reader.table(window), reader.order.slices
     positions = table.positions(slice(None))
@@ -84,7 +84,7 @@ def _found_in_window(reader: PieceReader, window: Window, start: int, stop: int,
         shard = reader.order.source.document_at(start).shard
         raise DamagedCorpusError(
             f"{shard}: the document at token {start} of the corpus is not a piece of window {window.index} of "
-            f"epoch {window.epoch}: the shard was changed under the running job",
+            f"epoch {window.epoch}: the shard was changed during the run",
             hint=RESTORE,
         )
     numbers: list[int] = []
@@ -104,7 +104,7 @@ def _found_in_window(reader: PieceReader, window: Window, start: int, stop: int,
 
 
 def samples_of(order: CorpusOrder, slices: list[int], window: Window) -> list[int]:
-    """The samples of a part that read slices which reach into a window: those of `CorpusOrder.runs`, backwards."""
+    """The samples of a part whose slices reach into a window: the inverse of `CorpusOrder.runs`."""
     first, permutation = order.slices.first_from(window.part, window.start), order.sample_permutation(window)
     inside = [number - first for number in slices if 0 <= number - first < permutation.length]
     known = dict(zip(inside, permutation.inverse(np.array(inside, np.uint64)).tolist(), strict=True))
@@ -120,13 +120,13 @@ def samples_of(order: CorpusOrder, slices: list[int], window: Window) -> list[in
 def places_of_blocks(
     order: CorpusOrder, epoch: int, blocks: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where the parts of a corpus have blocks in the shuffled order of an epoch: the inverse of `CorpusOrder.blocks`.
+    """The places of blocks in the shuffled order of an epoch, by part: the inverse of `CorpusOrder.blocks`.
 
     Args:
         blocks: int64 [n], numbers of blocks in the corpus; the tail comes after all full blocks.
 
     Returns:
-        int64 [n] each: the part, and the place there; -1 for blocks that `take` leaves out.
+        int64 [n] each: the part, and the place in it; -1 for blocks that `take` leaves out.
     """
     parts, places = np.full(len(blocks), order.num_parts - 1, np.int64), np.full(len(blocks), -1, np.int64)
     if order.tail_tokens:

@@ -1,10 +1,10 @@
-"""Packing whole: rows of chunks that are not cut, as many as the sizes of a window say.
+"""Packing whole: rows of uncut chunks; the sizes of a window fix the number of rows.
 
     blocks of a window ──sections──▶ chunks ──best fit──▶ rows ──▶ pieces and padding, row after row
 
-The rows of a window take as many positions of the sequence as they have tokens and padding. So windows, samples,
-epochs and their inverses are the arithmetic of slices, and only the table of a window is made differently. ORDER.md,
-section 5, has the rules.
+The rows of a window take one position of the sequence for each token and each place of padding. So windows, samples,
+epochs and their inverses are the same arithmetic as for slices. Only the table of a window is made differently.
+ORDER.md, section 5, has the rules.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tokshard.runtime.bytes.source import documents_at
 from tokshard.runtime.order.windows import CorpusOrder, Window
 
 GOES_ON, ENDS_DOCUMENT, PADDING = range(3)
-"""Kinds of pieces: whether the last token of a piece is the delimiter of its document; padding is of none."""
+"""Kinds of pieces: whether the last token of a piece is the delimiter of its document, or the piece is padding."""
 
 STEP_TOKENS, STEP_PIECES = 1 << 22, 1 << 16
 """Tokens of which the document ends are asked for in a step, and pieces that are placed in one: some milliseconds.
 Arrays of all pieces would be slower, because they leave the cache."""
 
 Laid = tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint8]]
-"""The pieces of a window in their order, [n] each, as of `PieceTable`: unshuffled starts, lengths and kinds."""
+"""The pieces of a window in their order, [n] each, as in `PieceTable`: unshuffled starts, lengths and kinds."""
 
 Chunks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
 """[n] each: unshuffled starts, lengths, and whether each chunk ends its document."""
@@ -44,10 +44,10 @@ def packed_whole(
     """The pieces of a window and the padding of its rows, row after row, made step by step.
 
     Args:
-        block_starts, block_stops: as `CorpusOrder.blocks` has them.
+        block_starts, block_stops: as `CorpusOrder.blocks` returns them.
 
     Yields:
-        After each step the part that is done, and at last the pieces.
+        After each step the finished part, and at last the pieces.
     """
     starts, lengths, ends_document = yield from _chunks(order, block_starts, block_stops)
     entry = order.piece_permutation(window, len(starts)).all()
@@ -72,7 +72,7 @@ def packed_whole(
 
 
 def count_put_off(order: CorpusOrder, window: Window) -> tuple[int, int]:
-    """How many chunks of a window are put off, and so cut, and how many it has. Costs a table."""
+    """The chunks of a window that are put off, and so cut, and all its chunks: two counts. Costs a table."""
     _, lengths, _ = result_of(_chunks(order, *order.blocks(window)))
     lengths = lengths[order.piece_permutation(window, len(lengths)).all()]
     rows = result_of(placed(lengths, (window.stop - window.start) // order.shape.seq_len, order.shape.seq_len))
@@ -80,7 +80,7 @@ def count_put_off(order: CorpusOrder, window: Window) -> tuple[int, int]:
 
 
 def result_of(steps: Generator[float, None, Result]) -> Result:
-    """What a function returns that works in steps."""
+    """The result of a function that works in steps."""
     while True:
         try:
             next(steps)
@@ -106,10 +106,10 @@ def _chunks(
 def _chunks_of(
     order: CorpusOrder, first_block: int, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64]
 ) -> Chunks:
-    """The chunks of some blocks that follow each other in a window.
+    """The chunks of consecutive blocks of a window.
 
     Args:
-        first_block: number of the first of them in the window.
+        first_block: number of the first block in the window.
     """
     seq_len, section = order.shape.seq_len, order.section_tokens
     own_stops = np.minimum(block_starts + order.shape.block_tokens, order.source.num_tokens)
@@ -138,11 +138,11 @@ def _chunks_of(
 def placed(lengths: NDArray[np.int64], num_rows: int, seq_len: int) -> Generator[float, None, NDArray[np.int64]]:
     """The row of each chunk, found in steps.
 
-    Chunks above half a row come first, then the others; each goes to the open row with the least room in which it
-    fits, of several to the one that got a chunk last.
+    Chunks above half a row come first, then the others. Each goes to the open row with the least room in which it fits;
+    of several such rows, to the one that got a chunk last.
 
     Args:
-        lengths: int64 [n], in the order in which chunks are taken.
+        lengths: int64 [n], tokens of the chunks, in the order in which they are placed.
 
     Returns:
         int64 [n], -1 for chunks that are put off.
@@ -158,7 +158,7 @@ def placed(lengths: NDArray[np.int64], num_rows: int, seq_len: int) -> Generator
 
 
 class _OpenRows:
-    """Rows by the room that they have left, those that got a chunk last behind."""
+    """Open rows by their room; among equals, the row that got a chunk last comes last."""
 
     def __init__(self) -> None:
         # what has no room is never taken, but for a row that is not there
@@ -184,7 +184,7 @@ class _OpenRows:
 def _placed_short(
     lengths: list[int], room_left: list[int], num_rows: int, seq_len: int
 ) -> Generator[float, None, list[int]]:
-    """The row of each chunk of at most half a row, if some rows are open and have so much room."""
+    """The row of each chunk of at most half a row, given the room of the open rows."""
     found: list[int] = []
     rows, opened = _OpenRows(), len(room_left)
     for number, left in enumerate(room_left):
@@ -221,14 +221,14 @@ def _placed_short(
 def cut_into(
     lengths: NDArray[np.int64], room: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Cut chunks, one after the other, into the room of rows, one after the other.
+    """Cut chunks so that they fill the room of rows, both in order.
 
     Args:
         lengths: int64 [chunks].
-        room: int64 [rows], at least as much as the chunks have together.
+        room: int64 [rows], together at least the tokens of the chunks.
 
     Returns:
-        int64 [parts] each: the number of the chunk, the row, where in the chunk the part starts, and its tokens.
+        int64 [parts] each: number of the chunk, row, start of the part in the chunk, and its tokens.
     """
     chunk_stops, row_stops = np.cumsum(lengths), np.cumsum(room)
     total = int(lengths.sum())
