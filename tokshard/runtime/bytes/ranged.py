@@ -74,17 +74,16 @@ class Strides:
         return Parts(chunks, begins - chunks * size, ends - begins, at[pieces] + begins - places[pieces])
 
     def covering(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The chunks of the strides that hold some stretches of the corpus, each once, in the order of the stretches.
+        """The chunks of the strides that hold some stretches of the corpus, one stretch after another.
+
+        So a chunk that several of them need is given as often, and what is announced together may be released apart.
 
         Args:
             starts, stops: int64 [n], each start below its stop. A stretch may go over several shards.
         """
         first = self._places(starts) // self._tokens
         counts = self._places(stops - 1) // self._tokens - first + 1
-        _, found = spread(first * self._chunks, counts * self._chunks)
-        _, index = np.unique(found, return_index=True)
-        chunks: NDArray[np.int64] = found[np.sort(index)]
-        return chunks
+        return spread(first * self._chunks, counts * self._chunks)[1]
 
     def runs(self, chunks: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
         """Put strides together that follow each other in a shard, in the order in which their chunks are given.
