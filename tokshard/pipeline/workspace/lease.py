@@ -109,7 +109,12 @@ def this_process() -> str:
 
 
 def cannot_write(path: str, error: OSError) -> BuildError:
-    """The error for a directory or disk that cannot be written."""
+    """The error for a directory or disk that cannot be written, or for a build whose files another process removed."""
+    if error.errno == errno.ENOENT and os.path.isdir(path):
+        return BuildError(
+            f"files of the build in {path} are gone: another build began or ended there, or they were removed",
+            hint="run the same command again when no other build or job writes there",
+        )
     way_out = "make room" if error.errno in _NO_ROOM else "check the disk and its permissions"
     return BuildError(
         f"cannot write to {path}: {error.strerror or error}",
