@@ -87,6 +87,18 @@ def test_the_command_line_wins_over_a_recipe(shell):
             assert (corpus.num_documents, corpus.manifest.build.shard_tokens) == (1, 70)
 
 
+def test_a_chosen_corpus_of_a_recipe_is_written_elsewhere(shell):
+    for name in ("one", "two", "three"):
+        write(f"{name}.jsonl", [name, "same"])
+    Path("r.toml").write_text(RECIPE)
+    assert shell("build", "r.toml", "one", "--out", "elsewhere")[0] == 0
+    with open_corpus("elsewhere") as corpus:
+        assert corpus.num_documents == 2
+    assert not Path("shards").exists()
+    exit_code, _, err = shell("build", "r.toml", "--out", "elsewhere")
+    assert (exit_code, "are written into the same directory" in err) == (2, True)
+
+
 def test_a_corpus_that_fails_stops_a_recipe_and_the_finished_ones_stay(shell):
     write("one.jsonl", ["one"])
     write("three.jsonl", ["three"])

@@ -139,6 +139,60 @@ def test_parts_of_a_corpus_that_share_no_document_become_one(relatives, tmp_path
         assert grown.fingerprint == done.manifest.fingerprints.content
 
 
+@pytest.fixture
+def descendants(relatives, tmp_path) -> dict[str, Path]:
+    """Copies of copies."""
+    found = {name: tmp_path / name for name in ("again", "third", "shuffled", "lower", "short", "long")}
+    copy_corpus(relatives["joined"], out=found["again"], shuffle=3)
+    copy_corpus(found["again"], out=found["third"], shuffle=4)
+    copy_corpus(relatives["grown"], out=found["shuffled"], shuffle=5)
+    copy_corpus(found["shuffled"], out=found["lower"], hash_range=(0, 0.5))
+    copy_corpus(relatives["grown"], out=found["short"], max_tokens=8)
+    copy_corpus(relatives["grown"], out=found["long"], min_tokens=9)
+    return relatives | found
+
+
+TRACED = [("again", name) for name in ("grown", "newest", "other", "low", "flat", "lower")]
+TRACED += [("third", name) for name in ("before", "other", "joined", "again", "shuffled", "lower")]
+TRACED += [("lower", "grown"), ("lower", "newest"), ("short", "shuffled"), ("joined", "lower")]
+
+
+def test_a_corpus_does_not_become_one_with_a_copy_of_its_copy(descendants, tmp_path):
+    for pair in TRACED:
+        for one, other in (pair, pair[::-1]):
+            with pytest.raises(UsageError, match=r"holds the same documents as .*, or some of them"):
+                copy_corpus([descendants[one], descendants[other]], out=tmp_path / "both")
+    for name in ("grown", "other", "low"):
+        with pytest.raises(UsageError, match=r"a corpus that is copied, is in .*third already, or documents of it are"):
+            copy_corpus(descendants[name], out=descendants["third"], append=True)
+
+
+@pytest.mark.parametrize("names", [("short", "long"), ("lower", "high"), ("lower", "other"), ("short", "other")])
+def test_parts_and_others_become_one_with_copies_of_copies(descendants, tmp_path, names):
+    both = [descendants[name] for name in names]
+    done = copy_corpus(both, out=tmp_path / "both")
+    assert done.manifest.num_documents == sum(len(rows(one)) for one in both)
+
+
+def test_a_manifest_lists_what_is_in_the_copied_corpora_and_nothing_if_they_are_what_a_build_wrote(descendants):
+    def of(name):
+        return json.loads((descendants[name] / names.MANIFEST).read_bytes())
+
+    grown, newest, before, low = (of(name)["fingerprints"]["content"] for name in ("flat", "newest", "before", "low"))
+    assert of("flat")["build"]["copied"]["corpora"] == [grown]
+    assert of("flat")["build"]["copied"]["holds"] == sorted([newest, before])
+    assert of("joined")["build"]["copied"]["holds"] == sorted([newest, before])
+    copied = copy_corpus(descendants["low"], out=descendants["low"].parent / "part").manifest.build.copied
+    assert (copied.corpora, copied.holds, copied.holds_some) == ([low], [], sorted([grown, newest, before]))
+    done = copy_corpus(descendants["before"], out=descendants["before"].parent / "one-step")
+    assert "holds" not in json.dumps(json.loads((Path(done.directory) / names.MANIFEST).read_bytes()))
+
+
+def test_documents_given_twice_are_left_out_with_dedup(relatives, tmp_path):
+    copy_corpus([relatives["joined"], relatives["grown"]], out=tmp_path / "both", dedup="exact")
+    assert [row[0] for row in rows(tmp_path / "both")] == [row[0] for row in rows(relatives["joined"])]
+
+
 def test_corpora_and_generations_become_one_corpus_with_all_kept_columns(corpus, tmp_path):
     other = write_corpus(tmp_path / "other", documents_of([5, 6]), tokenizer=TINY_TOKENIZER)
     append_generation(other, documents_of([9, 1]))

@@ -104,6 +104,21 @@ def test_duplicates_are_found_across_the_generations_of_a_copy(tmp_path):
     assert [list(row[0]) for row in rows(tmp_path / "copy")] == [*first, *second]
 
 
+def test_a_joined_copy_says_that_it_has_no_duplicates_only_if_it_looked_for_them(tmp_path, capsys):
+    documents = documents_of([5, 6, 7])
+    for name, held in {"one": documents, "two": [*documents_of([9]), documents[0]]}.items():
+        write_corpus(tmp_path / f"{name}-raw", held, tokenizer=TINY_TOKENIZER)
+        copy_corpus(tmp_path / f"{name}-raw", out=tmp_path / name, dedup="exact")  # no document twice in either
+    for dedup in ("none", "exact"):
+        out = tmp_path / f"both-{dedup}"
+        done = copy_corpus([tmp_path / "one", tmp_path / "two"], out=out, dedup=dedup)
+        assert done.manifest.num_documents == (5 if dedup == "none" else 4)
+        assert done.manifest.build.dedup == dedup
+        assert run(["inspect", str(out)]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert ("exact duplicates left out" in shown) == (dedup == "exact")
+
+
 def test_texts_are_not_compared_with_tokens(place, tmp_path):
     build(place, dedup="exact")
     (place / "b.jsonl").write_bytes(b'{"text": "another"}\n')

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import gzip
 import os
+import shutil
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,6 +19,7 @@ from tokshard.cli.build_text import status_lines
 from tokshard.cli.main import run
 from tokshard.errors import BuildError, TokshardError
 from tokshard.format import names
+from tokshard.pipeline import build as building
 from tokshard.pipeline import stages
 from tokshard.pipeline.progress import Note, Report, StageStarted
 from tokshard.pipeline.status import read_status
@@ -88,6 +90,25 @@ def test_a_lock_is_taken_on_the_file_that_is_there_and_not_on_one_that_was_remov
 def test_only_a_full_disk_asks_for_room(code, way_out):
     hint = lease.cannot_write(Path("out"), OSError(code, os.strerror(code))).hint
     assert hint.startswith(way_out)
+
+
+def test_a_build_whose_files_another_process_removed_says_so(place, monkeypatch):
+
+    def removed(*arguments: Any) -> Any:
+        shutil.rmtree(place / "out" / names.WORK)  # by a build that ends there
+        (place / "out" / names.WORK / "gone").read_bytes()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(building, "run_stages", removed)
+        with pytest.raises(BuildError, match="another build began or ended there") as found:
+            build(place)
+    assert found.value.hint == "run the same command again when no other build or job writes there"
+    build(place)
+
+
+def test_a_place_that_cannot_be_made_is_not_taken_for_a_build_whose_files_are_gone(tmp_path):
+    error = lease.cannot_write(str(tmp_path / "nowhere"), FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    assert error.problem.endswith("nowhere: No such file or directory")
 
 
 def test_an_input_that_cannot_be_read_is_named_and_not_taken_for_a_full_disk(place, monkeypatch):

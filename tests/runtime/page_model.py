@@ -107,9 +107,10 @@ class Key:
 
 
 def word_hash(k: Key, x: int) -> int:
-    h = (x + k[0]) * G % WORD
-    h = (mix(h) + k[1]) % WORD
-    return (mix(h) + k[2]) % WORD
+    first, second, third = k.words(0)[:3]
+    h = (x + first) * G % WORD
+    h = (mix(h) + second) % WORD
+    return (mix(h) + third) % WORD
 
 
 @lru_cache(maxsize=100)
@@ -118,11 +119,11 @@ def perm(n: int, k: Key) -> Callable[[int], int]:
         return sorted(range(n), key=lambda x: (word_hash(k, x), x)).__getitem__
     b = (n - 1).bit_length()
     mask, shift = 2**b - 1, (b + 1) // 2
-    factors, terms = [k[r] | 1 for r in range(8)], [k[8 + r] | 1 for r in range(8)]
+    rounds = [(k[r] | 1, k[8 + r] | 1) for r in range(8)]
 
     def item(x: int) -> int:
         while True:
-            for factor, term in zip(factors, terms, strict=True):
+            for factor, term in rounds:
                 x = (x * factor + term) & mask
                 x ^= x >> shift
             if x < n:
@@ -220,11 +221,11 @@ class Part:
             return found, list(accumulate(map(len, found), initial=window.start))[1:]
         documents, pieces = self.corpus.used.documents, []
         for block in self.blocks(window):
-            at = block.start
+            at, number = block.start, documents.number_at(block.start)
             while at < block.stop:
-                stop = min(block.stop, documents.stop(documents.number_at(at)))
+                stop = min(block.stop, documents.stop(number))
                 pieces.append(range(at, stop))
-                at = stop
+                at, number = stop, number + 1
         order = perm(len(pieces), self.key("pieces", window.epoch, window.number))
         found = [pieces[order(q)] for q in range(len(pieces))]
         return found, list(accumulate(map(len, found), initial=window.start))[1:]

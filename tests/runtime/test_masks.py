@@ -434,6 +434,7 @@ def test_what_is_no_file_of_a_sensible_size_is_refused_before_it_is_read(tmp_pat
         ("code", [-1], "document -1"),
         ("code", [], "no documents"),
         ("code", [1.5], "is not a list of documents"),
+        ("code", np.array(3), r"array\(3\) is not a file of document numbers"),
         ("code", 5, "5 is not a file of document numbers"),
         ("code", {1}, r"\{1\} is not a file of document numbers"),
         ("code", [2**70], "expected document numbers|not a list"),
@@ -448,6 +449,15 @@ def test_what_is_not_a_list_of_documents_is_refused_and_changes_nothing(
         with pytest.raises(PlanError, match=problem):
             loader.mask(corpus, file_of(documents) if isinstance(documents, list) else documents)
         assert loader.state_dict() == before
+
+
+@pytest.mark.parametrize("number", [3, 3.5, True])
+def test_an_array_of_one_number_without_a_dimension_is_not_a_list_of_documents(tmp_path: Path, number: Any) -> None:
+    np.save(tmp_path / "one.npy", np.array(number))
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        with pytest.raises(PlanError, match=r"one\.npy is not a list of documents"):
+            loader.mask("code", tmp_path / "one.npy")
+        assert "masks" not in saved(loader)
 
 
 @pytest.mark.parametrize("content", [b"1\ntwo\n", b"\x93NUMPY\x01\x00damaged", b"", b"1.5\n"])

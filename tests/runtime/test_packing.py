@@ -83,7 +83,7 @@ def is_cut(pieces: list[Any], seq_len: int, lengths: list[int]) -> int:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data(), seq_len=st.integers(1, 30), num_rows=st.integers(1, 12))
 def test_rows_are_chosen_as_by_one_who_looks_at_all_of_them_for_each_chunk(
     data: st.DataObject, seq_len: int, num_rows: int

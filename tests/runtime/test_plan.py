@@ -40,7 +40,7 @@ def assert_equal(sample: dict[str, Any], expected: dict[str, Any]) -> None:
     assert int(sample["max_seqlen"]) == max(np.diff([*starts, size]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     documents=st.lists(lengths, min_size=1, max_size=3),
     shape=shapes,
@@ -98,7 +98,7 @@ def test_every_sample_equals_the_naive_model(
         assert trace == row["pieces"]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(parts=lengths, shape=shapes, epochs=st.integers(1, 3))
 def test_a_finite_pass_equals_the_naive_model_to_its_short_end(
     parts: list[int], shape: dict[str, int], epochs: int

@@ -175,6 +175,22 @@ def test_memory_stays_within_its_limit_over_many_windows(local):
     assert cache.counts.fetched_bytes < 3 * 60_000, "the corpus is read twice, and every stride about once in an epoch"
 
 
+@pytest.mark.parametrize("edge", [BLOCK, BLOCK + STRIDE // 2])
+def test_blocks_that_are_announced_apart_and_released_together_are_not_kept(local, edge):
+    cache = Cache()
+    source, bounds = CorpusSource(local, access="pread", cache=cache), np.array([0, edge, 2 * edge, 3 * edge])
+    for number in range(3):
+        source.will_read(bounds[number : number + 1], bounds[number + 1 : number + 2])
+    source.will_read(bounds[1:3], bounds[2:])  # by another reader
+    source.has_read(bounds[:3], bounds[1:])
+    kept = cache._current()._readers
+    assert set(kept) == set(source._reader._chunks_of_blocks(bounds[1:3], bounds[2:]).tolist())
+    source.has_read(bounds[1:2], bounds[2:3])
+    source.has_read(bounds[2:3], bounds[3:])
+    assert not cache._current()._readers
+    assert cache.counts.requests > 0
+
+
 def test_corpora_of_16_and_32_bits_share_one_memory(local, tmp_path):
     documents = CorpusSource(local).corpus
     wide = write_corpus(

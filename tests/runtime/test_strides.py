@@ -44,8 +44,15 @@ def test_parts_of_pieces_are_their_tokens_each_in_its_chunk(
         out[place : place + length] = content[chunk, start : start + length]
     assert out.tolist() == [token for start, count in pieces for token in range(start, start + count)]
     covering = strides.covering(starts, starts + counts)
+    everything = covering.tolist()
     of_strides = {int(chunk) // of_stride for chunk in parts.chunks}
-    assert sorted(covering.tolist()) == [
+    for start, count in pieces:
+        alone = strides.cut(np.array([start]), np.array([count]), np.array([0])).chunks
+        first, last = int(alone.min()) // of_stride * of_stride, (int(alone.max()) // of_stride + 1) * of_stride
+        assert covering[: last - first].tolist() == list(range(first, last))
+        covering = covering[last - first :]
+    assert not len(covering)
+    assert sorted(set(everything)) == [
         stride * of_stride + part for stride in sorted(of_strides) for part in range(of_stride)
     ]
 

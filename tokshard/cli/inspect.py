@@ -27,6 +27,7 @@ from tokshard.inspect.corpus.documents import EXCERPT_CHARACTERS, DocumentView, 
 from tokshard.inspect.corpus.places import corpora_at
 from tokshard.inspect.corpus.report import CorpusReport, read_documents, read_report
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
+from tokshard.pipeline.executors.choice import cpu_count
 from tokshard.wording import one_line
 
 _SAMPLES = 3
@@ -195,7 +196,7 @@ def _grep(
     for location in corpora:
         with open_corpus(location) as corpus, byte_progress(f"grep {location}", unit="tokens") as on_progress:
             normalizers |= dict.fromkeys(load_vocabulary(corpus).normalizers)
-            most = min(len(os.sched_getaffinity(0)), 1 + corpus.num_tokens // _TOKENS_OF_WORKER)
+            most = min(cpu_count(), 1 + corpus.num_tokens // _TOKENS_OF_WORKER)
             for match in search(
                 corpus,
                 wanted,

@@ -103,8 +103,8 @@ def read_recipe(path: str, chosen: Sequence[str], context: click.Context) -> lis
         values["force"] = context.params["force"]
         sources = [_source_beside(path, source) for source in _sources(table, where)]
         requests.append(one_corpus(sources, values, name=where))
-    _check_apart(requests)
     requests = [request for name, request in zip(corpora, requests, strict=True) if name in (chosen or corpora)]
+    _check_apart(requests)
     readers = [request.name for request in requests if STDIN in request.sources]
     if len(readers) > 1:
         raise UsageError(
@@ -194,6 +194,7 @@ def _sources(table: Mapping[str, Any], where: str) -> list[str]:
 
 
 def _check_apart(requests: Sequence[CorpusRequest]) -> None:
+    """Refuse to write two of the corpora into one directory."""
     taken: dict[str, str] = {}
     for request in requests:
         place = os.path.realpath(request.options["out"])

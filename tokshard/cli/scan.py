@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from tokshard.inspect.corpus.scan import (
     scan_corpus,
 )
 from tokshard.pipeline.encode.encoder import Encoder, EncodingError
+from tokshard.pipeline.executors.choice import cpu_count
 from tokshard.wording import counted, one_line
 
 _DEFAULT_NGRAM = 13
@@ -107,7 +107,7 @@ def scan(
             results = [_find(location, ids, rows, lines) for location in corpora]
             shown = json.dumps(results) if as_json else "\n".join(map(_listed_text, results))
         else:
-            tally, processes = _Tally(ngram), workers or len(os.sched_getaffinity(0))
+            tally, processes = _Tally(ngram), workers or cpu_count()
             for location in corpora:
                 _scan(location, against, tally, rows, lines, fields=fields, workers=processes)
             shown = json.dumps(tally.as_json()) if as_json else tally.text()

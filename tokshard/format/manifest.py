@@ -63,6 +63,8 @@ class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Args:
         corpora: content fingerprints of the others, in order.
         recipes: their recipe fingerprints.
+        holds: content fingerprints of what else is wholly in them: generations, and corpora that they are copies of.
+        holds_some: of corpora some of whose documents are in them.
         hash_range: documents whose hash lies in this half-open range of [0, 1) were taken.
         where: conditions on kept columns that documents had to meet, such as ``lang=en``.
         source: pattern of the sources whose documents were taken.
@@ -72,6 +74,8 @@ class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     corpora: list[Sha256]
     recipes: list[Sha256]
+    holds: list[Sha256] = []
+    holds_some: list[Sha256] = []
     hash_range: tuple[float, float] | None = None
     where: list[str] = []
     source: str | None = None

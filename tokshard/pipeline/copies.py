@@ -19,7 +19,7 @@ from tokshard.format.opening import open_corpus
 from tokshard.format.whole_corpus import check_side_files
 from tokshard.pipeline.options import BuildOptions, config_of
 from tokshard.pipeline.request import Request, versions_here
-from tokshard.pipeline.sources.corpora import Chooser, share_documents, source_labels
+from tokshard.pipeline.sources.corpora import Chooser, contents, share_documents, source_labels
 from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, input_table
 from tokshard.store import absolute_location, locate, real_location
 
@@ -34,16 +34,22 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
     with contextlib.ExitStack() as stack:
         corpora = [stack.enter_context(open_corpus(location)) for location in locations]
         _check_apart(options.out, corpora)
-        _check_distinct(corpora)
+        if not options.is_dedup:
+            _check_distinct(corpora)
         first = corpora[0].manifest
         for other in corpora[1:]:
             _check_together(corpora[0], other)
         columns = _columns(corpora, options)
         if options.drop_ids is not None:
             options = msgspec.structs.replace(options, drop_ids=absolute_location(options.drop_ids))
+        held = [contents(corpus) for corpus in corpora]
+        given = [corpus.fingerprint for corpus in corpora]
+        whole = set[str]().union(*(found for found, _ in held))
         copied = CopyConfig(
-            corpora=[corpus.fingerprint for corpus in corpora],
+            corpora=given,
             recipes=[corpus.manifest.fingerprints.recipe for corpus in corpora],
+            holds=sorted(whole.difference(given)),
+            holds_some=sorted(set[str]().union(*(parts for _, parts in held)) - whole),
             hash_range=options.hash_range,
             where=list(options.where),
             source=options.source,
@@ -152,7 +158,8 @@ def _check_distinct(corpora: Sequence[Corpus]) -> None:
             if share_documents(earlier, corpus):
                 raise UsageError(
                     f"{corpus.location} holds the same documents as {earlier.location}, or some of them",
-                    hint="give each corpus once; a plan can read one more often, by its weight",
+                    hint="give each corpus once, or --dedup exact to leave out equal documents; a plan can read one "
+                    "more often, by its weight",
                 )
 
 

@@ -472,6 +472,8 @@ _CHANGED = {
     "sha256": "the content of the tokenizer has changed",
     "special_ids": "the special tokens have changed",
     "corpora": "the corpora hold other documents",
+    "holds": "the corpora hold other corpora",
+    "holds_some": "the corpora hold parts of other corpora",
     "recipes": "the corpora were made in another way",
     "drop_ids": "--drop-ids lists other documents",
     "template": "the chat template has changed",

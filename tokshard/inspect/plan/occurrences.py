@@ -31,7 +31,7 @@ class PlacedOccurrence:
         step, rank, row: as in a trace.
         start, stop: which tokens of the document.
         when: ``"never"``: the run ends earlier. ``"not kept"``: it was read, but the checkpoint no longer says where.
-        masked: what a mask takes out of the loss: ``"labels"``, or ``"labels and inputs"``; None: nothing.
+        masked: what a mask takes out of the loss: ``"labels"``; None: nothing.
     """
 
     epoch: int

@@ -19,7 +19,7 @@ from tokshard.format.corpus import Corpus
 from tokshard.format.document_list import ID, DocumentList, read_document_list
 from tokshard.format.files import file_sha256
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS, kept_columns
-from tokshard.format.manifest import CopyConfig
+from tokshard.format.manifest import BuildConfig, CopyConfig
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import COLUMN_TYPES
 from tokshard.format.tables import SourceInfo
@@ -42,15 +42,18 @@ _HASH_BYTES = 8
 def share_documents(one: Corpus, other: Corpus) -> bool:
     """Whether documents of one corpus are also in another, according to their manifests.
 
-    They are if one holds a whole corpus (itself, in a generation, or as a copy) that the other holds or copied in part.
-    Two partial copies of a corpus are not compared, and the sources of a copy are not traced further back.
+    They are if one holds, as a whole, in a generation or as a copy, what the other holds or took a part of. Two parts of
+    a corpus are not compared.
     """
-    (ours, our_parts), (theirs, their_parts) = _contents(one), _contents(other)
+    (ours, our_parts), (theirs, their_parts) = contents(one), contents(other)
     return bool(ours & (theirs | their_parts) or our_parts & theirs)
 
 
-def _contents(corpus: Corpus) -> tuple[set[str], set[str]]:
-    """Content fingerprints of the corpora that a corpus holds as a whole, and of those that it holds in part."""
+def contents(corpus: Corpus) -> tuple[set[str], set[str]]:
+    """Content fingerprints of the corpora that a corpus holds as a whole, and of those that it holds in part.
+
+    A copy holds the contents of the corpora that it was made from, back to the first ones.
+    """
     whole, parts = set[str](), set[str]()
     for manifest, up_to in zip(corpus.manifests, corpus.content_fingerprints, strict=True):
         if not manifest.num_documents:  # as any other of no documents
@@ -58,10 +61,16 @@ def _contents(corpus: Corpus) -> tuple[set[str], set[str]]:
         whole |= {manifest.fingerprints.content, up_to}
         copied = manifest.build.copied
         if copied is not None:
-            all_of_them = CopyConfig(corpora=copied.corpora, recipes=copied.recipes, shuffle=copied.shuffle)
-            is_whole = copied == all_of_them and manifest.build.split is None
-            (whole if is_whole else parts).update(copied.corpora)
+            (whole if _is_whole(manifest.build, copied) else parts).update(copied.corpora, copied.holds)
+            parts.update(copied.holds_some)
     return whole, parts
+
+
+def _is_whole(build: BuildConfig, copied: CopyConfig) -> bool:
+    """Whether a copy has every document of its corpora, but for those equal to another one."""
+    conditions = copied.hash_range, copied.source, copied.drop_ids
+    limits = build.min_tokens, build.max_tokens, build.max_documents, build.split
+    return not copied.where and not any(value is not None for value in (*conditions, *limits))
 
 
 class CorporaReader:

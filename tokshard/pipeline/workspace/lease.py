@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from tokshard.errors import BuildError
 from tokshard.pipeline.workspace.places import JOBS, LOCK, Workspace
-from tokshard.store import present
+from tokshard.store import open_store, present
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PREPARING = "a job that prepares the build, "
@@ -109,9 +109,22 @@ def this_process() -> str:
 
 
 def cannot_write(path: str, error: OSError) -> BuildError:
-    """The error for a directory or disk that cannot be written."""
+    """The error for a directory or disk that cannot be written, or for a build whose files another process removed."""
+    if error.errno == errno.ENOENT and _exists(path):
+        return BuildError(
+            f"files of the build in {path} are gone: another build began or ended there, or they were removed",
+            hint="run the same command again when no other build or job writes there",
+        )
     way_out = "make room" if error.errno in _NO_ROOM else "check the disk and its permissions"
     return BuildError(
         f"cannot write to {path}: {error.strerror or error}",
         hint=f"{way_out}, or give another --out; the same command continues where this one stopped",
     )
+
+
+def _exists(folder: str) -> bool:
+    try:
+        open_store(folder).names()
+    except OSError:
+        return False
+    return True

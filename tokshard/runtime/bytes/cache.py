@@ -284,17 +284,18 @@ class Cache:
         """Fetch chunks that will be read, as far as there is room, and keep them until they are released.
 
         Args:
-            chunks: int64 [n], in the order in which they are needed.
+            chunks: int64 [n], in the order in which they are needed. One that is given several times has to be
+                released as often.
         """
         with self._lock:
             memory, numbers = self._current(), chunks.tolist()
             memory.announce(numbers)
-            missing = [i for i, chunk in enumerate(numbers) if chunk not in memory and chunk not in self._running]
+            missing = [one for one in dict.fromkeys(numbers) if one not in memory and one not in self._running]
             room = max(0, memory.room - len(self._running))
-            self._fetches(chunks[missing[:room]], corpus, is_urgent=False)
+            self._fetches(np.array(missing[:room], np.int64), corpus, is_urgent=False)
 
     def release(self, chunks: NDArray[np.int64]) -> None:
-        """Release announced chunks."""
+        """Release announced chunks, each as often as it is given."""
         # without the lock: readers that are freed call this, perhaps while this thread has it
         self._released.append(chunks)
 

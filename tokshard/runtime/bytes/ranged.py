@@ -74,17 +74,16 @@ class Strides:
         return Parts(chunks, begins - chunks * size, ends - begins, at[pieces] + begins - places[pieces])
 
     def covering(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The chunks of the strides that hold stretches of the corpus, each once, in the order of the stretches.
+        """The chunks of the strides that hold stretches of the corpus, one stretch after another.
+
+        A chunk that several stretches need is given as often, so stretches announced together may be released apart.
 
         Args:
             starts, stops: int64 [n], each start below its stop. A stretch may span several shards.
         """
         first = self._places(starts) // self._tokens
         counts = self._places(stops - 1) // self._tokens - first + 1
-        _, found = spread(first * self._chunks, counts * self._chunks)
-        _, index = np.unique(found, return_index=True)
-        chunks: NDArray[np.int64] = found[np.sort(index)]
-        return chunks
+        return spread(first * self._chunks, counts * self._chunks)[1]
 
     def runs(self, chunks: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
         """Join strides that follow each other in a shard, in the order of their chunks.
