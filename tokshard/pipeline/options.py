@@ -402,6 +402,7 @@ _CHANGED = {
     "corpora": "the corpora hold other documents",
     "recipes": "the corpora were made in another way",
     "drop_ids": "--drop-ids lists other documents",
+    "loss_spans": "only one has loss spans, or weights of them: 'tokshard copy' joins corpora with and without",
 }
 """Settings whose values would say nothing to a reader."""
 
