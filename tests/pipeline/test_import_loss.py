@@ -134,6 +134,12 @@ def test_packs_of_megatron_bridge_are_cut_and_shifted_back(place):
     assert found_in(place) == (DOCUMENTS, SPANS)
 
 
+def test_only_the_mask_of_packs_is_known_to_be_shifted(place):
+    columns = {"input_ids": [DOCUMENTS[0]], "labels": [LABELS[0]], "seq_start_id": [[0]]}
+    with pytest.raises(UsageError, match="only loss_mask is known to be shifted, and not labels"):
+        imported(place, parquet(place / "a.parquet", columns))
+
+
 @pytest.mark.parametrize("starts", [[1, 5], [0, 5, 5], [0, 8], []])
 def test_packs_whose_starts_do_not_ascend_are_damage(place, starts):
     columns = {"input_ids": [DOCUMENTS[0] + DOCUMENTS[1]], "loss_mask": [[0] * 7]}
