@@ -28,8 +28,12 @@ if step:
 for batch in loader:
     print(f"rank {accelerator.process_index} samples {batch['sample_index'].tolist()}", flush=True)
     tensors = send_to_device(batch, accelerator.device)
-    loss = nn.functional.cross_entropy(model(tensors["input_ids"]).flatten(0, 1), tensors["labels"].flatten())
-    accelerator.backward(loss)
+    labels = tensors["labels"].flatten()
+    losses = nn.functional.cross_entropy(model(tensors["input_ids"]).flatten(0, 1), labels, reduction="none")
+    weights = tensors.get("loss_weights", tensors["labels"] != -100).flatten().float()  # conversations have the key
+    # the mean over the targets of all ranks: gradients are averaged over ranks, which have different numbers of targets
+    share = accelerator.num_processes / accelerator.reduce(weights.sum())
+    accelerator.backward((losses * weights).sum() * share)
     optimizer.step()
     optimizer.zero_grad()
     step += 1

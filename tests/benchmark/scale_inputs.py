@@ -98,7 +98,8 @@ def row_sizes(shard_tokens: int) -> tuple[float, float]:
     }
     for field in SHARD_TABLE_SCHEMA:
         if pa.types.is_large_list(field.type):
-            values[field.name] = np.ones(lists[field.name.partition("_")[0]], np.int64)
+            count = 0 if field.name.startswith("batch_loss") else lists[field.name.partition("_")[0]]
+            values[field.name] = np.ones(count, np.int64)
         elif pa.types.is_int64(field.type):
             values[field.name] = 1
     opened = {name: [] if name in _BY_SHARD else value for name, value in values.items()}

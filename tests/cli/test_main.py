@@ -303,9 +303,7 @@ def test_a_build_with_closed_streams_does_its_work_and_ends_with_0(tmp_path, clo
 
 def test_a_result_that_cannot_be_written_is_an_error_after_the_work_is_done(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
-    recipe = (
-        f'[corpora.a]\nsources = "{tmp_path}/a.jsonl"\ntokenizer = "{ROOT}/recipes/tokenizer"\nout = "{tmp_path}/out"\n'
-    )
+    recipe = f'[corpora.a]\nsources = "a.jsonl"\ntokenizer = "{ROOT}/recipes/tokenizer"\nout = "out"\n'
     (tmp_path / "r.toml").write_text(recipe)
     with open("/dev/full", "wb") as full:
         done = subprocess.run(

@@ -1,4 +1,7 @@
-"""Promise 2: a corpus holds exactly what the reference tokenizer gives for each document, in input order."""
+"""Promise 2: a corpus holds exactly what the reference tokenizer gives for each document, in input order.
+
+A document of a conversation is exactly what the template renders, with the template's spans.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.contract import builds
+from tests.contract.conversations import Json, by_hand, write_tokenizer
+from tests.pipeline.encode.chat import chats
 from tokshard import build_corpus, open_corpus
 
 
@@ -50,6 +55,25 @@ def test_a_document_that_spells_the_eos_token_gets_ordinary_ids(text: str, refer
     assert_round_trip([text, "plain", text], reference, tmp_path)
     with open_corpus(tmp_path / "out") as corpus:
         assert corpus.document(0).tolist().count(corpus.eos_id) == 1
+
+
+written = st.lists(st.text(st.characters(codec="utf-8"), max_size=9) | chats.spellings, max_size=3).map("".join)
+
+
+@settings(max_examples=12, deadline=None)
+@given(records=st.lists(chats.records(written), min_size=1, max_size=40))
+def test_every_conversation_has_the_ids_and_the_targets_that_its_template_writes(
+    records: list[Json], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("chat")
+    tokenizer = write_tokenizer(folder / "tokenizer")
+    build_corpus(iter(records), tokenizer=tokenizer, out=folder / "out", chat="own", workers=1)
+    with open_corpus(folder / "out") as corpus:
+        assert corpus.num_documents == len(records)
+        for index, expected in enumerate(map(by_hand, records)):
+            assert corpus.document(index).tolist() == expected.ids
+            spans = corpus.loss_spans(index).reshape(-1, 2).tolist()
+            assert {place for start, stop in spans for place in range(start, stop)} == expected.targets
 
 
 @pytest.mark.slow

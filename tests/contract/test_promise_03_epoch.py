@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tests.corpora import TINY_TOKENIZER, write_corpus
 from tests.runtime.sources import ListSource
-from tokshard.runtime import StreamingLoader, StreamPlan
+from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan
 
 WIDE = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
 
@@ -55,6 +55,31 @@ def test_every_token_of_every_document_is_an_input_once_per_epoch(
     # what the loop got are those tokens, and zeros after the last
     padding = -(epochs * source.num_tokens) % plan.seq_len
     assert Counter(inputs) == Counter(source.tokens.tolist() * epochs) + Counter({0: padding})
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30),
+    times=st.sampled_from([1, 1, 20]),
+    seq_len=st.sampled_from([1, 2, 8]),
+    window_blocks=st.integers(1, 3),
+    epochs=st.integers(1, 2),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_every_token_is_an_input_once_per_epoch_where_rows_hold_whole_documents(
+    lengths: list[int], times: int, seq_len: int, window_blocks: int, epochs: int, seed: int
+) -> None:
+    source = ListSource(lengths * times)
+    sizes = {"seq_len": seq_len, "block_tokens": 1024, "window_blocks": window_blocks, "seed": seed}
+    plan = StreamPlan(source, epochs=epochs, allow_small_blocks=True, pack="whole", **sizes)
+    inputs: Counter[int] = Counter()
+    with NumpyLoader(plan, global_batch_size=5) as loader:
+        for rows in loader:
+            inputs.update(rows["input_ids"][rows["sample_index"] >= 0].flatten().tolist())
+    reads = reads_of(plan, np.arange(plan.num_samples or 0))
+    everything = ((document, place) for document, length in enumerate(lengths * times) for place in range(length))
+    assert reads == dict.fromkeys(everything, epochs)
+    padding = (plan.num_samples or 0) * seq_len - epochs * source.num_tokens
+    assert inputs == Counter(source.tokens.tolist() * epochs) + Counter({0: padding})
 
 
 @settings(max_examples=10)

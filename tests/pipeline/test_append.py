@@ -166,6 +166,13 @@ def test_another_name_of_a_source_that_is_in_the_corpus_is_refused(shop: Shop, t
     assert texts_of(shop.open()) == ["z", "a", "b"]
 
 
+def test_a_corpus_without_its_build_report_says_that_it_may_hold_the_same_sources(shop: Shop, tmp_path: Path) -> None:
+    shop.build(shop.source("one", ["a"]))
+    (tmp_path / "corpus" / names.REPORT).unlink()
+    done = shop.build(shop.source("two", ["b"]), append=True)
+    assert f"generation 0 of {tmp_path}/corpus has no build report: it may hold the same sources" in done.notes
+
+
 def test_a_copy_knows_where_its_sources_were(shop: Shop) -> None:
     one, two = shop.source("one", ["a"]), shop.source("two", ["b"])
     shop.build(one, "first")

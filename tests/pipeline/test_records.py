@@ -216,7 +216,7 @@ def first_bad(data: bytes, *arguments: str) -> tuple[str, str]:
         (b'{"text": null}', MISSING_TEXT, "field 'text' is null"),
         (b'{"url": 1, "bo\\u001bdy": 2}', MISSING_TEXT, r"no field 'text'; it has: url, 'bo\x1bdy'"),
         (b"{%s}" % b", ".join(b'"%d": 1' % n for n in range(40)), MISSING_TEXT, ", 9, 10, 11, ..."),
-        (b'{"messages": []}', MISSING_TEXT, "it has messages, and chat data is not supported"),
+        (b'{"messages": []}', MISSING_TEXT, "it has messages: make tokens of conversations with --chat"),
         (b'{"text": 17}', NOT_A_STRING, "field 'text' is 17"),
         (b'{"text": {"body": "a"}}', NOT_A_STRING, """field 'text' is {"body": "a"}"""),
         (b'{"text": ["a"]}', NOT_A_STRING, """field 'text' is ["a"]"""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sysconfig
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.pipeline.inputs import EOS, TOKENIZER, build, jsonl, special_token, write_byte_tokenizer
-from tokshard.errors import SourceError, TokenizerError
+from tokshard.errors import ConfigurationChangedError, SourceError, TokenizerError, UsageError
 from tokshard.format.manifest import TokenizerInfo
 from tokshard.pipeline.encode import encoder, tokenizer_file
 from tokshard.pipeline.encode.encoder import DocumentEncoder, Encoder, EncodingError, inline_groups
@@ -27,6 +28,7 @@ from tokshard.pipeline.encode.tokenizer_file import (
     TokenizerFile,
     read_tokenizer,
 )
+from tokshard.pipeline.sources.records import NOT_ENCODED
 
 Json = dict[str, Any]
 
@@ -343,6 +345,80 @@ def test_special_tokens_in_text_stay_text_in_every_worker(workers, tmp_path):
         assert len({shard.name for shard in corpus.shards}) > 2
 
 
+PARSED = "parse=<|im_end|>,<|im_start|>"
+
+
+@pytest.fixture
+def chat_tokenizer(tmp_path) -> Path:
+    return write(tmp_path / ".chat", KINDS["byte-level BPE with chat tokens"](), {"eos_token": EOS})
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_special_tokens_that_are_asked_for_are_read_where_a_text_spells_them(workers, chat_tokenizer, tmp_path):
+    meant = [f"<|im_start|>user\n{number} ü<|im_end|>\n<|im_start|><|im_start|>x" for number in range(50)]
+    others = [f"{EOS} <s> <tool> <|im_start <|im_ end|>", "<|IM_START|>"]
+    (tmp_path / "a.jsonl").write_bytes(jsonl([{"text": text} for text in [*meant, *others, f"<|im_start|>{EOS}"]]))
+    corpus = build(
+        [tmp_path / "a.jsonl"], tmp_path / "out", tokenizer=chat_tokenizer, workers=workers, special_tokens=PARSED
+    )
+    library: Any = Tokenizer.from_file(str(chat_tokenizer / "tokenizer.json"))
+    as_text = reference_of(chat_tokenizer / "tokenizer.json")
+    expected = [library.encode(text, add_special_tokens=False).ids for text in meant] + [as_text(one) for one in others]
+    assert all(16384 in ids and 16385 in ids for ids in expected[:50])
+    expected.append([16384, *as_text(EOS)])
+    assert [document.tolist() for document in corpus] == [[*ids, corpus.eos_id] for ids in expected]
+    assert corpus.manifest.tokenizer.special_ids == {EOS: 0, "<s>": 16386}
+    assert corpus.manifest.records.with_special_text == 2
+
+
+def test_what_texts_mean_is_part_of_the_recipe(chat_tokenizer, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl([{"text": "plain"}]))
+    made = {
+        name: build([tmp_path / "a.jsonl"], tmp_path / name, tokenizer=chat_tokenizer, workers=1, special_tokens=given)
+        for name, given in (
+            ("none", None),
+            ("two", PARSED),
+            ("turned", "parse=<|im_start|>,<|im_end|>,<|im_start|>"),
+            ("one", "parse=<|im_end|>"),
+        )
+    }
+    recipes = {name: corpus.manifest.fingerprints.recipe for name, corpus in made.items()}
+    assert recipes["two"] == recipes["turned"]
+    assert len(set(recipes.values())) == 3
+    assert made["two"].manifest.build.special_tokens == "parse=<|im_start|>,<|im_end|>"
+    (tmp_path / "b.jsonl").write_bytes(jsonl([{"text": "more"}]))
+    with pytest.raises(ConfigurationChangedError, match="an append keeps"):
+        build([tmp_path / "b.jsonl"], tmp_path / "two", tokenizer=chat_tokenizer, workers=1, append=True)
+    build(
+        [tmp_path / "b.jsonl"],
+        tmp_path / "two",
+        tokenizer=chat_tokenizer,
+        workers=1,
+        append=True,
+        special_tokens=PARSED,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"special_tokens": "parse=<|im_start|>,<|end|>"}, "'<|end|>', which is no special token"),
+        ({"special_tokens": "parse=<tool>"}, "'<tool>', which is no special token"),
+        ({"special_tokens": f"parse={EOS}"}, f"'{EOS}', which delimits documents"),
+        ({"special_tokens": "parse=<s>", "bos": "<s>"}, "'<s>', which delimits documents"),
+        ({"special_tokens": "parse="}, "'', which is no special token"),
+        ({"special_tokens": "<|im_start|>"}, "special_tokens is '<|im_start|>'"),
+        ({"special_tokens": "parse=<s>", "chat": "own"}, "special_tokens is given with chat"),
+    ],
+)
+def test_tokens_that_text_cannot_mean_are_refused_with_those_that_it_can(options, named, chat_tokenizer, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl([{"text": "plain"}]))
+    with pytest.raises(UsageError, match=re.escape(named)) as caught:
+        build([tmp_path / "a.jsonl"], tmp_path / "out", tokenizer=chat_tokenizer, workers=1, **options)
+    assert "<|im_start|>" in caught.value.hint or "chat" in named
+    assert not (tmp_path / "out").exists()
+
+
 class SpecialIds:
     """A tokenizer that gives any ids, for texts that are lists of them."""
 
@@ -403,7 +479,7 @@ INFO = info_of({"eos": 0, "s": 1}, vocab_size=9, eos_id=0, bos_id=None)
 
 def test_exactly_the_texts_on_which_the_library_fails_are_held_back():
     encoded = DocumentEncoder(Faulty(), INFO)(["[5]", "x", "[1]", "[6, 7]", "[x]"])
-    assert dict(encoded.failed) == {1: "no x", 4: "no x"}
+    assert dict(encoded.failed) == {1: (NOT_ENCODED, "no x"), 4: (NOT_ENCODED, "no x")}
     assert encoded.with_special == (2,)
     assert (encoded.tokens.tolist(), encoded.ends.tolist()) == ([5, 0, 6, 7, 0], [2, 5])
 

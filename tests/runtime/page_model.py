@@ -74,6 +74,7 @@ class Used:
     take: float = 1.0
     start_epoch: int = 0
     name: str = ""
+    pack: str = "cut"
 
 
 # ---------------------------------------------------------------------------------------------- ORDER.md 2. Keys
@@ -145,8 +146,12 @@ class Window(NamedTuple):
 class Corpus:
     """A corpus of a plan: the letters are those of section 4."""
 
-    def __init__(self, used: Used, seed: int, C: int, B: int, W: int) -> None:
-        self.used, self.seed, self.C, self.B, self.W = used, seed, C, B, W
+    def __init__(self, used: Used, seed: int, C: int, B: int, W: int, S: int) -> None:
+        self.used, self.seed, self.C, self.B, self.W, self.S = used, seed, C, B, W, S
+        self.is_whole = used.pack == "whole"
+        self.Q = B // 128 if self.is_whole else 0
+        if self.is_whole and (B % (128 * S) or (W + 1) * (B + self.Q) >= 2**32):
+            raise ValueError("B is no multiple of 128 S, or a window is too large")
         self.T = used.documents.num_tokens
         self.F = self.T // B
         self.A = floor(Fraction(used.take) * self.F + Fraction(1, 2))
@@ -162,6 +167,10 @@ class Corpus:
         """N of section 4 with P = 1."""
         return self.A * self.B + len(self.tail)
 
+    def of_length(self, S: int) -> Corpus:
+        """The same with another S, on which chunks depend."""
+        return Corpus(self.used, self.seed, self.C, self.B, self.W, S)
+
 
 class Part:
     def __init__(self, corpus: Corpus, p: int) -> None:
@@ -170,6 +179,8 @@ class Part:
         self.M = ceil_div(corpus.A - p, self.P)
         self.tail = corpus.tail if p == self.P - 1 else range(0)
         self.N = self.M * corpus.B + len(self.tail)
+        tail = corpus.S * ceil_div(len(self.tail) + corpus.Q, corpus.S) if corpus.is_whole and self.tail else 0
+        self.H = self.M * (corpus.B + corpus.Q) + tail if corpus.is_whole else self.N
         self.num_windows = max(1, ceil_div(self.M, corpus.W))
 
     def key(self, purpose: str, epoch: int, window: int = 0) -> Key:
@@ -180,12 +191,12 @@ class Part:
         return Key(purpose, corpus.seed, corpus.used.documents.content, self.p, epoch, window)
 
     def window_at(self, position: int) -> Window:
-        epoch, inside = divmod(position, self.N)
-        W, B = self.corpus.W, self.corpus.B
+        epoch, inside = divmod(position, self.H)
+        W, B = self.corpus.W, self.corpus.B + self.corpus.Q
         number = min(inside // (W * B), self.num_windows - 1)  # the last one has the tail, too
         is_last = number == self.num_windows - 1
-        stop = (epoch + 1) * self.N if is_last else epoch * self.N + (number + 1) * W * B
-        return Window(epoch, number, epoch * self.N + number * W * B, stop)
+        stop = (epoch + 1) * self.H if is_last else epoch * self.H + (number + 1) * W * B
+        return Window(epoch, number, epoch * self.H + number * W * B, stop)
 
     def blocks(self, window: Window) -> list[range]:
         W, B, D = self.corpus.W, self.corpus.B, self.corpus.D
@@ -197,7 +208,16 @@ class Part:
 
     @lru_cache(maxsize=64)  # noqa: B019
     def shuffled(self, window: Window) -> tuple[list[range], list[int]]:
-        """The pieces of a window as tokens of the corpus, in the order of the sequence, and where each ends."""
+        """The pieces of a window as tokens of the corpus, in the order of the sequence, and where each ends.
+
+        Padding of rows that are packed whole are tokens below 0.
+        """
+        if self.corpus.is_whole:
+            S, chunks = self.corpus.S, self.chunks(window)
+            order = perm(len(chunks), self.key("pieces", window.epoch, window.number))
+            rows = packed([chunks[order(q)] for q in range(len(chunks))], (window.stop - window.start) // S, S)
+            found = [piece for row in rows for piece in [*row, range(sum(map(len, row)) - S, 0)] if piece]
+            return found, list(accumulate(map(len, found), initial=window.start))[1:]
         documents, pieces = self.corpus.used.documents, []
         for block in self.blocks(window):
             at = block.start
@@ -208,6 +228,17 @@ class Part:
         order = perm(len(pieces), self.key("pieces", window.epoch, window.number))
         found = [pieces[order(q)] for q in range(len(pieces))]
         return found, list(accumulate(map(len, found), initial=window.start))[1:]
+
+    def chunks(self, window: Window) -> list[range]:
+        documents, Q, S, found = self.corpus.used.documents, self.corpus.Q, self.corpus.S, []
+        for block in self.blocks(window):
+            for number in range(documents.number_at(block.start), documents.number_at(block.stop - 1) + 1):
+                end = documents.stop(number)
+                for section in range(documents.starts[number], end, Q):
+                    if section in block:
+                        last = min(section + Q, end)
+                        found += [range(chunk, min(chunk + S, last)) for chunk in range(section, last, S)]
+        return found
 
     def read(self, start: int, stop: int) -> list[range]:
         """What the positions [start, stop) of the sequence have, piece after piece, as tokens of the corpus."""
@@ -222,7 +253,40 @@ class Part:
                 found.append(range(first, min(piece.stop, first + stop - start)))
                 start += len(found[-1])
                 index += 1
-        return found
+        return [piece for piece in found if piece.start >= 0]  # without padding
+
+
+def packed(chunks: Sequence[range], R: int, S: int) -> list[list[range]]:
+    """The rows of a window, without padding: its chunks are given in the order of the permutation."""
+    long, short = (
+        [q for q, chunk in enumerate(chunks) if (2 * len(chunk) > S) == is_long] for is_long in (True, False)
+    )
+    rows: list[list[int]] = []  # the chunks of each open row, as they were placed
+    room: list[int] = []
+    turns: list[int] = []  # when each row got a chunk last
+    put_off = []
+    for turn, q in enumerate(long + short):
+        fitting = [row for row in range(len(rows)) if room[row] >= len(chunks[q])]
+        if len(rows) < R and (not fitting or len(chunks) - turn <= R - len(rows)):
+            rows.append([q])
+            room.append(S - len(chunks[q]))
+            turns.append(turn)
+        elif fitting:
+            row = min(fitting, key=lambda row: (room[row], -turns[row]))
+            rows[row].append(q)
+            room[row] -= len(chunks[q])
+            turns[row] = turn
+        else:
+            put_off.append(chunks[q])
+    found = [[chunks[q] for q in sorted(row)] for row in rows] + [[] for _ in range(R - len(rows))]
+    for row in found:
+        while put_off and (left := S - sum(map(len, row))):
+            first = put_off.pop(0)
+            row.append(first[:left])
+            if first[left:]:
+                put_off.insert(0, first[left:])
+    assert not put_off
+    return found
 
 
 # ----------------------------------------------------- ORDER.md 6. Slices and samples, and STATE.md 5. Another seq_len
@@ -261,13 +325,14 @@ def slice_of(part: Part, cut: Cut, number: int) -> int:
 def changed(corpus: Corpus, cut: Cut, counts: Sequence[int], S: int) -> tuple[Cut, int]:
     """The cut from a change to S on, after `counts` samples in each stream, and the tokens that are left out."""
     origins, left_out = [], 0
-    for part in corpus.parts:
+    for part, new in zip(corpus.of_length(cut.S).parts, corpus.of_length(S).parts, strict=True):
         o = cut.origins[part.p]
         streams = [part.p] if corpus.is_dealt else range(corpus.C)
         last = [sample_of_part(corpus, cut, c, counts[c] - 1)[1] for c in streams if counts[c] > cut.bases[c]]
         u = max(last, default=-1) + 1
         first = ceil_div(part.window_at(o + (u - 1) * cut.S).stop - o, cut.S) if u else 0
-        origins.append(o + cut.S * first)
+        origin = o + cut.S * first
+        origins.append(origin + origin // part.H * (new.H - part.H))
         left_out += (first - sum(counts[c] - cut.bases[c] for c in streams)) * cut.S
     return Cut(S, tuple(origins), tuple(counts)), left_out
 
@@ -466,7 +531,10 @@ class Plan:
         transforms: Sequence[Callable[[Sample, Random], Sample]] = (),
     ) -> None:
         self.used, self.S, self.seed, self.C = list(corpora), seq_len, seed, num_streams
-        self.B = block_tokens or max(65_536, 16 * seq_len)
+        default = max(65_536, 16 * seq_len)
+        if any(used.pack == "whole" for used in corpora):
+            default = ceil_div(65_536, 128 * seq_len) * 128 * seq_len
+        self.B = block_tokens or default
         self.W = window_blocks or max(64, 67_108_864 // (self.B * self.C))
         if len({(used.documents.content, used.start_epoch) for used in corpora}) < len(corpora):
             raise ValueError("two corpora with the same fingerprint and the same start_epoch")
@@ -474,7 +542,7 @@ class Plan:
             raise ValueError("seq_len, a window or the number of streams is too large")
         if epochs is not None and (len(corpora) > 1 or self.C > 1):
             raise ValueError("epochs is for one corpus and one stream")
-        self.corpora = [Corpus(used, seed, self.C, self.B, self.W) for used in corpora]
+        self.corpora = [Corpus(used, seed, self.C, self.B, self.W, seq_len) for used in corpora]
         self.weights = [float(corpus.whole_N) for corpus in self.corpora] if weights is None else list(weights)
         self.changes: list[Segment] = [(start, tuple(map(float, values))) for start, values in changes]
         self.epochs, self.transforms = epochs, list(transforms)
@@ -555,7 +623,7 @@ class Run:
         """X of one corpus in one stream."""
         corpus, cut, mixture = self.plan.corpora[index], self.cuts[index], self.mixture
         part, number = sample_of_part(corpus, cut, c, cut.bases[c])
-        allowed = ceil((Fraction(most) * part.N - cut.origins[part.p]) / cut.S)
+        allowed = ceil((Fraction(most) * part.H - cut.origins[part.p]) / cut.S)
         beyond = max(0, ceil_div(allowed - number, 1 if corpus.is_dealt else corpus.C))
         low, high = mixture.own(self.sample, c), mixture.own(2**62 + 1, c)
         k = max(cut.bases[c] + beyond, mixture.at(c, low)[0][index])
@@ -574,7 +642,7 @@ class Run:
         start = cut.origins[part.p] + slice_of(part, cut, number) * cut.S
         stop = start + cut.S
         if self.plan.epochs is not None:
-            stop = min(stop, floor(Fraction(self.plan.epochs) * part.N))
+            stop = min(stop, floor(Fraction(self.plan.epochs) * part.H))
         return index, part.read(start, stop)
 
     def pieces(self, g: int) -> list[tuple[int, int, int]]:

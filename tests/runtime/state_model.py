@@ -34,7 +34,8 @@ from tests.runtime.page_model import (
 
 def identity(used: Used) -> dict[str, Any]:
     """What is hashed of a corpus."""
-    return {"fingerprint": used.documents.content.hex(), "start_epoch": used.start_epoch, "take": float(used.take)}
+    found = {"fingerprint": used.documents.content.hex(), "start_epoch": used.start_epoch, "take": float(used.take)}
+    return found | ({"pack": "whole"} if used.pack == "whole" else {})
 
 
 def identities(plan: Plan) -> list[dict[str, Any]]:
@@ -42,13 +43,14 @@ def identities(plan: Plan) -> list[dict[str, Any]]:
 
 
 def identity_of(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: entry[key] for key in ("fingerprint", "start_epoch", "take")}
+    return {key: entry[key] for key in ("fingerprint", "start_epoch", "take", "pack") if key in entry}
 
 
 def plan_hash(fields: Sequence[int], identities: Sequence[dict[str, Any]]) -> str:
     packed = b"tokshard plan 1\n" + struct.pack("<6Q", *fields)
     for each in identities:
         packed += bytes.fromhex(each["fingerprint"]) + struct.pack("<Qd", each["start_epoch"], each["take"])
+        packed += each.get("pack", "").encode("ascii")
     return hashlib.sha256(packed).hexdigest()
 
 
@@ -366,7 +368,7 @@ OBJECTS = {
 
 
 def has_all_keys(facts: dict[str, Any]) -> bool:
-    optional = {"changes": {"length"}}
+    optional = {"changes": {"length"}, "corpora": {"pack"}}
     return all(
         set(keys.split()) == set(entry) - optional.get(key, set())
         for key, keys in OBJECTS.items()

@@ -321,7 +321,7 @@ def test_a_piece_beyond_its_record_batch_is_refused(tmp_path: Path) -> None:
         assert out[:19].all()
         assert out[19] == 0
         for wrong in (beyond, (np.array([-1]), np.array([3])), (np.array([600]), np.array([1]))):
-            with pytest.raises(DamagedCorpusError, match="a document reaches beyond its record batch"):
+            with pytest.raises(DamagedCorpusError, match="a document extends beyond its record batch"):
                 source.read(*wrong, out, at)
 
 

@@ -270,7 +270,7 @@ def test_limits_count_what_was_read_before_a_change() -> None:
 def test_a_finite_pass_after_other_corpora_is_refused_because_its_end_would_be_counted_wrong() -> None:
     finite = StreamPlan({"x": SOURCES["x"]}, epochs=4, seed=3, **SIZES)
     state = state_of("xy")
-    message = r"a finite pass of 40 samples, but of the 6 samples of the saved cursor only \d are of corpus 'x'"
+    message = r"a finite pass of 40 samples, but of the 6 samples of the saved cursor only \d are from corpus 'x'"
     with pytest.raises(PlanMismatchError, match=message):
         StreamingLoader(finite, global_batch_size=2).load_state_dict(state, corpora="plan")
     endless = StreamingLoader(plan_of("x"), global_batch_size=2)

@@ -467,7 +467,7 @@ def test_a_worker_that_touches_a_changed_shard_reports_it_by_name(tmp_path: Path
         take(loader, 1000)
 
 
-@pytest.mark.filterwarnings("ignore:the windows that are read and fetched")
+@pytest.mark.filterwarnings("ignore:the current windows and the windows fetched")
 def test_a_shard_truncated_under_a_running_job_is_an_error_with_pread(tmp_path: Path) -> None:
     corpus = write(tmp_path / "corpus", ListSource([20] * 30), shard_tokens=300)
     source = CorpusSource(corpus, access="pread", cache=Cache(memory_bytes=0))
@@ -478,7 +478,7 @@ def test_a_shard_truncated_under_a_running_job_is_an_error_with_pread(tmp_path: 
         next(batches)
     shard = shard_of(source, 1)
     os.truncate(shard, 600)
-    with pytest.raises(DamagedCorpusError, match=f"{shard.name}: the file ends at byte .* it was cut under"):
+    with pytest.raises(DamagedCorpusError, match=f"{shard.name}: the file ends at byte .* it was cut during"):
         take_until_error(batches)
     loader.close()
 

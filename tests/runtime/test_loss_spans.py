@@ -17,7 +17,7 @@ from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.bytes.targets import TargetReader
 from tokshard.runtime.rows.transforms import Sample
 
-SIZES = {"seq_len": 8, "block_tokens": 64, "window_blocks": 2, "seed": 5, "allow_small_blocks": True}
+SIZES = {"seq_len": 8, "block_tokens": 64, "window_blocks": 2, "seed": 5, "allow_small_blocks": True, "pack": "cut"}
 
 
 def documents_and_spans(lengths, marks):
@@ -61,6 +61,9 @@ def targets_of(batches):
     return found
 
 
+WHOLE = {"seq_len": 8, "block_tokens": 1024, "window_blocks": 2, "seed": 5}
+"""Sizes for rows that are packed whole, which corpora with loss spans are by default."""
+
 LENGTHS = [5, 1, 30, 2, 17, 9, 64, 3, 3, 21]
 MARKS = (np.random.default_rng(3).random(sum(LENGTHS)) < 0.6).tolist()
 
@@ -72,6 +75,36 @@ def test_the_labels_of_an_epoch_are_the_tokens_of_the_spans(tmp_path, access, sh
     plan = StreamPlan({"chat": CorpusSource(tmp_path / "chat", access=access)}, epochs=1, **SIZES)
     with NumpyLoader(plan, global_batch_size=3) as loader:
         assert targets_of(loader) == targets_by_hand(*held)
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+@pytest.mark.parametrize("num_documents", [10, 300])
+def test_whole_rows_have_the_targets_of_an_epoch_and_cut_no_document_that_fits(tmp_path, access, num_documents):
+    rng = np.random.default_rng(num_documents)
+    lengths = rng.integers(1, 24, num_documents).tolist()
+    held = corpus_of(tmp_path / "chat", lengths, (rng.random(sum(lengths)) < 0.5).tolist(), shard_tokens=700)
+    plan = StreamPlan({"chat": CorpusSource(tmp_path / "chat", access=access)}, epochs=1, **WHOLE | {"seq_len": 8})
+    assert plan.corpora[0].pack == "whole"
+    with NumpyLoader(plan, global_batch_size=3) as loader:
+        batches = list(loader)
+    found = targets_of(batches)
+    # a document is cut at each 8 tokens of its own; the token before a cut still has its label
+    assert found == targets_by_hand(*held)
+    assert sum(found.values()) == plan.sources[0].corpus.manifest.num_targets
+    starts = Counter(
+        int(token) for batch in batches for token in batch["input_ids"][batch["position_ids"] == 0] if token
+    )
+    wanted = Counter(token for document in held[0] for token in document[::8] if token)
+    assert starts == wanted
+
+
+def test_packing_of_a_corpus_follows_its_spans_unless_it_is_given(tmp_path):
+    corpus_of(tmp_path / "chat", LENGTHS, MARKS)
+    write_corpus(tmp_path / "text", [[*range(1000, 1000 + length), 0] for length in LENGTHS])
+    corpora = {"text": tmp_path / "text", "chat": tmp_path / "chat"}
+    assert [one.pack for one in StreamPlan(corpora, **WHOLE).corpora] == ["cut", "whole"]
+    assert [one.pack for one in StreamPlan(corpora, pack={"text": "whole"}, **WHOLE).corpora] == ["whole", "whole"]
+    assert [one.pack for one in StreamPlan(corpora, pack="cut", **WHOLE).corpora] == ["cut", "cut"]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -49,6 +49,7 @@ def model_of_vector(name: str) -> page_model.Plan:
                 documents_of_vector(VECTORS["corpora"][entry["corpus"]]),
                 take=entry.get("take", 1.0),
                 start_epoch=entry.get("start_epoch", 0),
+                pack=entry.get("pack", "cut"),
             )
             for entry in entries
         ],

@@ -332,7 +332,7 @@ def test_a_source_is_told_the_blocks_of_a_window_and_then_asked_for_their_docume
 def test_a_slow_source_is_told_the_blocks_of_a_window_little_by_little_and_asked_for_them_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pieces, "_STEP_TOKENS", 4 * 50)
+    monkeypatch.setattr(pieces, "STEP_TOKENS", 4 * 50)
     source = AskedSource([9] * 800)
     reader = reader_of(source, 48)
     samples = 48 * 50 // 8

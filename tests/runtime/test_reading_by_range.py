@@ -35,7 +35,7 @@ from tokshard.runtime.order.pieces import AHEAD
 from tokshard.runtime.rows import steps
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
-pytestmark = pytest.mark.filterwarnings("ignore:the windows that are read and fetched")
+pytestmark = pytest.mark.filterwarnings("ignore:the current windows and the windows fetched")
 
 STRIDE, BLOCK, WINDOW = 32, 256, 8
 SIZES: dict[str, Any] = {"seq_len": 64, "block_tokens": BLOCK, "window_blocks": WINDOW, "allow_small_blocks": True}
@@ -89,6 +89,13 @@ def test_batches_are_those_of_a_mapped_corpus_however_little_memory_there_is(loc
     source = CorpusSource(remote if is_remote else local, access="pread", cache=Cache(memory_bytes=memory_bytes))
     assert not source.is_in_memory
     assert rows_of(source) == rows_of(CorpusSource(local))
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_rows_that_are_packed_whole_are_those_of_a_mapped_corpus(local, remote, is_remote):
+    options: dict[str, Any] = {"seq_len": 16, "block_tokens": 2048, "window_blocks": 4, "pack": "whole"}
+    source = CorpusSource(remote if is_remote else local, access="pread")
+    assert rows_of(source, 600, **options) == rows_of(CorpusSource(local), 600, **options)
 
 
 def test_a_reader_waits_for_what_another_thread_is_about_to_keep(local, remote, monkeypatch):
@@ -323,7 +330,7 @@ def test_the_corpora_of_a_plan_share_a_cache_also_in_another_process(local, remo
 
 
 def test_a_cache_in_another_store_is_refused(tmp_path, local):
-    with pytest.raises(UsageError, match="cache_dir is s3://bucket/kept, and strides are kept on a disk"):
+    with pytest.raises(UsageError, match="cache_dir is s3://bucket/kept, strides are kept on a local disk"):
         Cache(cache_dir="s3://bucket/kept")
     (tmp_path / "mix.toml").write_text(
         f'seq_len = 64\nglobal_batch_size = 4\ncache_dir = "s3://bucket/kept"\n[corpora]\na = "{local}"\n'
@@ -351,6 +358,13 @@ def test_a_mix_file_says_how_much_is_kept_and_where(local, tmp_path):
 def test_impossible_sizes_are_refused(option):
     with pytest.raises(PlanError, match=next(iter(option))):
         Cache(**option)
+
+
+def test_a_cache_that_no_corpus_of_a_plan_would_use_is_refused(local):
+    with pytest.raises(PlanError, match="cache is for corpora that the plan opens") as error:
+        StreamPlan({"a": CorpusSource(local, access="pread")}, cache=Cache(), **SIZES)
+    assert "CorpusSource" in error.value.hint
+    StreamPlan({"a": local, "b": CorpusSource(local)}, start_epoch={"b": 1}, cache=Cache(), **SIZES)
 
 
 def test_the_documents_of_a_sample_are_looked_up_side_by_side_where_that_takes_requests():

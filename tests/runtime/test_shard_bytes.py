@@ -84,7 +84,7 @@ def test_a_shard_that_is_put_again_is_refused_by_its_name(corpora):
     name = source.place_of(0).shard
     store = open_store(corpora[1])
     store.put(name, store.get(name))
-    with pytest.raises(DamagedCorpusError, match=f"{name} was replaced under the running job"):
+    with pytest.raises(DamagedCorpusError, match=f"{name} was replaced during the run"):
         source.place_of(0)
 
 

@@ -23,14 +23,17 @@ from tokshard.runtime.plan import StreamPlan
 
 PARTS = {"a": [7, 30, 11, 2] * 9, "b": [5, 17, 40, 1, 1] * 7, "c": [3], "d": [60, 2] * 12}
 SOURCES = {name: ListSource(part, name=name) for name, part in PARTS.items()}
+SOURCES |= {"longer": ListSource([9, 30, 1, 5, 12, 2, 1] * 60, name="longer")}
 SIZES = {"block_tokens": 16, "window_blocks": 2}
+SIZES_OF_WHOLE = {"block_tokens": 1024, "window_blocks": 1}
 
 EVENTS = ["read", "set_weights", "skip", "mask", "resume"]
 VECTORS = json.loads(runs.FILE.read_text(encoding="utf-8"))
 
-names = st.lists(st.sampled_from(sorted(PARTS)), min_size=1, max_size=3, unique=True)
+names = st.lists(st.sampled_from(sorted(SOURCES)), min_size=1, max_size=3, unique=True)
 weight = st.sampled_from([0.0, 1e-30, 0.1, 0.25, 1.0, 3.0])
 seq_lens = st.sampled_from([1, 3, 4, 8, 20])
+seq_lens_of_whole = st.sampled_from([1, 2, 4, 8])
 
 
 class Job:
@@ -39,8 +42,14 @@ class Job:
     def __init__(self, data: st.DataObject, folder: Path) -> None:
         self.data, self.folder = data, folder
         self.seed, self.streams = data.draw(st.integers(0, 2**64 - 1)), data.draw(st.integers(1, 3))
-        self.takes = {name: data.draw(st.sampled_from([1.0, 0.7])) for name in PARTS if name != "c"}
-        self.names, self.seq_len = data.draw(names), data.draw(seq_lens)
+        self.packs = {name: data.draw(st.sampled_from(["cut", "whole"])) for name in SOURCES}
+        if not data.draw(st.booleans()):
+            self.packs = dict.fromkeys(SOURCES, "cut")
+        self.has_whole = "whole" in self.packs.values()
+        self.seq_lens, self.sizes = (seq_lens_of_whole, SIZES_OF_WHOLE) if self.has_whole else (seq_lens, SIZES)
+        long = [name for name, source in SOURCES.items() if source.num_tokens > self.sizes["block_tokens"]]
+        self.takes = {name: data.draw(st.sampled_from([1.0, 0.7])) for name in long}
+        self.names, self.seq_len = data.draw(names), data.draw(self.seq_lens)
         self.most = data.draw(st.sampled_from([None, 0.4, 1.0])) if self.streams == 1 else None
         self.plans()
         self.run = Run(self.model, self.limits())
@@ -60,16 +69,17 @@ class Job:
         changes = [(start, self.weights()) for start in starts]
         takes = [self.takes.get(name, 1.0) for name in self.names]
         used = [
-            Used(documents_of_source(SOURCES[name]), take, name=name)
+            Used(documents_of_source(SOURCES[name]), take, name=name, pack=self.packs[name])
             for name, take in zip(self.names, takes, strict=True)
         ]
-        shared: dict[str, Any] = {"seq_len": self.seq_len, "seed": self.seed, "num_streams": self.streams, **SIZES}
+        shared: dict[str, Any] = {"seq_len": self.seq_len, "seed": self.seed, "num_streams": self.streams, **self.sizes}
         self.model = Plan(used, weights=first, changes=changes, **shared)
         self.plan = StreamPlan(
             {name: SOURCES[name] for name in self.names},
             weights=dict(zip(self.names, first, strict=True)),
             schedule=[(start, dict(zip(self.names, values, strict=True))) for start, values in changes],
             take=dict(zip(self.names, takes, strict=True)),
+            pack={name: self.packs[name] for name in self.names},
             max_epochs=self.most,
             allow_small_blocks=True,
             **shared,
@@ -104,7 +114,7 @@ class Job:
 
     def mask(self) -> None:
         name = self.data.draw(st.sampled_from(self.names))
-        number = self.data.draw(st.integers(0, len(PARTS[name]) - 1))
+        number = self.data.draw(st.integers(0, len(SOURCES[name].lengths) - 1))
         file = self.folder / name
         with file.open("a") as lines:
             lines.write(f"{number}\n")
@@ -118,7 +128,7 @@ class Job:
         for choice in self.data.draw(st.sets(st.sampled_from(["weights", "corpora", "seq_len"]))):
             choices[choice] = "plan"
         if "seq_len" in choices:
-            self.seq_len = self.data.draw(seq_lens)
+            self.seq_len = self.data.draw(self.seq_lens)
         before = self.names
         if "corpora" in choices:
             self.names = self.data.draw(names)
@@ -165,7 +175,12 @@ def model_of(facts: dict[str, Any]) -> tuple[Plan, list[float | None]]:
     arguments = {key: value for key, value in facts["arguments"].items() if key != "allow_small_blocks"}
     most = arguments.pop("max_epochs", {})
     used = [
-        Used(documents_of_vector(VECTORS["corpora"][entry["corpus"]]), entry.get("take", 1.0), name=name)
+        Used(
+            documents_of_vector(VECTORS["corpora"][entry["corpus"]]),
+            entry.get("take", 1.0),
+            name=name,
+            pack=entry.get("pack", "cut"),
+        )
         for name, entry in facts["corpora"].items()
     ]
     weights = [entry.get("weight", 1.0) for entry in facts["corpora"].values()]

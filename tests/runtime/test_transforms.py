@@ -368,5 +368,5 @@ def test_sentinels_that_do_not_fit_the_ids_of_the_corpus_are_refused() -> None:
     [{"prefix_id": -1}, {"middle_id": SUF}, {"rate": 1.1}, {"rate": -0.1}, {"spm_rate": 2}, {"rate": float("nan")}],
 )
 def test_sentinels_and_rates_that_are_none_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(PlanError, match="ids are three different ones from 0 on, rates from 0 to 1"):
+    with pytest.raises(PlanError, match="the three ids must differ and be at least 0, and rates are from 0 to 1"):
         FillInTheMiddle(**{"prefix_id": PRE, "suffix_id": SUF, "middle_id": MID, **change})

@@ -1,4 +1,4 @@
-"""A corpus that is replaced in its place under a running job is noticed before its first wrong token."""
+"""A corpus that is replaced in its place during a run is noticed before its first wrong token."""
 
 from __future__ import annotations
 

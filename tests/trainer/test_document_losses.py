@@ -71,3 +71,11 @@ def test_steps_that_cannot_be_judged_are_refused_and_nothing_is_written(
 def test_a_directory_that_does_not_exist_is_not_made(out: Path, tmp_path: Path) -> None:
     assert main([str(out), "--steps", "4", "--out", str(tmp_path / "no" / "losses.parquet")]) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_holds_no_losses_is_not_replaced(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = out / "metrics.jsonl"
+    before = metrics.read_bytes()
+    assert main([str(out), "--steps", "4", "--out", str(metrics)]) == 2
+    assert "is there, and is no parquet file" in capsys.readouterr().err
+    assert metrics.read_bytes() == before

@@ -162,6 +162,41 @@ def test_a_plan_of_batch_sizes_weights_and_left_out_steps_is_the_same_on_two_ran
     assert_equal_training(two, one)
 
 
+KIND = {
+    "dim": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "head_dim": 24,
+    "hidden_dim": 48,
+    "qk_norm": True,
+    "tied_embeddings": True,
+    "rope_factor": 8.0,
+    "rope_original_length": 64,
+}
+
+
+def test_a_tied_model_with_norms_of_heads_trains_on_ranks_and_copies_as_on_one_rank(tmp_path: Path) -> None:
+    paths = corpora(tmp_path / "corpora")
+    short: dict[str, Any] = {"train__steps": 4, "checkpoint__every": 2}
+    short |= {"compute__loss_chunk": 64, "evaluation__corpora": {"held out": paths["code"]}, "evaluation__every": 2}
+
+    def job(name: str, **changes: Any) -> dict[str, Any]:
+        return configuration(paths, tmp_path / name, **(short | changes)) | {"model": KIND}
+
+    hsdp = job("hsdp", parallel__replicas=2, train__micro_batch_size=1, compute__recompute="full")
+    again = job("again", checkpoint__load=str(tmp_path / "hsdp" / "checkpoints/step-00000002"))
+    train_on([(1, [job("one")]), (2, [job("two", compute__compile="eager")]), (4, [hsdp]), (1, [again])], tmp_path)
+    one_rank = steps_of(tmp_path / "one")
+    assert one_rank[-1]["loss"] < one_rank[0]["loss"]
+    for name in ("two", "hsdp"):
+        assert_equal_training(steps_of(tmp_path / name), one_rank)
+        for step, found in evaluations_of(tmp_path / name).items():
+            expected = evaluations_of(tmp_path / "one")[step]["held out"]["loss"]
+            assert found["held out"]["loss"] == pytest.approx(expected, abs=TOLERANCE)
+    assert_equal_training(steps_of(tmp_path / "again"), one_rank[2:])
+
+
 @each_length
 def test_the_first_step_and_so_the_initialisation_is_the_same_on_all_ranks(runs: Path, num_steps: int) -> None:
     """The gradient norm covers every parameter: a shard with other numbers would show."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -29,6 +30,23 @@ from tokshard.trainer.parallel import process_group
 
 SIZES = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 48, "rope_theta": 5_000.0}
 PADDED = Shape(**SIZES, vocab_size=128)
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SCALED = {"rope_factor": 8.0, "rope_original_length": 64}
+"""The same, as the trainer has it."""
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama 3.2": {"tied_embeddings": True, **SCALED},
+    "Llama 3.1": SCALED,
+    "Qwen3": {"qk_norm": True, "head_dim": 16, "norm_eps": 1e-6, "tied_embeddings": True},
+    "Qwen3 8B": {"qk_norm": True, "head_dim": 16, "norm_eps": 1e-6},
+    "SmolLM": {"dim": 36, "num_heads": 9, "num_kv_heads": 3, "tied_embeddings": True},
+}
+"""What differs from `SIZES`."""
 
 safetensors = pytest.importorskip("safetensors.torch", reason="pip install 'tokshard[safetensors]'")
 # DCP of torch 2.13 itself warns
@@ -139,12 +157,17 @@ def edit(directory: Path, out: Path, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"model_type": "gpt2"}, "model_type is 'gpt2' there, 'llama' here"),
-        ({"hidden_size": 64}, "hidden_size is 64 there, 32 here"),
-        ({"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06 there"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5_000.0}}, "rope_type is 'llama3' there"),
-        ({"rope_parameters": None, "rope_theta": 10_000.0}, "rope_theta is 10000.0 there"),
-        ({"head_dim": 16}, "head_dim is 16 there, 8 here"),
+        ({"model_type": "gpt2"}, "has what the trainer cannot train: model_type 'gpt2'"),
+        ({"attention_bias": True, "hidden_act": "gelu"}, "cannot train: hidden_act 'gelu', attention_bias True"),
+        ({"use_sliding_window": True}, "cannot train: use_sliding_window True"),
+        ({"quantization_config": {"bits": 4}}, "cannot train: quantization_config {'bits': 4}"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 5_000.0}}, "cannot train: rope_type 'yarn'"),
+        ({"hidden_size": 64}, "model.dim is 64 there, 32 here"),
+        ({"rms_norm_eps": 1e-6}, "model.norm_eps is 1e-06 there"),
+        ({"model_type": "qwen3"}, "model.qk_norm is True there, False here"),
+        ({"rope_parameters": {"rope_theta": 5_000.0} | LLAMA_3}, "model.rope_factor is 8.0 there, 1.0 here"),
+        ({"rope_parameters": None, "rope_theta": 10_000.0}, "model.rope_theta is 10000.0 there"),
+        ({"head_dim": 16}, "model.head_dim is 16 there, 8 here"),
         ({"vocab_size": 63}, "has 63 ids, the corpora 64 and the model 128"),
         ({"vocab_size": 129}, "has 129 ids, the corpora 64 and the model 128"),
         ({"vocab_size": 65}, r"embed_tokens.weight is \(64, 32\), expected \(65, 32\)"),
@@ -222,6 +245,95 @@ def test_transformers_gives_the_same_logits_on_packed_documents(saved: tuple[str
     words = AutoTokenizer.from_pretrained(exported)
     assert words.eos_token_id == 0
     assert words("one word9")["input_ids"] == [1, 9]
+
+
+def test_a_refusal_names_the_settings_that_fit(exported: Path, tmp_path: Path) -> None:
+    path = edit(exported, tmp_path / "other", hidden_size=64, rms_norm_eps=1e-6)
+    with pytest.raises(TrainerError) as error:
+        load_weights(path, model(), num_ids=VOCABULARY)
+    assert error.value.hint == "train these weights with model.dim=64 model.norm_eps=1e-06"
+
+
+def test_nothing_is_loaded_from_weights_that_are_refused(exported: Path, tmp_path: Path) -> None:
+    path = edit(exported, tmp_path / "other")
+    tensors = safetensors.load_file(exported / "model.safetensors")
+    tensors["model.norm.weight"] = torch.ones(31)
+    safetensors.save_file(tensors, tmp_path / "other" / "model.safetensors")
+    found, before = model(seed=2), model(seed=2).state_dict()
+    with pytest.raises(TrainerError, match=r"model.norm.weight is \(31,\), expected \(32,\)"):
+        load_weights(path, found, num_ids=VOCABULARY)
+    assert all(torch.equal(value, before[name]) for name, value in found.state_dict().items())
+
+
+def test_the_gradient_of_a_tied_embedding_is_the_sum_of_those_of_both_its_uses() -> None:
+    tied, apart = model(replace(PADDED, tied_embeddings=True)), model(PADDED)
+    assert "head.weight" not in dict(tied.named_parameters())
+    with torch.no_grad():
+        apart.head.weight.copy_(apart.embedding.weight)
+    ids = torch.randint(128, (1, 40), generator=torch.Generator().manual_seed(0))
+    documents = Documents(cu_seqlens=torch.tensor([0, 40], dtype=torch.int32), max_seqlen=40)
+    losses = []
+    for net, chunk in ((tied, 16), (apart, 0)):
+        net.head.loss_chunk = chunk
+        losses.append(net(ids, torch.arange(40)[None], documents, ids.roll(-1)).sum())
+        losses[-1].backward()
+    torch.testing.assert_close(*losses)
+    expected = apart.embedding.weight.grad + apart.head.weight.grad
+    torch.testing.assert_close(tied.embedding.weight.grad, expected, atol=1e-4, rtol=1e-5)
+
+
+def test_a_chat_template_and_settings_are_copied_with_the_tokenizer_that_they_are_of(
+    saved: tuple[str, str], exported: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    (folder / "tokenizer.json").write_bytes((exported / "tokenizer.json").read_bytes())
+    lines = list(export(saved[0], str(tmp_path / "out"), tokenizer=str(folder)))
+    assert lines[0] == f"tokenizer_config.json, chat_template.jinja of {folder}"
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
+    fields = json.loads((folder / "tokenizer.json").read_text()) | {"version": "2.0"}
+    (folder / "tokenizer.json").write_text(json.dumps(fields))
+    with pytest.raises(UsageError, match="does not have the tokenizer of the corpus"):
+        list(export(saved[0], str(tmp_path / "other"), tokenizer=str(folder)))
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_exported_and_imported_with_the_logits_of_transformers(family: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = Shape(**SIZES | {"vocab_size": 100} | FAMILIES[family])
+    out = str(tmp_path / "config")
+    os.mkdir(out)
+    hugging_face.write_config(out, shape, seq_len=256, dtype="fp32", special={})
+    torch.manual_seed(0)
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(out), dtype=torch.float32)
+    assert type(theirs).__name__ == ("Qwen3ForCausalLM" if "Qwen" in family else "LlamaForCausalLM")
+    for name, value in theirs.named_parameters():
+        value.data.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    theirs.tie_weights()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = model(shape, seed=2)
+    assert load_weights(str(tmp_path / "theirs"), ours, num_ids=100) == [f"{tmp_path / 'theirs'}: weights alone"]
+    ids = torch.randint(100, (1, 256), generator=torch.Generator().manual_seed(0))
+    documents = Documents(cu_seqlens=torch.tensor([0, 256], dtype=torch.int32), max_seqlen=256)
+    with torch.no_grad():
+        logits, found = theirs(ids).logits[0], ours(ids, torch.arange(256)[None], documents)
+    assert (logits - found).abs().max() < 1e-5 * max(1, logits.abs().max())
+    assert logits.abs().max() > 1
+
+    fields = configuration({"code": str(tmp_path / "none")}, tmp_path, data__weights={})
+    fields["model"] = {"preset": "10M", **SIZES, "vocab_size": 100, **FAMILIES[family]}
+    tensors = checkpoint.tensors_of(ours, make_optimizer(ours, resolve(fields).optimizer))
+    path = checkpoint.save(str(tmp_path / "saved"), tensors, State(step=1, loader={}, config=fields))
+    list(export(path, str(tmp_path / "exported")))
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits[0], logits)
 
 
 @pytest.mark.interop

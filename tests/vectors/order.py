@@ -24,7 +24,7 @@ ABOUT = {
     "corpora": "content is the content fingerprint, by which a corpus is known (here only a name that was hashed). "
     "Token p of a corpus has the id first_token + p, but the last of each document is 0. Documents have the lengths "
     "document_lengths, or all of them document_tokens up to num_tokens",
-    "plans": "corpora in the order of the plan, each with its weight, and what else differs from the defaults; "
+    "plans": "corpora in the order of the plan, each with its weight, pack and what else differs from the defaults; "
     "changes are [global sample, weights]",
     "located": "[global sample, index of its corpus in the plan, which sample of that corpus in its stream it is]",
     "pieces": "of a global sample, in order: [document, first token of it, the token after the last]",
@@ -37,6 +37,9 @@ CORPORA: dict[str, dict[str, Any]] = {
     "c": {"document_lengths": [11] * 20, "first_token": 3001},
     "small": {"document_lengths": [3, 1, 2], "first_token": 5001},
     "many": {"document_lengths": [(11 * k) % 37 + 1 for k in range(170)], "first_token": 6001},
+    "more": {"document_lengths": [(11 * k) % 37 + 1 for k in range(600)], "first_token": 20001},
+    "halves": {"document_lengths": [9] * 300, "first_token": 40001},
+    "long": {"document_lengths": [3, 700, 5, 1, 2900, 40, 333], "first_token": 50001},
     "large": {"num_tokens": 10**12 + 7, "document_tokens": 9},
 }
 
@@ -101,6 +104,29 @@ PLANS: dict[str, dict[str, Any]] = {
         "pieces": [0, 1, 2, 131_071, 131_072, 10**11],
         "rows": [],
     },
+    "packed whole": {
+        "corpora": {"more": {"corpus": "more", "pack": "whole"}},
+        "arguments": {"seq_len": 16, "block_tokens": 2_048, "window_blocks": 2, "seed": 31, "epochs": 2},
+        "pieces": [*range(12), *range(250, 266), 700, -1],
+        "rows": [0, 1, 700, -1],
+    },
+    "packed whole, with chunks that are put off": {
+        "corpora": {"halves": {"corpus": "halves", "pack": "whole"}},
+        "arguments": {"seq_len": 16, "block_tokens": 2_048, "window_blocks": 1, "seed": 32},
+        "pieces": [*range(8), 128, 129, 10**9],
+        "rows": [0, 129],
+    },
+    "packed whole beside a corpus that is cut, in two streams": {
+        "corpora": {
+            "more": {"corpus": "more", "pack": "whole", "weight": 0.5, "take": 0.9},
+            "long": {"corpus": "long", "pack": "whole", "weight": 0.3},
+            "many": {"corpus": "many", "weight": 0.2, "start_epoch": 3},
+        },
+        "arguments": {"seq_len": 8, "block_tokens": 1_024, "window_blocks": 1, "seed": 33, "num_streams": 2},
+        "located": [*range(20), 10**6],
+        "pieces": [*range(40), 1_000, 10**6 + 3],
+        "rows": [0, 1, 2, 3, 10**6],
+    },
 }
 
 
@@ -139,6 +165,7 @@ def _plan(spec: dict[str, Any]) -> StreamPlan:
         weights={name: entry.get("weight", 1.0) for name, entry in entries.items()},
         take={name: entry.get("take", 1.0) for name, entry in entries.items()},
         start_epoch={name: entry.get("start_epoch", 0) for name, entry in entries.items()},
+        pack={name: entry.get("pack", "cut") for name, entry in entries.items()},
         schedule=[(start, dict(zip(names, weights, strict=True))) for start, weights in spec.get("changes", [])],
         **spec["arguments"],
     )

@@ -246,6 +246,28 @@ RUNS: dict[str, dict[str, Any]] = {
             {"save": True},
         ],
     },
+    "other lengths of samples of corpora that are packed whole": {
+        "plan": {
+            "corpora": {
+                "more": {"corpus": "more", "weight": 0.6, "pack": "whole"},
+                "long": {"corpus": "long", "weight": 0.3, "pack": "whole"},
+                "b": {"corpus": "b", "weight": 0.1},
+            },
+            "arguments": {"block_tokens": 2_048, "window_blocks": 1, "seq_len": 16, "seed": 37},
+        },
+        "events": [
+            {"read": 2, "global_batch_size": 4},
+            {"mask": "more", "file": "more.txt", "content": "3\n4\n"},
+            {"save": True},
+            {"resume": {"seq_len": "plan"}, "seq_len": 8},
+            {"skip": 3_000},
+            {"read": 3, "global_batch_size": 4, "rank": 1, "ranks": 3, "uneven": "pad"},
+            {"save": True},
+            {"resume": {"seq_len": "plan"}, "seq_len": 16},
+            {"read": 3, "global_batch_size": 4},
+            {"save": True},
+        ],
+    },
     "a pass whose last samples are longer": {
         "plan": {"corpora": {"b": {"corpus": "b"}}, "arguments": {**_SMALL, "seq_len": 16, "seed": 19, "epochs": 1}},
         "events": [

@@ -12,13 +12,20 @@ from tokshard.cli.job_array import JobIndex
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.recipe import is_recipe_path, one_corpus, read_recipe
 from tokshard.cli.sizes import BYTES, COUNT
-from tokshard.pipeline.options import check_ray
+from tokshard.pipeline.options import check_ray, check_template
+from tokshard.pipeline.sources.chats import OWN
 from tokshard.pipeline.sources.inputs import TEXT
 
 
 def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
     """The address, refused here because a SOURCE behind ``--ray`` is taken for one, and would be missing."""
     check_ray(value)
+    return value
+
+
+def _template(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """The template, refused here because a SOURCE behind ``--chat`` is taken for one, and would be missing."""
+    check_template(value)
     return value
 
 
@@ -49,6 +56,34 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | 
     metavar="FIELD",
     help="Field of the text; a dot for a nested one.",
 )
+@click.option(
+    "--chat",
+    is_flag=False,
+    flag_value=OWN,
+    metavar="[TEMPLATE]",
+    callback=_template,
+    help="Read conversations, by FILE.jinja or else by the tokenizer's own chat template.",
+)
+@click.option("--chat-date", metavar="DATE", help="What a chat template writes as today.")
+@click.option(
+    "--loss",
+    type=click.Choice(["assistant", "last", "all"]),
+    default="assistant",
+    show_default=True,
+    help="Targets of a chat.",
+)
+@click.option("--document-end", metavar="TOKEN", help="Special token that ends a conversation.")
+@click.option(
+    "--overlong",
+    type=click.Choice(["skip", "head"]),
+    default="skip",
+    help="Leave out long conversations, or cut them.",
+)
+@click.option(
+    "--special-tokens",
+    metavar="parse=TOKENS",
+    help="Special tokens that a text may mean.",
+)
 @click.option("--id-field", metavar="FIELD", help="Field to store as column 'id'.")
 @click.option(
     "--keep-field",
@@ -66,7 +101,7 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | 
     type=click.Choice(["file", "line", "paragraph"]),
     default="file",
     show_default=True,
-    help="Unit of plain text that becomes a document.",
+    help="What is a document in text.",
 )
 @click.option(
     "--shard-tokens",
@@ -100,7 +135,7 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | 
     type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="What to do with an input that is damaged or gone: stop, or skip all of it, counted and listed.",
+    help="What to do with an input that is damaged or gone: stop, or skip all of it.",
 )
 @click.option(
     "--max-bad-records",
@@ -139,8 +174,8 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | 
     "local (started for this build), or HOST:PORT.  [auto if no ADDRESS is given]",
 )
 @click.option("--append", is_flag=True, help="Add the SOURCEs to the corpus in DIR, as its next generation.")
-@click.option("--force", is_flag=True, help="Start over: remove the corpus or unfinished build in DIR first.")
-@click.option("--dry-run", is_flag=True, help="Write nothing; estimate tokens, time and disk space from a sample.")
+@click.option("--force", is_flag=True, help="Start over: first remove what a build left in DIR.")
+@click.option("--dry-run", is_flag=True, help="Write nothing; estimate tokens, time, disk space.")
 @click.option(
     "--job-index",
     type=JobIndex(),
@@ -149,7 +184,7 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | 
 )
 @click.option("--num-jobs", type=click.IntRange(min=1), metavar="N", help="Number of jobs of --job-index.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress, only the summary.")
-@click.option("-v", "--verbose", is_flag=True, help="Show a line for every finished task, and all settings at the end.")
+@click.option("-v", "--verbose", is_flag=True, help="Show a line for every task, and all settings.")
 @json_option
 @debug_option
 @click.pass_context

@@ -243,8 +243,12 @@ def _sources_text(manifest: Manifest, sources: Sequence[SourceInfo]) -> str:
 def _read_as(build: BuildConfig) -> list[str]:
     if build.copied is not None:
         return _taken(build.copied)
+    if build.chat is not None:
+        date = f", dated {build.chat.chat_date}" if build.chat.chat_date else ""
+        return [f"conversations by the chat template {build.chat.template[:12]}{date}", f"loss on {build.chat.loss}"]
     if build.reads != "tokens":
-        return [f"text from {build.text_field!r}"]
+        special = [f"special tokens {build.special_tokens}"] if build.special_tokens is not None else []
+        return [f"text from {build.text_field!r}", *special]
     parts = ["tokens of another tool" + (f" from {build.token_field!r}" if build.token_field else "")]
     if build.loss_field is not None:
         parts.append("masks left out" if build.loss_field == NO_LOSS else f"trained by {build.loss_field!r}")

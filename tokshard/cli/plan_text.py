@@ -36,6 +36,8 @@ def plan_text(report: PlanReport, *, width: int, encoding: str) -> str:
         aligned(head, width=width),
         table(list(_corpus_rows(report.corpora)), width=width),
     ]
+    if packed := [line for corpus in report.corpora for line in _packing_lines(corpus)]:
+        parts.append(aligned(packed, width=width))
     if report.simulation is not None:
         parts.append(_simulation_text(report.simulation, width=width))
     if report.streams is not None:
@@ -75,12 +77,28 @@ def _corpus_text(corpus: CorpusPlan) -> str:
         parts.append(f"dealt to {counted(corpus.num_parts, 'stream')}")
     if corpus.take != 1:
         parts.append(f"the part {corpus.take:g} of it")
+    if corpus.packing is not None:
+        parts.append("packed whole")
     if corpus.start_epoch:
         parts.append(f"from epoch {corpus.start_epoch} on")
     if corpus.max_epochs is not None:
         parts.append(f"at most {corpus.max_epochs:g} {'epoch' if corpus.max_epochs == 1 else 'epochs'}")
     head = f"{corpus.weight_share:7.2%}  {corpus.fingerprint[:12]}"
     return f"{head}  {', '.join(parts)}: {one_line(corpus.directory)}"
+
+
+def _packing_lines(corpus: CorpusPlan) -> Iterator[tuple[str, str]]:
+    """How the rows of a corpus are packed, if they are packed whole."""
+    if (packing := corpus.packing) is None:
+        return
+    rows = (
+        f"corpus {one_line(corpus.name)!r} has {counted(packing.rows, 'row')} an epoch, {packing.padding:.2%} padding"
+    )
+    if packing.num_chunks is not None:
+        rows += f"; {packing.num_cut:,} of the {counted(packing.num_chunks, 'chunk')} of its first window are cut"
+    yield "packed", rows
+    if packing.window_ends:
+        yield "", f"its windows end at samples {', '.join(f'{end:,}' for end in packing.window_ends)}, ..."
 
 
 def _corpus_rows(corpora: Sequence[CorpusPlan]) -> Iterator[list[str]]:

@@ -262,7 +262,7 @@ class Corpus:
             ) from error
         if decode_manifest(found, file=path) != manifest:
             raise DamagedCorpusError(
-                f"{path} is not the one that was opened: the corpus was replaced under the running job", hint=REPLACED
+                f"{path} is not the one that was opened: the corpus was replaced during the run", hint=REPLACED
             )
         self._versions[number] = version
 
@@ -296,7 +296,7 @@ class Corpus:
                 raise DamagedCorpusError(
                     f"{below.where(names.STRIDE_HASHES)}: group {first + wrong[0]} of {self.shards[index].name} has "
                     f"the CRC-32 {hashes[wrong[0]]:08x}, not the one in {names.SHARD_TABLE} as it was opened: the file "
-                    "is damaged, or the corpus was replaced under the running job",
+                    "is damaged, or the corpus was replaced during the run",
                     hint=REPLACED,
                 )
         return found

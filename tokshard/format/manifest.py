@@ -79,6 +79,24 @@ class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     shuffle: int | None = None
 
 
+class ChatConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How conversations became documents.
+
+    Args:
+        template: SHA-256 of the chat template and of the tokens that it reads as variables.
+        jinja2: the version that rendered it.
+        loss: what became targets: ``assistant``, ``last`` or ``all``.
+        chat_date: what ``strftime_now`` formatted, or None.
+        overlong: documents over ``max_tokens`` were left out, ``skip``; or cut, ``head``.
+    """
+
+    template: Sha256
+    jinja2: str
+    loss: str = "assistant"
+    chat_date: str | None = None
+    overlong: str = "skip"
+
+
 class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Everything about a build that changes its bytes, apart from sources and tokenizer.
 
@@ -107,6 +125,8 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         source_eos: of such sources: an id that ended documents there in place of EOS, or None.
         split: which of the two corpora this is, ``train`` or ``validation``; None if the build wrote one.
         copied: how the documents were taken from other corpora.
+        chat: how conversations became documents; None where texts did.
+        special_tokens: ``parse=TOKEN,...``: spellings in texts that became these special tokens; None: none did.
     """
 
     text_field: str
@@ -129,6 +149,8 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     loss_field: str | None = None
     source_eos: int | None = None
     copied: CopyConfig | None = None
+    chat: ChatConfig | None = None
+    special_tokens: str | None = None
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

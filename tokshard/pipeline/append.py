@@ -186,7 +186,10 @@ def _check_same(last: Manifest, build: Build) -> None:
         )
 
 
-_KEPT = ("min_tokens", "max_tokens", "validation_fraction", "keep_field", "loss_spans", "sha256", "eos", "bos")
+_KEPT = (
+    *("min_tokens", "max_tokens", "validation_fraction", "keep_field", "sha256", "eos", "bos", "special_tokens"),
+    *("template", "loss", "loss_spans"),
+)
 """Settings that are the same for all generations of a corpus."""
 
 

@@ -43,6 +43,7 @@ from tokshard.format.schema import FORMAT_VERSION
 from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, write_table
 from tokshard.pipeline.adopt import BuiltCorpus, roots_at_build
 from tokshard.pipeline.append import in_its_corpus
+from tokshard.pipeline.encode.chat.texts import CUT_SHORT, CUT_TOKENS
 from tokshard.pipeline.encode.passing import ADDED, INSIDE
 from tokshard.pipeline.executors.base import Usage, cpu_time
 from tokshard.pipeline.judge import loss_warning
@@ -285,6 +286,12 @@ def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
         changes.update(receipt.changes)
     if changes[MARKS]:
         yield f"{changes[MARKS]:,} byte order mark{'s' if changes[MARKS] > 1 else ''} dropped: not part of a text"
+    if changes[CUT_SHORT]:
+        yield f"{counted(changes[CUT_SHORT], 'conversation')} cut to --max-tokens"
+    if changes[CUT_TOKENS]:
+        yield (
+            f"in {counted(changes[CUT_TOKENS], 'conversation')} an answer begins inside a token: all of it is a target"
+        )
     if changes[ADDED]:
         yield f"{counted(changes[ADDED], 'document')} did not end in {eos!r}: it was added"
     if changes[INSIDE]:

@@ -53,11 +53,11 @@ def user_error(build: Build, stage: str, judge: Judge, *, is_share: bool = False
     assert found.failure is not None
     failure = found.failure
     if failure.kind == "record":
-        repair = _REPAIRS.get(failure.reason, "repair the record")
+        repair = _REPAIRS.get(failure.reason) if build.config.chat is None else None
         place = _place(build, None if is_share else judge, found.key, failure.source, failure.record)
         return BadRecordError(
             f"{place}: {failure.reason}: {failure.problem}",
-            hint=f"{repair}, or leave out such records with --on-bad-record skip",
+            hint=f"{repair or 'repair the record'}, or leave out such records with --on-bad-record skip",
         )
     kind = getattr(errors, failure.error, errors.SourceError)
     return original_error(build.inputs, kind(failure.place + failure.problem, hint=failure.hint))

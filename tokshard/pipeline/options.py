@@ -17,8 +17,10 @@ from tokshard.errors import UsageError
 from tokshard.format.manifest import BuildConfig
 from tokshard.interop.tokens.batches import DTYPES
 from tokshard.pipeline.judge import parse_bad_record_limit
+from tokshard.pipeline.sources.chats import OWN
 from tokshard.pipeline.sources.formats import FORMATS_OF_OPTION, INPUT_FORMATS, TOKEN_FORMATS
-from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS
+from tokshard.pipeline.sources.inputs import DOCUMENTS, RECORDS, TEXT, TOKENS
+from tokshard.store import look_at
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,6 +54,16 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         token_dtype: how ids are stored, such as ``uint16``, in files that do not say it.
         source_eos: id that ends documents in the sources, if it differs from EOS.
         text_field: dotted path of the text in a record.
+        chat: make documents of conversations, and of the answers targets: by this chat template, a file or the folder
+            of a tokenizer; or ``own`` for the one of `tokenizer`. Default: documents are texts.
+        chat_date: the date that a chat template writes as today's, such as ``2026-11-23``.
+        loss: the targets of a conversation: what its template marks as written by the ``assistant``, the ``last`` of
+            these answers, or ``all``.
+        document_end: token that ends each conversation: a special one that its template does not write; default: the
+            first that is there.
+        overlong: with `chat` and `max_tokens`: ``skip`` longer conversations, or keep their ``head``.
+        special_tokens: ``parse=TOKEN,...`` for text that was rendered elsewhere: these special tokens are read where a
+            text spells them. Default: text never becomes a special token.
         id_field: field to store as column ``id``.
         keep_field: fields to store as columns, each ``FIELD`` or ``FIELD:TYPE`` (string, int64, float64, bool).
         format: read every input as this format instead of going by its name.
@@ -99,6 +111,12 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     token_dtype: str | None = None
     source_eos: Annotated[int, msgspec.Meta(ge=0)] | None = None
     text_field: str = "text"
+    chat: str | None = None
+    chat_date: str | None = None
+    loss: Literal["assistant", "last", "all"] = "assistant"
+    document_end: str | None = None
+    overlong: Literal["skip", "head"] = "skip"
+    special_tokens: str | None = None
     id_field: str | None = None
     keep_field: str | Sequence[str] = []
     format: str | None = None
@@ -142,6 +160,12 @@ class OptionalBuildOptions(TypedDict, total=False):
     token_dtype: str | None
     source_eos: int | None
     text_field: str
+    chat: str | None
+    chat_date: str | None
+    loss: Literal["assistant", "last", "all"]
+    document_end: str | None
+    overlong: Literal["skip", "head"]
+    special_tokens: str | None
     id_field: str | None
     keep_field: str | Sequence[str]
     format: str | None
@@ -169,6 +193,9 @@ class OptionalBuildOptions(TypedDict, total=False):
     force: bool
 
 
+_OF_CHAT = ("chat", "chat_date", "loss", "document_end", "overlong")
+"""Options of conversations; all but the first mean nothing without it."""
+_FORMATS_OF_CHAT = frozenset({"jsonl", "parquet", "arrow", RECORDS})
 _NOT_FOR = {
     TEXT: (
         "token_field",
@@ -182,8 +209,13 @@ _NOT_FOR = {
         "columns",
         "shuffle",
     ),
-    TOKENS: ("text_field", "text_unit", "where", "source", "drop_ids", "hash_range", "columns", "shuffle"),
+    TOKENS: (
+        *_OF_CHAT,
+        *("special_tokens", "text_field", "text_unit"),
+        *("where", "source", "drop_ids", "hash_range", "columns", "shuffle"),
+    ),
     DOCUMENTS: (
+        *_OF_CHAT,
         *(
             "eos",
             "bos",
@@ -191,6 +223,7 @@ _NOT_FOR = {
             "loss_field",
             "token_dtype",
             "source_eos",
+            "special_tokens",
             "text_field",
             "text_unit",
             "id_field",
@@ -281,9 +314,42 @@ def _check_pairs(options: BuildOptions) -> None:
             "max_bad_records bounds how many bad records are skipped, and on_bad_record is fail",
             hint="give --on-bad-record skip too",
         )
+    _check_chat(options)
     check_ray(options.ray)
     if options.token_dtype not in (None, *DTYPES):
         raise UsageError(f"token_dtype is {options.token_dtype!r}", hint=f"give one of {', '.join(DTYPES)}")
+
+
+def _check_chat(options: BuildOptions) -> None:
+    given = _given(options)
+    check_template(options.chat)
+    if options.chat is None:
+        for name in _OF_CHAT:
+            if name in given:
+                raise UsageError(f"{name} is given without chat", hint=f"give --chat too, or leave out {flag(name)}")
+        return
+    for name in ("text_field", "text_unit", "eos", "bos", "special_tokens"):
+        if name in given:
+            end = "; --document-end says what ends a conversation" if name == "eos" else ""
+            raise UsageError(f"{name} is given with chat", hint=f"leave out {flag(name)}{end}")
+    if "overlong" in given and options.max_tokens is None:
+        raise UsageError("overlong is given without max_tokens", hint="say with --max-tokens what is too long")
+
+
+def check_template(location: str | None) -> None:
+    """Refuse what is no chat template, such as a source behind ``--chat``.
+
+    Raises:
+        UsageError: with what one is.
+    """
+    if location in (None, OWN) or location.endswith((".jinja", ".jinja2")):
+        return
+    found = look_at(location)
+    if found is not None and not found.name.endswith("/"):
+        raise UsageError(
+            f"chat is {location!r:.{_SHOWN}}, which does not end in .jinja",
+            hint=f"give a FILE.jinja or the folder of a tokenizer; in front of a SOURCE, write --chat={OWN}",
+        )
 
 
 def check_ray(address: str | None) -> None:
@@ -324,6 +390,12 @@ def check_used(options: BuildOptions, formats: Collection[str]) -> None:
         UsageError: none of them uses it.
     """
     found, given = sorted({form.removesuffix("-stream") for form in formats}), _given(options)
+    others = sorted(set(found) - _FORMATS_OF_CHAT)
+    if options.chat is not None and others:
+        raise UsageError(
+            f"chat is given, and the sources are {' and '.join(others)}, which hold texts",
+            hint="leave out --chat, or give conversations as JSON lines, parquet or Arrow",
+        )
     for name, users in FORMATS_OF_OPTION.items() if options.reads == TOKENS else ():
         if name in given and not set(users).intersection(found):
             raise UsageError(
@@ -403,6 +475,7 @@ _CHANGED = {
     "recipes": "the corpora were made in another way",
     "drop_ids": "--drop-ids lists other documents",
     "loss_spans": "only one has loss spans, or weights of them: 'tokshard copy' joins corpora with and without",
+    "template": "the chat template has changed",
 }
 """Settings whose values would say nothing to a reader."""
 

@@ -6,6 +6,7 @@ versions is refused, on any machine.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -17,10 +18,11 @@ import msgspec
 from tokshard.errors import BuildError, ConfigurationChangedError
 from tokshard.format import names
 from tokshard.format.loss import has_spans, has_weights
-from tokshard.format.manifest import BuildConfig, TokenizerInfo
+from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
 from tokshard.format.schema import ShardFacts, token_dtype
 from tokshard.interop.tokens.batches import TokenSpec
 from tokshard.pipeline.options import SKIP, BuildOptions, asked_for, change_text
+from tokshard.pipeline.sources.chats import TemplateSource
 from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, InputTable, read_once_name, saved_inputs
 from tokshard.pipeline.sources.records import RecordSpec, parse_columns
 from tokshard.pipeline.workspace.places import INPUTS, REQUEST, Output, Workspace
@@ -52,6 +54,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         previous: ``manifest_sha256`` of the generation before, for each corpus.
         corpora: location and newest generation of each corpus that is copied.
         is_array: the build was begun by a job of an array.
+        chat: the template that renders conversations; None where texts are read.
     """
 
     options: BuildOptions
@@ -70,6 +73,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     previous: list[str] = []
     corpora: list[tuple[str, int]] = []
     is_array: bool = False
+    chat: TemplateSource | None = None
 
 
 class Build(Request, frozen=True, kw_only=True, dict=True):
@@ -113,11 +117,12 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
             has_weights=has_weights(self.columns),
         )
         return RecordSpec(
-            text_field=config.text_field,
+            text_field="" if config.chat is not None else config.text_field,
             columns=parse_columns(self.options.id_field, self.options.keep_field),
             max_document_bytes=config.max_document_bytes,
             text_unit=config.text_unit,
             tokens=tokens if config.reads == TOKENS else None,
+            is_chat=config.chat is not None,
         )
 
     @property
@@ -138,15 +143,23 @@ def placed(request: Request, workspace: Workspace) -> Build:
     return Build(workspace=workspace, **{name: getattr(request, name) for name in Request.__struct_fields__})
 
 
-def versions_here(reads: str) -> dict[str, str]:
-    """The packages of this process on which the bytes of a corpus depend, with their versions."""
+def versions_here(reads: str, *more: str) -> dict[str, str]:
+    """The packages of this process on which the bytes of a corpus depend, with their versions.
+
+    Args:
+        more: others, which may be missing.
+    """
     packages = (*_SAME_BYTES, "tokenizers") if reads == TEXT else _SAME_BYTES
-    return {"tokshard": __version__} | {package: importlib.metadata.version(package) for package in packages}
+    found = {"tokshard": __version__} | {package: importlib.metadata.version(package) for package in packages}
+    for package in more:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def other_versions(request: Request) -> list[str]:
     """The packages of which this process has another version than the one that began the build, each as a clause."""
-    here = versions_here(request.config.reads)
+    here = versions_here(request.config.reads, *(request.versions.keys() & {"jinja2"}))
     return [
         f"{package} was {version} when the build began, and is {here.get(package)} here"
         for package, version in request.versions.items()
@@ -262,7 +275,9 @@ def differences(before: Request, now: Request) -> Iterator[str]:
 def settings_of(config: BuildConfig, tokenizer: TokenizerInfo) -> dict[str, Any]:
     """All settings on which the documents of a corpus depend, and how they are laid out."""
     found = msgspec.structs.asdict(config)
-    copied = found.pop("copied")
+    copied, chat = found.pop("copied"), config.chat
+    found.pop("chat")
+    found |= {name: getattr(chat, name, None) for name in ChatConfig.__struct_fields__}
     found |= {name: getattr(tokenizer, name) for name in ("sha256", "eos", "bos", "special_ids")}
     return found | (msgspec.structs.asdict(copied) if copied is not None else {})
 

@@ -11,9 +11,11 @@ import msgspec
 from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.enclosing import check_outside_corpora
+from tokshard.format.loss import LOSS, LOSS_COLUMNS
 from tokshard.pipeline.append import next_generation
 from tokshard.pipeline.copies import copied_request
-from tokshard.pipeline.encode.tokenizer_file import read_tokenizer
+from tokshard.pipeline.encode.chat.texts import checked_chat, read_template
+from tokshard.pipeline.encode.tokenizer_file import read_tokenizer, with_parsed
 from tokshard.pipeline.options import (
     DEFAULT_SHARD_TOKENS,
     SKIP,
@@ -79,12 +81,31 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
     _check_inputs(options.out, target, found.inputs)
     _check_read_once(options, found.inputs.read_once)
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
-    of_loss, loss_notes = loss_columns(found.inputs, options.loss_field) if options.reads == TOKENS else ({}, [])
+    template, chat, info, notes = None, None, read.info, list(read.notes)
+    of_loss = dict[str, str]()
+    if options.reads == TOKENS:
+        of_loss, more = loss_columns(found.inputs, options.loss_field)
+        notes += more
+    if options.chat is not None:
+        template = read_template(options.chat, read, name=options.tokenizer, date=options.chat_date)
+        chat, info, more = checked_chat(
+            read, template, loss=options.loss, wanted_end=options.document_end, overlong=options.overlong
+        )
+        of_loss = {LOSS: LOSS_COLUMNS[LOSS]}
+        notes += more
+    special_tokens = options.special_tokens
+    if special_tokens is not None:
+        info, special_tokens = with_parsed(info, special_tokens)
     check_field_name(options.text_field)
     try:
         columns = parse_columns(options.id_field, options.keep_field)
     except ValueError as error:
         raise UsageError(str(error), hint="give --keep-field FIELD or --keep-field FIELD:TYPE") from error
+    if clash := sorted(of_loss.keys() & columns.keys()):
+        raise UsageError(
+            f"a kept field cannot be called {clash[0]!r} here: the loss spans of the corpus are in that column",
+            hint="rename the field in the sources, or leave it out of --keep-field",
+        )
     given, total_bytes = options.task_bytes, found.inputs.num_bytes
     task_bytes = default_task_bytes(total_bytes) if given is None else round_task_bytes(given)
     labels = zip(sources, found.arguments, strict=True)
@@ -105,15 +126,18 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
             },
             shard_tokens=options.shard_tokens or DEFAULT_SHARD_TOKENS,
             task_bytes=task_bytes,
+            chat=chat,
+            special_tokens=special_tokens,
         ),
         columns=of_loss | {name: kind for name, (_, kind) in columns.items()},
-        tokenizer=read.info,
+        tokenizer=info,
         normalizer=read.normalizer,
         inputs=found.inputs,
         arguments=list(found.arguments),
         ignored=dict(found.ignored),
-        notes=(*found.notes, *read.notes, *loss_notes),
-        versions=versions_here(options.reads),
+        notes=(*found.notes, *notes),
+        versions=versions_here(options.reads, *(["jinja2"] if chat is not None else [])),
+        chat=template,
     )
     return request, read.content
 

@@ -1,4 +1,4 @@
-"""The checkpoints that runs of the trainer leave on disk: each is complete, or is not there.
+"""The checkpoints of the trainer on disk: each is complete or absent.
 
     OUT/checkpoints/step-00000100/     files of tensors, state.json, COMPLETE
 
@@ -75,7 +75,7 @@ def require(path: str, names: Collection[str], files: Collection[str]) -> None:
     """Refuse a checkpoint whose COMPLETE does not list all of `names`.
 
     Raises:
-        TrainerError: it lists `files` alone.
+        TrainerError: it lists only `files`.
     """
     if missing := set(names) - set(files):
         raise damage(path, f"{COMPLETE} does not list {min(missing)!r}")
@@ -109,7 +109,7 @@ def state_of(path: str) -> State:
 
 
 def damage(path: str, what: str) -> TrainerError:
-    """The error of a checkpoint that is not as it was saved."""
+    """The error for a checkpoint that has changed since it was saved."""
     return TrainerError(
         f"{path} is damaged or not a complete checkpoint: {what}",
         hint="restore it from a copy, or rename it to continue from the checkpoint before it, or to start a new run",
@@ -142,7 +142,7 @@ def checkpoints_by_step(directory: str) -> dict[int, str]:
 
 
 def remove_unfinished(directory: str) -> None:
-    """Remove what a killed job left of saves and deletions."""
+    """Remove unfinished saves and deletions of a killed job."""
     for path in _entries(directory, _PARTIAL):
         _remove(path)
 
@@ -151,7 +151,7 @@ def delete_old(directory: str, keep: int) -> Iterator[str]:
     """Delete all but the newest `keep` complete checkpoints; 0 keeps all. Damaged ones are neither counted nor deleted.
 
     Yields:
-        What could not be deleted, and why. The run continues.
+        Checkpoints that could not be deleted, and why. The run continues.
     """
     complete = list(checkpoints_by_step(directory).values()) if keep else []
     for path in complete[:-keep]:
@@ -174,14 +174,14 @@ def begin(partial: str) -> None:
 
 
 def commit(partial: str, state: State, files: Mapping[str, File], *, needed: Collection[str]) -> str:
-    """Make files that are on disk, and `state`, a checkpoint that is visible at once. Returns its path.
+    """Turn files on disk and `state` into a checkpoint, which appears at once. Returns its path.
 
     Args:
-        files: by name, as `synced` gave them to whoever wrote them.
+        files: by name, as `synced` returned them to their writers.
         needed: names that must be among them.
 
     Raises:
-        TrainerError: a file is not here as it was written.
+        TrainerError: a file differs from what was written.
         OSError: the disk is full, or the checkpoint exists.
     """
     for name in sorted({*needed, *files}):

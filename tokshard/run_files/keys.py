@@ -78,7 +78,7 @@ def _first_line(kind: type) -> str:
 
 
 def _meanings(kind: type) -> dict[str, str]:
-    """What the docstrings of a dataclass and of its bases say of each key; python -OO has none."""
+    """The meaning of each key from the docstrings of a dataclass and its bases; python -OO has none."""
     found = {item.name: "" for item in dataclasses.fields(kind)}
     for base in reversed(kind.__mro__[:-1]):
         found |= dict(_arguments(inspect.cleandoc(base.__doc__ or "")))

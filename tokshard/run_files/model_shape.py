@@ -1,4 +1,4 @@
-"""The sizes of the trainer's models: presets, what a recipe changes of them, and what a step of such a model costs."""
+"""The sizes of the trainer's models: presets, changes by a recipe, and the cost of a step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from msgspec import Meta
 from tokshard.errors import UsageError
 
 Positive = Annotated[int, Meta(ge=1)]
+Real = Annotated[float, Meta(gt=0, le=1e38)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The sizes of a model."""
+    """The sizes of a model, and how it differs from the first Llama; `Model` says what each means."""
 
     dim: int
     num_layers: int
@@ -24,12 +25,30 @@ class Shape:
     num_kv_heads: int
     hidden_dim: int
     vocab_size: int
+    head_dim: int | None = None
+    norm_eps: float = 1e-5
+    qk_norm: bool = False
+    tied_embeddings: bool = False
     rope_theta: float = 10_000.0
+    rope_factor: float = 1.0
+    rope_low_freq_factor: float = 1.0
+    rope_high_freq_factor: float = 4.0
+    rope_original_length: int = 8_192
+
+    @property
+    def head_size(self) -> int:
+        """Width of a head."""
+        return self.head_dim or self.dim // self.num_heads
+
+    @property
+    def query_dim(self) -> int:
+        """Width of the queries of all heads."""
+        return self.head_size * self.num_heads
 
     @property
     def kv_dim(self) -> int:
         """Width of the keys, and of the values, of all heads."""
-        return self.dim // self.num_heads * self.num_kv_heads
+        return self.head_size * self.num_kv_heads
 
 
 _of_llama_3 = partial(Shape, num_kv_heads=8, vocab_size=128_256, rope_theta=500_000.0)
@@ -60,7 +79,15 @@ class Model:
         num_heads: heads of attention.
         num_kv_heads: heads of keys and values, a divisor of `num_heads`.
         hidden_dim: width of the feed-forward layers.
+        head_dim: width of a head; default: dim / num_heads.
+        norm_eps: added to the mean square in norms; default: 1e-5.
+        qk_norm: norms of each head's query and key, as in Qwen3; default: none.
+        tied_embeddings: the head is the embedding; default: it has weights of its own.
         rope_theta: base of the rotary embedding.
+        rope_factor: longer texts as Llama 3.1 reads them: slow rotations are so much slower; default: 1, as they are.
+        rope_low_freq_factor: rotations that do not turn so often in `rope_original_length` are slow; default: 1.
+        rope_high_freq_factor: those that turn more often stay as they are; default: 4.
+        rope_original_length: tokens of a text before rotations were made slower; default: 8,192.
     """
 
     preset: str = "10M"
@@ -70,14 +97,22 @@ class Model:
     num_heads: Positive | None = None
     num_kv_heads: Positive | None = None
     hidden_dim: Positive | None = None
-    rope_theta: Annotated[float, Meta(gt=0, le=1e38)] | None = None
+    head_dim: Positive | None = None
+    norm_eps: Real | None = None
+    qk_norm: bool | None = None
+    tied_embeddings: bool | None = None
+    rope_theta: Real | None = None
+    rope_factor: Annotated[float, Meta(ge=1, le=1e38)] | None = None
+    rope_low_freq_factor: Real | None = None
+    rope_high_freq_factor: Real | None = None
+    rope_original_length: Positive | None = None
 
 
 def model_shape(settings: Model, needed: int) -> Shape:
     """A preset with the changes of the recipe.
 
-    Unless it says otherwise, the vocabulary is that of the corpora, rounded up to a multiple of 128: matrix products of
-    other sizes are slow. The ids beyond never occur.
+    By default the vocabulary has the size of the corpora's, rounded up to a multiple of 128, because matrix products of
+    other sizes are slow. The additional ids never occur.
 
     Args:
         needed: ids that the corpora may hold.
@@ -94,10 +129,18 @@ def model_shape(settings: Model, needed: int) -> Shape:
         raise UsageError(
             f"model.vocab_size is {shape.vocab_size}, the corpora have {needed} ids", hint="leave it out, or raise it"
         )
-    if shape.dim % (2 * shape.num_heads) or shape.num_heads % shape.num_kv_heads:
+    is_whole = shape.head_dim is not None or shape.dim % shape.num_heads == 0
+    if not is_whole or shape.head_size % 2 or shape.num_heads % shape.num_kv_heads:
         raise UsageError(
             f"{shape.dim} wide, {shape.num_heads} heads, {shape.num_kv_heads} KV heads do not divide",
-            hint="model.dim is an even multiple of num_heads, num_heads a multiple of num_kv_heads",
+            hint="model.dim is an even multiple of num_heads, or model.head_dim an even number; "
+            "num_heads a multiple of num_kv_heads",
+        )
+    if shape.rope_low_freq_factor >= shape.rope_high_freq_factor:
+        raise UsageError(
+            f"model.rope_low_freq_factor is {shape.rope_low_freq_factor}, rope_high_freq_factor "
+            f"{shape.rope_high_freq_factor}",
+            hint="give the low factor the smaller number, such as 1 and 4",
         )
     return shape
 
@@ -109,11 +152,11 @@ def training_flops(shape: Shape, tokens: float, pairs: float) -> float:
         pairs: of a token and one that it attends to. In a piece of n tokens there are n (n + 1) / 2; the figure that
             is usually given counts full rows without the causal mask, which makes it tokens x seq_len.
     """
-    per_layer = 2 * shape.dim * (shape.dim + shape.kv_dim) + 3 * shape.dim * shape.hidden_dim
+    per_layer = 2 * shape.dim * (shape.query_dim + shape.kv_dim) + 3 * shape.dim * shape.hidden_dim
     weights = shape.num_layers * per_layer + shape.vocab_size * shape.dim
-    return 6.0 * weights * tokens + 12.0 * shape.num_layers * shape.dim * pairs
+    return 6.0 * weights * tokens + 12.0 * shape.num_layers * shape.query_dim * pairs
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """What a GPU can do at most; None if it is not known."""
+    """The peak of a GPU; None if it is not known."""
     return next((float(peak) for part, peak in PEAK_TFLOPS.items() if part in device_name), None)

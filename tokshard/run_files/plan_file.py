@@ -16,6 +16,7 @@ from tokshard.numbers import read_bytes, read_count, read_length
 from tokshard.run_files.checkpoint_directory import is_checkpoint, state_of
 from tokshard.run_files.strict_toml import change_paths, convert, example_of, key, path_beside, read_toml
 from tokshard.runtime.bytes.cache import CACHE_BYTES, MEMORY_BYTES, Cache
+from tokshard.runtime.order.windows import Pack
 from tokshard.store import is_uri
 
 _HINT = "the keys are the arguments of StreamPlan, and global_batch_size, uneven, mask and mask_ids of its loader"
@@ -38,11 +39,14 @@ class Mix:
         seed: for shuffling.
         epochs: passes over the one corpus of a finite plan; 0: endless.
         generations: name to the generation, from 0, up to which a corpus that grew is read; default: the newest.
-        block_tokens: consecutive tokens that are shuffled as one; default: 16 samples, at least 65,536 tokens.
+        block_tokens: consecutive tokens that are shuffled as one; default: 16 samples, at least 65,536 tokens; with a
+            corpus that is packed whole, a multiple of 128 samples.
         window_blocks: blocks whose documents are shuffled together; default: about 64M tokens, at least 64 blocks.
         num_streams: plans side by side, each over its own blocks of large corpora, so that many nodes read a bucket
             only once together; `tokshard plan --nodes` recommends a number.
         take: the part of each corpus that is read, one number or name to number; default: all.
+        pack: how rows of each corpus are filled, `cut` or `whole`, one word or name to word; whole rows cut no
+            document that fits into one. Default: whole for corpora with loss spans.
         max_epochs: how often a corpus may be read, one number or name to number; default: any number of times.
         on_max_epochs: the pass ends before the first sample that would read more, or a warning says so.
         start_epoch: name to the epoch that counts as the first, for corpora that were read before.
@@ -70,6 +74,7 @@ class Mix:
     window_blocks: int | None = field(default=None, metadata=key("window_blocks = 1024", read=read_length))
     num_streams: int = field(default=1, metadata=key("num_streams = 64"))
     take: float | dict[str, float] | None = field(default=None, metadata=key("take = { code = 0.1 }"))
+    pack: Pack | dict[str, Pack] | None = field(default=None, metadata=key('pack = { chat = "whole" }'))
     max_epochs: float | dict[str, float] | None = field(default=None, metadata=key("max_epochs = { code = 4 }"))
     on_max_epochs: Literal["stop", "warn"] = field(default="stop", metadata=key('on_max_epochs = "warn"'))
     start_epoch: dict[str, int] = field(default_factory=dict, metadata=key("start_epoch = { code = 1 }"))
@@ -137,7 +142,7 @@ def load_mix(
 
     Args:
         location: a file, a checkpoint directory or a corpus directory.
-        options: name to value; None leaves what the file says.
+        options: name to value; None keeps the value of the file.
         defaults: name to value, for keys that neither has.
 
     Raises:

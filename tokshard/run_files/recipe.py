@@ -254,7 +254,7 @@ def check_ranks(settings: Config, num_ranks: int) -> None:
 
 
 def check_start(settings: Checkpoint, saved: Mapping[str, Any], path: str) -> None:
-    """Refuse to continue a run where the recipe names a start that this run did not have.
+    """Refuse to continue a run if the recipe names another start than the run had.
 
     Args:
         saved: the recipe in its latest checkpoint.
@@ -291,7 +291,7 @@ def _apply(fields: dict[str, Any], override: str) -> None:
 
 
 def _faults(config: Config) -> Iterator[tuple[str, str]]:
-    """What the types of this module do not express: problems with their hints."""
+    """Problems that the types of this module do not express, with hints."""
     train, checkpoint, optimizer, ramp = config.train, config.checkpoint, config.optimizer, config.data.batch_ramp
     if is_uri(train.out):
         hint = "give one on a file system that all ranks share, and copy checkpoints to a bucket from there"
@@ -311,6 +311,7 @@ def _faults(config: Config) -> Iterator[tuple[str, str]]:
     # the matrix products of blocks have sizes that GPUs can compute in float8, with any number of rows
     shape = model_shape(config.model, 1)
     sizes = {"data.seq_len": config.data.seq_len, "model.dim": shape.dim, "model.hidden_dim": shape.hidden_dim}
-    for name, size in (sizes | {"model.dim / num_heads * num_kv_heads": shape.kv_dim}).items():
+    sizes |= {"model.head_dim * num_heads": shape.query_dim, "model.head_dim * num_kv_heads": shape.kv_dim}
+    for name, size in sizes.items():
         if size % 16 and config.compute.float8 != "off":
             yield f"{name} is {size}, float8 needs a multiple of 16", "change it, or leave compute.float8 out"

@@ -22,7 +22,7 @@ class SavedState:
     """The position of a job in its plan.
 
     Args:
-        cursor: the line of JSON that `StreamingLoader.state_dict` gives.
+        cursor: the line of JSON in `StreamingLoader.state_dict`.
         step: optimizer steps done; None if the checkpoint does not say.
     """
 
@@ -31,10 +31,10 @@ class SavedState:
 
 
 def read_state(path: str) -> SavedState:
-    """The state in a checkpoint: a directory of the trainer, or what torch.distributed.checkpoint or torch.save wrote.
+    """The state in a checkpoint of the trainer, torch.distributed.checkpoint or torch.save.
 
-    Nothing in it is executed, and no tensor is loaded. A text file with ``json.dumps(loader.state_dict())``, or with
-    the cursor alone, is read too. Only what torch has saved needs torch.
+    Nothing in it is executed, and no tensor is loaded. Also reads a text file with ``json.dumps(loader.state_dict())``,
+    or with only the cursor. Only files of torch need torch.
 
     Raises:
         UsageError: the checkpoint lacks a state, or holds several that differ.

@@ -1,4 +1,4 @@
-"""What a job reads and in which order: ORDER.md specifies the order, README.md explains it, plan.py is where to start.
+"""Which samples a job reads, in which order: ORDER.md specifies it, README.md explains it. Start with plan.py.
 
 The public names are imported when they are first used. Only `StreamingLoader` and `StreamDataset` need torch.
 """

@@ -1,7 +1,7 @@
-"""Where a job is in its plan: one integer, and the weights that got it there.
+"""The position of a job in its plan: one integer, and the weights so far.
 
-A cursor is the same on every rank and does not depend on world size, batch size or workers: a checkpoint stores one
-copy, a few hundred bytes, and a job of any size continues from it without replaying anything.
+A cursor is the same on every rank and does not depend on world size, batch size or workers. A checkpoint stores one
+copy, a few hundred bytes. A job of any size continues from it and replays nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from msgspec import Meta, Struct
 
 from tokshard.runtime.order.mixture import Balance, Mixture, Segment
 from tokshard.runtime.order.permutation import ORDER_VERSION
-from tokshard.runtime.order.windows import CorpusOrder, Place, Shape
+from tokshard.runtime.order.windows import CorpusOrder, Pack, Place, Shape
 from tokshard.runtime.rows.masks import Mask
 
 MAX_SAMPLE = 1 << 62
-"""Samples are counted up to here, which leaves room for batches made ahead in 64 bits."""
+"""The largest sample number. It leaves room in 64 bits for batches made ahead."""
 
 Count = Annotated[int, Meta(ge=0, le=MAX_SAMPLE + (MAX_SAMPLE >> 1))]
-"""Samples or an index in a state. A run may have read on from the last sample that can be given."""
+"""Samples or an index in a state. A run may have read past the largest sample number."""
 
 SeqLen = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 
@@ -37,15 +37,15 @@ Position = Annotated[int, Meta(ge=0)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
 
 MAX_SEGMENTS = 16
-"""Only so many past segments are saved, and earlier ones as the balance that they led to: so states stay small."""
+"""Only so many past segments are saved. Earlier ones are saved as their balance, so states stay small."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The weights that a plan sets. A state holds a hash of the changes that are still to come.
+    """The weights that a plan sets. A state holds a hash of the planned changes.
 
     Args:
-        segments: by the sample that they start at, ascending, the first at 0.
+        segments: segments by first sample, ascending; the first starts at 0.
     """
 
     segments: tuple[Segment, ...]
@@ -64,7 +64,7 @@ class Schedule:
 
     @cached_property
     def _fingerprints(self) -> list[str]:
-        """The hash of the segments from each one on; the last one is for no segments."""
+        """The hash of the segments from each one on; the last hash is for no segments."""
         found = [b""]
         for segment in reversed(self.segments):
             content = struct.pack(f"<q{len(segment.weights)}d", segment.start, *segment.weights)
@@ -75,23 +75,25 @@ class Schedule:
         return bisect_right(self.segments, sample, key=lambda segment: segment.start)
 
 
-class CorpusIdentity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What must be equal for a corpus of a plan to read the same samples.
+class CorpusIdentity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The settings of a corpus in a plan that determine its samples.
 
     Args:
-        fingerprint: of its content.
-        start_epoch: the epoch that counts as its first.
-        take: the part of it that is read.
+        fingerprint: fingerprint of its content.
+        start_epoch: number of its first epoch.
+        take: share of it that is read.
+        pack: how its rows are filled.
     """
 
     fingerprint: Sha256
     start_epoch: Count
     take: float
+    pack: Pack = "cut"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanIdentity:
-    """What must be equal for a cursor to mean the same samples. Neither names, paths nor weights are in it.
+    """The settings that determine the samples at a cursor. It has no names, paths or weights.
 
     Args:
         fields: order_version, seed, seq_len, block_tokens, window_blocks and num_streams.
@@ -107,6 +109,7 @@ class PlanIdentity:
         content = struct.pack(f"<{len(self.fields)}Q", *self.fields.values())
         for corpus in self.corpora:
             content += struct.pack("<32sQd", bytes.fromhex(corpus.fingerprint), corpus.start_epoch, corpus.take)
+            content += b"whole" if corpus.pack == "whole" else b""
         return hashlib.sha256(b"tokshard plan 1\n" + content).hexdigest()
 
 
@@ -121,17 +124,17 @@ def identity_of(shape: Shape, seed: int, num_streams: int, corpora: Sequence[Cor
         "num_streams": num_streams,
     }
     identities = (
-        CorpusIdentity(fingerprint=one.source.fingerprint, start_epoch=one.start_epoch, take=one.take)
+        CorpusIdentity(fingerprint=one.source.fingerprint, start_epoch=one.start_epoch, take=one.take, pack=one.pack)
         for one in corpora
     )
     return PlanIdentity(fields=fields, corpora=tuple(identities))
 
 
 class CorpusLength(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The length of a corpus's samples, and where it went on with it: STATE.md, section 5.
+    """The length of a corpus's samples, and the place where it continued: STATE.md, section 5.
 
     Args:
-        bases: samples that each stream was given before.
+        bases: samples that each stream had before.
         origins: the position at which the slices of each part begin.
         left_out: tokens that changes of the length left out.
     """
@@ -143,7 +146,7 @@ class CorpusLength(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def place(self) -> Place:
-        """The same for an order."""
+        """The same as a `Place` for an order."""
         dtype = np.int64 if max(self.origins) < MAX_SAMPLE else object
         return Place(np.array(self.bases, np.int64), np.array(self.origins, dtype))
 
@@ -153,7 +156,7 @@ class Length(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Args:
         sample: the first one.
-        bases: for each stream, the samples that it was given of each corpus before.
+        bases: for each stream, the samples of each corpus that it had before.
         origins: for each corpus, the position at which the slices of each part begin.
         left_out: tokens of each corpus that changes of the length left out.
     """
@@ -181,7 +184,7 @@ class Length(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
     def of_corpus(self, number: int) -> CorpusLength | None:
-        """That of a corpus; None: it begins at its start."""
+        """The length of a corpus; None: it begins at its start."""
         if not self.origins:
             return None
         return CorpusLength(
@@ -196,11 +199,11 @@ class CorpusChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A corpus that was added to a run or removed from it.
 
     Args:
-        sample: the first one that is read with or without it.
-        name: in the plan.
-        identity: which corpus it is.
-        counts: samples of it that each stream had read before.
-        length: of one that was removed after the length of samples had changed.
+        sample: the first sample that is read with or without it.
+        name: name in the plan.
+        identity: identity of the corpus.
+        counts: samples of it that each stream read before.
+        length: length of samples, if it was removed after that had changed.
     """
 
     sample: Count
@@ -216,13 +219,13 @@ class Cursor:
     """A position in a plan.
 
     Args:
-        sample: global samples that the training loop received or skipped: the next one to read.
-        segments: weights by the sample they start at, ascending.
-        balance: at the first segment's start; None: that is the start of the run.
-        skipped: ranges of samples that were left out, ascending.
-        changes: corpora that were added to the run and removed from it.
+        sample: the next global sample: the number of samples that the training loop received or skipped.
+        segments: weights by first sample, ascending.
+        balance: balance at the first segment's start; None: the run starts there.
+        skipped: ranges of skipped samples, ascending.
+        changes: corpora that were added to the run or removed from it.
         masks: documents that were taken out of the loss, by file.
-        lengths: of samples, by the sample that each starts at, the first at 0; empty: that of the plan.
+        lengths: lengths of samples by first sample, the first at 0; empty: the length of the plan.
     """
 
     sample: int
@@ -238,14 +241,14 @@ class Cursor:
         return replace(self, sample=self.sample + num_samples)
 
     def skipping(self, num_samples: int) -> Cursor:
-        """The cursor after so many samples are left out, on record."""
+        """The cursor after so many samples are skipped, on record."""
         start, stop = self.sample, self.sample + num_samples
         if self.skipped and self.skipped[-1][1] == start:
             return replace(self, sample=stop, skipped=(*self.skipped[:-1], (self.skipped[-1][0], stop)))
         return replace(self, sample=stop, skipped=(*self.skipped, (start, stop)))
 
     def restarted(self, start: Cursor) -> Cursor:
-        """The start of another pass, in which everything that was masked is so from the first sample on."""
+        """The start of another pass. All masks count from its first sample on."""
         return replace(start, masks=tuple(mask.from_start() for mask in self.masks))
 
     def weighted(self, weights: tuple[float, ...]) -> Cursor:
@@ -254,7 +257,7 @@ class Cursor:
         return replace(self, segments=(*past, Segment(start=self.sample, weights=weights)))
 
     def rescheduled(self, schedule: Schedule) -> Cursor:
-        """The cursor with a plan's weights from the next sample on: those in force there, and its later changes."""
+        """The cursor with a plan's weights from the next sample on: the weights in force there, and later changes."""
         now = self.weighted(schedule.at(self.sample).weights)
         return replace(now, segments=(*now.segments, *schedule.after(self.sample)))
 
@@ -263,7 +266,7 @@ class Cursor:
         return Mixture(seed=seed, num_streams=num_streams, segments=self.segments, balance=self.balance)
 
     def compacted(self, mixture: Mixture) -> Cursor:
-        """The same future with a short past: of many started segments, all but the last become a balance."""
+        """The same future with a shorter past: all started segments but the last become a balance."""
         num_past = self.num_started
         if num_past <= MAX_SEGMENTS:
             return self

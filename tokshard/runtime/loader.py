@@ -1,4 +1,4 @@
-"""The rows of a plan as batches of numpy arrays, and what all loaders have in common."""
+"""The rows of a plan as batches of numpy arrays, and the common base of all loaders."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ NumpyBatch = dict[str, NDArray[Any]]
 Batch = TypeVar("Batch")
 
 Steps = Callable[[StreamPlan, RankRows, Cursor, int | None], Iterator[NarrowBatch]]
-"""Makes the rows of every step; arguments as of `narrow_batches`."""
+"""Makes the rows of every step; arguments as for `narrow_batches`."""
 
 HELD_BATCHES = 4
 """Batches that a loop is expected to hold at a time. Holding more costs new memory for each."""
 
 _MAX_AHEAD = 1 << 16
 _LAUNCHERS = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-"""Environment variables in which torchrun, srun and mpirun give the number of processes."""
+"""Environment variables with the number of processes, from torchrun, srun and mpirun."""
 
 
 class Walk:
-    """Where a loop is in a plan, and where its pass ends.
+    """The position of a loop in a plan, and the end of its pass.
 
     Args:
         plan: what is read.
@@ -63,12 +63,12 @@ class Walk:
         self.move(plan.cursor())
 
     def move(self, cursor: Cursor) -> None:
-        """Go on from a cursor."""
+        """Continue from a cursor."""
         self.cursor, self.stop = cursor, stop_of(self._plan, cursor)
         self._used_up = used_up(self._plan, cursor) if self._plan.on_max_epochs == "warn" else []
 
     def jump(self, cursor: Cursor) -> None:
-        """Go on from the cursor of a state, or after a skip: a pass that is over there stays so for one loop."""
+        """Continue from the cursor of a state, or after a skip. If the pass ends there, the next loop is empty."""
         self.move(cursor)
         self._was_moved = True
 
@@ -92,27 +92,27 @@ class Walk:
         return self.stop.has_step(self.cursor.sample)
 
     def advance(self) -> None:
-        """Go past a step that the loop receives, and warn of corpora that it uses up."""
+        """Advance by a step that the loop receives, and warn of corpora that it uses up."""
         start, end = self.cursor.sample, self.stop.end_of_step(self.cursor.sample, self._size)
         warn_of_use(self._used_up, start, end, self._warned)
         self.cursor, self._was_moved = self.cursor.advanced(end - start), False
 
     def end(self) -> None:
-        """End a loop that came to the end of the pass."""
+        """End a loop that reached the end of the pass."""
         self._was_moved = False
         if self.stop.corpus is not None:
             warn_of_stop(self.stop, self.cursor.sample)
 
 
 class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
-    """Batches of a plan, from a cursor on: what `NumpyLoader` and `StreamingLoader` have in common.
+    """Batches of a plan, from a cursor on: the base of `NumpyLoader` and `StreamingLoader`.
 
-    A thread makes batches ahead, from the first one that is asked for. Another cursor closes it and begins another.
+    A thread makes batches ahead, starting with the first request. A new cursor closes it and starts another thread.
 
     Args:
         plan: what to read.
-        ranks: which rows of a step.
-        finish: turns rows into a batch, in memory of the recycler; called in the thread.
+        ranks: the rows of a step that it reads.
+        finish: turns rows into a batch, in memory from the recycler; called in the thread.
         prefetch_factor, timeout_seconds: as for `StreamingLoader`.
         steps: makes the rows; default: `narrow_batches`.
     """
@@ -212,17 +212,17 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         """Continue where a state was taken.
 
         Args:
-            weights: ``"cursor"``: the weights that were in force stay so, and the planned changes still to come must be
-                those of this plan; ``"plan"``: the weights of this plan are in force from here on.
-            corpora: ``"same"``: other corpora than before are refused; ``"plan"``: read those of this plan, with its
-                weights. A corpus of both plans continues where it was; what was added and removed is kept in the
-                state. If the corpora are the same, this does what ``"same"`` does.
-            seq_len: ``"same"``: a plan with another `seq_len` than before is refused; ``"plan"``: samples have that of
-                this plan from here on. Each corpus goes on at its first window of which nothing was read, so nothing is
-                read twice; what that leaves out is in `stats`, and comes again in the next epoch.
+            weights: ``"cursor"``: the weights of the state stay in force, and its planned changes must equal the
+                plan's; ``"plan"``: the weights of this plan are in force from here on.
+            corpora: ``"same"``: other corpora than before are refused; ``"plan"``: read the corpora of this plan, with
+                its weights. A corpus of both plans continues where it was; the state records added and removed corpora.
+                If the corpora are the same, this equals ``"same"``.
+            seq_len: ``"same"``: a plan with another `seq_len` than before is refused; ``"plan"``: samples have the
+                plan's `seq_len` from here on. Each corpus continues at its first unread window, so nothing is read
+                twice; `stats` counts the tokens left out, and the next epoch reads them.
 
         Raises:
-            PlanMismatchError: the state is of another plan, or not of a tokshard loader.
+            PlanMismatchError: the state belongs to another plan, or not to a tokshard loader.
         """
         cursor = load_state(self.plan, state, weights=weights, corpora=corpora, seq_len=seq_len)
         with self._exclusive():
@@ -230,7 +230,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             self._discard()
 
     def set_weights(self, weights: Weights) -> None:
-        """Read with other weights from the next batch on. The plan does not change; earlier shares are not made up for.
+        """Read with other weights from the next batch on. The plan does not change; earlier shares are not compensated.
 
         Raises:
             PlanError: the weights do not fit the plan.
@@ -242,10 +242,10 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             self._discard()
 
     def skip(self, num_samples: int) -> None:
-        """Leave out the next samples, on record in the state; a multiple of the batch keeps steps aligned.
+        """Skip the next samples, on record in the state. A multiple of the batch keeps steps aligned.
 
         Raises:
-            PlanError: it is not an integer, or negative, or leads beyond sample 2**62.
+            PlanError: the number is not an integer, or is negative, or leads beyond sample 2**62.
         """
         num_samples = integer("num_samples", num_samples, least=0)
         with self._exclusive():
@@ -264,40 +264,41 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         *,
         ids_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Take documents out of the loss from the next batch on, on record in the state. Every rank has to call it.
+        """Take documents out of the loss from the next batch on, on record in the state. Every rank must call it.
 
-        All labels of their tokens are -100; order, positions and all other labels stay. It cannot be undone, and the
-        same documents once more change nothing, so that a program may mask whenever it starts. Costs
-        a look at the bounds of each document: a request where a corpus is read by range.
+        All labels of their tokens become -100; order, positions and all other labels stay. It cannot be undone. Masking
+        the same documents again changes nothing, so a program may mask at every start. It reads the bounds of each
+        document, which costs a request if the corpus is read by range.
 
         Args:
             corpus: its name in the plan. Other corpora of the plan with the same content are masked, too.
-            file: has their numbers in the corpus, one in each line, or as a .npy file of integers. The state keeps its
-                path, and length and hash of what counted: every resume has to find that there. Lines may be appended,
-                which count from the next call on.
-            ids_file: in its place, a list of ids, as `tokshard copy --drop-ids` takes it. The first call finds their
-                numbers, which costs 4 us for each document of the corpus, and writes them beside the list, as the file
-                that the state keeps; later calls find it. A warning counts rows that name no document. A list that
-                changed is another list.
+            file: their numbers in the corpus, one in each line, or a .npy file of integers. The state keeps its path,
+                and length and hash of the part that counts: every resume must find that part there. Lines may be
+                appended; they count from the next call on.
+            ids_file: a list of ids instead, as `tokshard copy --drop-ids` takes it. The first call finds their numbers,
+                which costs 4 us for each document of the corpus, and writes them beside the list, into the file that
+                the state keeps. Later calls find that file. A warning counts rows that name no document. A changed list
+                is another list.
 
         Raises:
-            PlanError: the corpus or a document does not exist, the documents cannot be read, the file has changed other
-                than by lines that were appended, or nothing can be written beside `ids_file`.
+            PlanError: the corpus or a document does not exist, the documents cannot be read, the file has other changes
+                than appended lines, or the directory of `ids_file` is not writable.
         """
         with self._exclusive():
             self._walk.move(self.plan.masking(self.cursor, corpus, file, ids_file=ids_file))
             self._discard()
 
     def stats(self) -> dict[str, Any]:
-        """Figures of the loader since it was made, and of its position.
+        """Statistics of the loader since it was made, and of its position.
 
         Returns:
-            batches and wait_seconds since it was made; queue, the number of batches that are ready; bytes_read, of the
-            token ids that these batches copied in their stored width, labels that are no inputs too, padding not;
-            samples of the plan so far and skipped_samples among them; per corpus samples, tokens, left_out (tokens that
-            changes of `seq_len` left out) and epoch (both over the tokens in the corpus), skipped ones included.
-            fetched: what this process, without workers, read of corpora that are not mapped, as `ReadCounts` has it.
-            masked_documents of the plan's corpora, and masked_tokens among the inputs of the batches since it was made.
+            batches and wait_seconds since it was made; queue, the number of batches that are ready; bytes_read, the
+            bytes of token ids that these batches copied, in their stored width, with labels that are no inputs and
+            without padding; samples of the plan so far and skipped_samples among them; per corpus samples, tokens,
+            left_out (tokens that changes of `seq_len` left out) and epoch (both over the tokens of an epoch), all with
+            the padding of rows and with skipped samples. fetched: reads of this process, without workers, from corpora
+            that are not mapped, as in `ReadCounts`. masked_documents in the plan's corpora, and masked_tokens among the
+            inputs of the batches since it was made.
         """
         plan, masked = self.plan, self.plan.masked(self.cursor)
         counts = plan.mixture(self.cursor).counts_before(self.cursor.sample)
@@ -314,7 +315,12 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             "masked_documents": 0 if masked is None else masked.num_documents,
             "masked_tokens": self._num_masked_tokens,
             "corpora": {
-                name: {"samples": count, "tokens": read, "left_out": left, "epoch": (read + left) / corpus.num_tokens}
+                name: {
+                    "samples": count,
+                    "tokens": read,
+                    "left_out": left,
+                    "epoch": (read + left) / corpus.padded_tokens,
+                }
                 for name, count, read, left, corpus in zip(
                     plan.names, counts, tokens, left_out, plan.corpora, strict=True
                 )
@@ -363,10 +369,10 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Refuse two threads at once, and a forked child that would read what its parent reads.
+        """Refuse two threads at once, and a forked child, which would read the same samples as its parent.
 
         Raises:
-            LoaderError: it is either.
+            LoaderError: either is the case.
         """
         if self._prefetch is not None and self._prefetch.pid != os.getpid():
             raise LoaderError(
@@ -389,12 +395,12 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
 class NumpyLoader(BatchLoader[NumpyBatch]):
     """Batches of a plan as numpy arrays, from a cursor on, without torch: for JAX, and for tests.
 
-    Batches, state and arguments are those of `StreamingLoader`, whose docstring lists them. Only the rank has to be
-    given here: dp_rank and dp_world_size are 0 of 1 by default.
+    Batches, state and arguments are the same as for `StreamingLoader`, whose docstring lists them. Only the rank is not
+    detected: dp_rank and dp_world_size are 0 and 1 by default.
 
     Raises:
         PlanError: the ranks do not divide the batch, a number is out of range, or a launcher started several processes
-            and no rank is given: each would read everything.
+            and no rank is given, so each would read everything.
     """
 
     def __init__(
@@ -430,10 +436,10 @@ def rows_of_rank(
     """The rows that a loader of a plan reads.
 
     Args:
-        otherwise: says rank and world size if they are not given.
+        otherwise: returns rank and world size if they are not given.
 
     Raises:
-        PlanError: it is not a plan, only one of rank and world size is given, or the numbers do not fit each other.
+        PlanError: it is not a plan, only one of rank and world size is given, or the numbers do not fit together.
     """
     if not isinstance(plan, StreamPlan):
         raise PlanError(f"the plan is {plan!r:.100}", hint="give StreamPlan(corpora, seq_len=...)")
@@ -474,7 +480,7 @@ def narrow_batches(plan: StreamPlan, ranks: RankRows, cursor: Cursor, end: int |
         end: the sample that ends the pass; None: it is endless.
 
     Raises:
-        CorpusError: a shard is missing or not what its manifest says.
+        CorpusError: a shard is missing, or differs from its manifest.
     """
     cursor = cursor.compacted(plan.mixture(cursor))  # so that no step counts samples from long ago on
     size, rows, sample, steps = ranks.global_batch_size, ranks.rows_per_rank, cursor.sample, 1
@@ -501,7 +507,7 @@ def _batches(
 
 
 def _reading(plan: StreamPlan) -> str:
-    """The shards that were touched last."""
+    """The shards that were read last."""
     names = {source.reading for source in plan.sources} - {None}
     return ", ".join(sorted(map(str, names))) or "no shard yet"
 

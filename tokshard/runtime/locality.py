@@ -1,4 +1,4 @@
-"""How local the shuffle of a plan is: how long a window lasts, and whether what is read at a time fits into memory."""
+"""How local the shuffle of a plan is: how long a window lasts, and whether the current windows fit into memory."""
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ def enough_window_blocks(corpus: CorpusOrder, steps_per_window: float) -> int:
 
 
 def needed_memory(plan: StreamPlan, world_size: int) -> int:
-    """Bytes that a rank keeps in memory of corpora that are not mapped.
+    """Bytes of corpora that a rank keeps in memory because they are not mapped.
 
-    Of each stream that it reads, these are the current window and what is announced ahead.
+    For each stream that it reads, it keeps the current window and the blocks announced ahead.
 
     Args:
         world_size: ranks that read the plan together.
     """
     return sum(
-        corpus.source.kept_bytes(_kept_blocks(corpus, world_size), corpus.shape.block_tokens)
+        corpus.source.kept_bytes(_kept_blocks(corpus, world_size), corpus.block_room)
         for corpus, weight in zip(plan.corpora, _weights(plan, None), strict=True)
         if weight
     )
 
 
 def _kept_blocks(corpus: CorpusOrder, world_size: int) -> int:
-    """Blocks of the current windows of a rank and of those ahead; fewer if the corpus has fewer."""
-    # a rank whose rows are not those of whole streams reads a part of one more
+    """Blocks of a rank's current windows and of the windows ahead; fewer if the corpus has fewer."""
+    # a rank whose rows are not whole streams reads a part of one more stream
     parts = min(corpus.num_parts, -(-corpus.num_parts // world_size) + (corpus.num_parts % world_size > 0))
     blocks = math.ceil((1 + AHEAD) * parts * corpus.shape.window_blocks)
     return min(blocks, -(-corpus.num_tokens // corpus.shape.block_tokens))
 
 
 def warnings_of_windows(plan: StreamPlan, global_batch_size: int, world_size: int) -> list[str]:
-    """What to warn of: default windows that are too short, and windows that are too large for the memory."""
+    """Warnings about default windows that are too short, and windows that are too large for the memory."""
     found = []
     name, steps = min(steps_per_window(plan, global_batch_size).items(), key=lambda item: item[1])
     if plan.has_default_windows and steps < MIN_WINDOW_STEPS:  # else the user chose their size
         found.append(
-            f"a window of corpus {name!r} lasts {steps:.1f} steps: documents meet only those of so few steps; "
+            f"a window of corpus {name!r} lasts {steps:.1f} steps: documents are shuffled only within so few steps; "
             f"window_blocks={enough_window_blocks(plan.corpora[plan.names.index(name)], steps)} makes it "
-            f"{MIN_WINDOW_STEPS}, for 8 bytes per document of a window"
+            f"{MIN_WINDOW_STEPS}, for 9 bytes per document of a window"
         )
     given = sum({id(source.counts): source.memory_bytes for source in plan.sources}.values())
     needed = needed_memory(plan, world_size)
     if needed > given:
         found.append(
-            f"the windows that are read and fetched at a time need {bytes_text(needed)} of memory, and "
+            f"the current windows and the windows fetched ahead need {bytes_text(needed)} of memory, and "
             f"{bytes_text(given)} are allowed: the same blocks are fetched again and again; give "
             f"StreamPlan(..., cache=Cache(memory_bytes={-(-needed >> 28) << 28})), or memory_bytes in the mix"
         )

@@ -1,4 +1,4 @@
-"""The arguments of plans and loaders: their defaults, and what is refused."""
+"""The arguments of plans and loaders: their defaults and checks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 import operator
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from tokshard.errors import PlanError
 from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.cursor import MAX_SAMPLE, Schedule
 from tokshard.runtime.order.mixture import Segment, are_weights
-from tokshard.runtime.order.windows import CorpusOrder, Shape
+from tokshard.runtime.order.windows import BLOCK_SECTIONS, CorpusOrder, Pack, Shape
 from tokshard.runtime.rows.transforms import Transform
 
 MIN_BLOCK_TOKENS = 65_536
@@ -23,14 +23,14 @@ MAX_EPOCHS = (1 << 32) - 1
 MAX_STREAMS = 65_536
 
 _MAX_SIZE = (1 << 32) - 1
-"""Of a sample, a block and a window: positions in a window are 32 bits wide."""
+"""The largest seq_len, block and window: positions in a window are 32 bits wide."""
 
 Weights = Mapping[str, float]
 CorpusLike = str | os.PathLike[str] | TokenSource
 
 
 def integer(name: str, value: Any, *, least: int | None = None, most: int | None = MAX_SAMPLE) -> int:
-    """An argument as a Python integer; numpy's integers are accepted, floats are not, whatever their value.
+    """An argument as a Python integer. numpy integers are accepted, floats never.
 
     Raises:
         PlanError: it is not an integer, or out of range.
@@ -73,7 +73,7 @@ def named_corpora(corpora: CorpusLike | Mapping[str, CorpusLike]) -> dict[str, C
     """The corpora of a plan by their names; a single directory is named after itself.
 
     Raises:
-        PlanError: there are none, or one is neither a path nor a source.
+        PlanError: there are no corpora, or one is neither a path nor a source.
     """
     if isinstance(corpora, Mapping):
         named = dict(corpora)
@@ -98,7 +98,7 @@ def generations_of(corpora: Mapping[str, CorpusLike], generations: Any) -> dict[
     """The generation up to which each corpus is read; None: the newest.
 
     Raises:
-        PlanError: a name is unknown, or of a source that is open; or a value is not a generation.
+        PlanError: a name is unknown or names an open source; or a value is not a generation.
     """
     given = _of_plan("generations", {} if generations is None else generations, corpora, "generations from 0")
     for name in given:
@@ -112,7 +112,7 @@ def generations_of(corpora: Mapping[str, CorpusLike], generations: Any) -> dict[
 
 
 def check_sources(names: Sequence[str], sources: Sequence[TokenSource]) -> None:
-    """Refuse empty corpora, and corpora whose token ids mean different things."""
+    """Refuse empty corpora, and corpora of different tokenizers."""
     for name, source in zip(names, sources, strict=True):
         if source.num_tokens < 1:
             raise PlanError(f"corpus {name!r} holds no tokens", hint="leave it out of the plan")
@@ -130,22 +130,38 @@ def shape_of(
     window_blocks: int | None,
     num_streams: int = 1,
     *,
+    packs: Sequence[Pack] = (),
     allow_small_blocks: bool = False,
 ) -> Shape:
-    """The sizes of a plan, with their defaults."""
+    """The sizes of a plan, with their defaults.
+
+    Args:
+        packs: how the rows of its corpora are filled.
+    """
     seq_len = integer("seq_len", seq_len, least=1, most=_MAX_SIZE)
     if block_tokens is not None:
         block_tokens = integer("block_tokens", block_tokens, least=1, most=_MAX_SIZE)
     if window_blocks is not None:
         window_blocks = integer("window_blocks", window_blocks, least=1, most=_MAX_SIZE)
-    block = block_tokens or max(MIN_BLOCK_TOKENS, 16 * seq_len)
+    default, has_sections = max(MIN_BLOCK_TOKENS, 16 * seq_len), "whole" in packs
+    if has_sections:
+        default = -(-MIN_BLOCK_TOKENS // (BLOCK_SECTIONS * seq_len)) * BLOCK_SECTIONS * seq_len
+    block = block_tokens or default
+    if has_sections and block % (BLOCK_SECTIONS * seq_len):
+        raise PlanError(
+            f"block_tokens is {block}, no multiple of {BLOCK_SECTIONS} samples of {seq_len}, and a corpus has "
+            "pack='whole'",
+            hint=f"give {-(-block // (BLOCK_SECTIONS * seq_len)) * BLOCK_SECTIONS * seq_len}, or {BLOCK_SECTIONS} "
+            "times the longest seq_len that the run will have",
+        )
     if block < 4 * seq_len and not allow_small_blocks:
         raise PlanError(
             f"block_tokens is {block}, less than 4 samples of {seq_len}: long documents would be shuffled badly",
             hint=f"give at least {4 * seq_len}, or allow_small_blocks=True",
         )
     window = window_blocks or default_window_blocks(block, num_streams)
-    if (window + 1) * block >= 1 << 32:
+    room = block + block // BLOCK_SECTIONS * has_sections
+    if (window + 1) * room >= 1 << 32:
         raise PlanError(
             f"a window of {window} blocks of {block} tokens has 2**32 tokens or more",
             hint="give a smaller window_blocks or block_tokens",
@@ -154,12 +170,12 @@ def shape_of(
 
 
 def default_window_blocks(block_tokens: int, num_streams: int) -> int:
-    """Blocks of a window of one stream: all streams together read from as much as a plan with one."""
+    """Blocks in a window of one stream. The windows of all streams together are as large as one of a single stream."""
     return max(MIN_WINDOW_BLOCKS, WINDOW_TOKENS // (block_tokens * num_streams))
 
 
 def epochs_of(epochs: int | None, num_corpora: int, num_streams: int) -> int | None:
-    """The epochs of a finite pass; None: the plan is endless."""
+    """The number of epochs of a finite pass; None: the plan is endless."""
     if epochs is None:
         return None
     epochs = integer("epochs", epochs, most=MAX_EPOCHS)
@@ -171,7 +187,7 @@ def epochs_of(epochs: int | None, num_corpora: int, num_streams: int) -> int | N
     if num_streams > 1:
         raise PlanError(
             f"epochs is {epochs} and num_streams {num_streams}: streams end their epochs at different samples, so a "
-            "finite pass has one stream",
+            "finite pass needs one stream",
             hint="leave epochs out, or num_streams",
         )
     return epochs
@@ -198,6 +214,7 @@ def corpora_of(
     start_epoch: Mapping[str, int] | None,
     take: float | Mapping[str, float],
     num_streams: int,
+    packs: Sequence[Pack],
     epochs: int | None,
 ) -> tuple[CorpusOrder, ...]:
     """The orders of the corpora, in plan order."""
@@ -213,6 +230,7 @@ def corpora_of(
             start_epoch=first_epochs[index],
             take=takes[index],
             num_streams=num_streams,
+            pack=packs[index],
             epochs=epochs,
         )
         for index, source in enumerate(sources)
@@ -222,7 +240,7 @@ def corpora_of(
 
 
 def _check_copies(names: Sequence[str], sources: Sequence[TokenSource], start_epochs: Sequence[int]) -> None:
-    """Refuse the same content twice from the same epoch on: both would read the same samples in the same order."""
+    """Refuse the same content twice with the same first epoch: both would read the same samples in the same order."""
     known: dict[tuple[str, int], str] = {}
     for name, source, epoch in zip(names, sources, start_epochs, strict=True):
         first = known.setdefault((source.fingerprint, epoch), name)
@@ -245,13 +263,29 @@ def _per_corpus(
 
 
 def _of_plan(argument: str, given: Any, names: Collection[str], values: str) -> Mapping[str, Any]:
-    """What is given for corpora of a plan, by their names in it."""
+    """Check that values by corpus name the corpora of the plan."""
     if not isinstance(given, Mapping) or set(given) - set(names):
         raise PlanError(
             f"{argument} is {given!r:.100}; the plan has {', '.join(names)}",
             hint=f"give names of the plan, and {values}",
         )
     return given
+
+
+def packs_of(names: Sequence[str], sources: Sequence[TokenSource], pack: Any) -> tuple[Pack, ...]:
+    """How the rows of each corpus are filled, in plan order; by default, corpora with loss spans are packed whole."""
+    defaults: dict[str, Pack] = {
+        name: "whole" if source.has_spans else "cut" for name, source in zip(names, sources, strict=True)
+    }
+    if pack is None:
+        return tuple(defaults.values())
+    given = pack if isinstance(pack, Mapping) else dict.fromkeys(names, pack)
+    if set(given) - set(names) or not all(word in get_args(Pack) for word in given.values()):
+        raise PlanError(
+            f"pack is {pack!r:.100}; the plan has {', '.join(names)}",
+            hint=f"give 'cut' or 'whole', or one of them for names of the plan: {{{names[0]!r}: 'whole'}}",
+        )
+    return tuple((defaults | dict(given)).values())
 
 
 def _check_takes(names: Sequence[str], corpora: Sequence[CorpusOrder]) -> None:
@@ -274,7 +308,7 @@ def max_epochs_of(
     """How often each corpus may be read, in plan order; infinity: any number of times.
 
     Raises:
-        PlanError: a number is not above 0, or a plan with several streams would stop there.
+        PlanError: a number is not above 0, or a plan with several streams would stop at it.
     """
     if on_max_epochs not in ("stop", "warn"):
         raise PlanError(f"on_max_epochs is {on_max_epochs!r}", hint="give 'stop' or 'warn'")
@@ -287,7 +321,7 @@ def max_epochs_of(
     if num_streams > 1 and on_max_epochs == "stop" and any(math.isfinite(epochs) for epochs in found):
         raise PlanError(
             f"max_epochs is {max_epochs} and num_streams {num_streams}: streams end their epochs at different samples, "
-            "so a pass that stops has one stream",
+            "so a pass that stops needs one stream",
             hint="give on_max_epochs='warn', or leave num_streams or max_epochs out",
         )
     return found

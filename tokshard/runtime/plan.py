@@ -1,11 +1,11 @@
-"""A plan: what a job reads and in which order, as a pure function of corpora, seed and sizes.
+"""A plan: the samples of a job and their order, as a pure function of corpora, seed and sizes.
 
     global sample g ──mixture──▶ corpus i, its sample k ──windows──▶ pieces of documents ──packing──▶ a row of tokens
 
 Every arrow is arithmetic, so any process can compute any sample alone, at the same cost. README.md follows one sample
-by hand. A plan with C streams is C of these pictures side by side: g is sample ``g div C`` of stream ``g mod C``, which
-has a mixture and windows of its own, so that a node reads only what belongs to its streams. A cursor is the position of
-a job in its plan; a loader feeds the rows of a plan to a training loop.
+by hand. A plan with C streams consists of C such pipelines: g is sample ``g div C`` of stream ``g mod C``, which has
+its own mixture and windows, so a node reads only the blocks of its streams. A cursor is the position of a job in its
+plan. A loader feeds the rows of a plan to a training loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tokshard.runtime.cursor import MAX_SAMPLE, Cursor, Length, identity_of
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.pieces import PieceReader
-from tokshard.runtime.order.windows import CorpusOrder
+from tokshard.runtime.order.windows import CorpusOrder, Pack
 from tokshard.runtime.rows.expand import full_batch
 from tokshard.runtime.rows.masks import Mask, MaskedTokens, masked_tokens, masking
 from tokshard.runtime.rows.narrow import PADDING_INDEX, Layout, NarrowBatch, lay_out
@@ -36,45 +36,48 @@ from tokshard.runtime.trace import Occurrence, Piece, occurrences, pieces_of_sam
 
 
 class StreamPlan:
-    """What a job reads and in which order.
+    """The samples of a job and their order.
 
-    The constructor opens the corpora. A plan pickles without its tables, corpora as their paths.
+    The constructor opens the corpora. A plan pickles without its tables, and with the paths of its corpora.
 
     Args:
-        corpora: name to corpus directory, or one directory. A corpus is known by its content: it may be moved or
+        corpora: name to corpus directory, or one directory. A corpus is identified by its content: it may be moved or
             renamed.
         seq_len: tokens of a sample.
-        seed: of everything that is shuffled.
+        seed: seed of all shuffling.
         weights: name to weight, the shares of the samples; default: the corpora's token counts. 0 is allowed.
         epochs: for a finite pass over one corpus; None: endless.
-        generations: name to the generation up to which a corpus that grew is read, 0 being what it began with; default:
-            the newest when the plan is made.
-        block_tokens: consecutive tokens that are shuffled as one before they are cut at documents; default: 16 samples,
-            at least 65,536.
+        generations: name to the last generation of a grown corpus that is read; 0 is its first. Default: the newest
+            when the plan is made.
+        block_tokens: consecutive tokens that are shuffled as a unit before they are cut at documents; default: 16
+            samples, at least 65,536; with a corpus that is packed whole, a multiple of 128 samples.
         window_blocks: blocks of a stream whose documents are shuffled together; default: about 64M tokens over all
             streams, at least 64 blocks.
-        num_streams: plans side by side, each over its own blocks of large corpora, so that with as many nodes each
-            reads only its own; `tokshard plan --nodes` recommends a number. It has to divide the global batch size.
-        schedule: (global sample, weights) for changes that are known now; `weights` count from 0.
+        num_streams: independent streams, each over its own blocks of large corpora. With as many nodes, each node reads
+            only its own blocks; `tokshard plan --nodes` recommends a number. It must divide the global batch size.
+        schedule: (global sample, weights) for planned changes; `weights` count from 0.
         start_epoch: name to the first epoch of a corpus, for a new plan over corpora that were read before.
-        take: the part of a corpus, in ``(0, 1]``, that is read: a number, or name to number. Whole blocks are left out,
-            the same for every seed; 0.1 reads all that 0.05 reads.
-        max_epochs: how often a corpus may be read, a number, or name to number: 2.5 is two and a half passes.
+        take: the share of a corpus, in ``(0, 1]``, that is read: a number, or name to number. Whole blocks are left
+            out, the same for every seed; 0.1 includes all blocks of 0.05.
+        pack: how rows are filled, a word, or name to word. ``"cut"``: rows have `seq_len` tokens, and cut the first and
+            the last document. ``"whole"``: documents are only cut if they are longer than a row; 1 token in 129 is
+            padding. Default: whole for corpora with loss spans, cut for all others.
+        max_epochs: how often a corpus may be read: a number, or name to number. 2.5 is two and a half passes.
         on_max_epochs: ``"stop"``: the pass ends before the first sample that would read more, and the rest of its step
             is padding; ``"warn"``: it continues.
         transforms: change samples as they are read, one after the other; see `tokshard.runtime.rows.transforms`.
         allow_small_blocks: accept blocks under four samples, which shuffle long documents badly.
-        cache: keeps what is read of corpora in buckets and on web servers, for all that the plan opens together;
-            default: ``Cache()``, 2 GiB in memory and nothing on disk.
+        cache: shared by the corpora of the plan that are in buckets or on web servers; default: ``Cache()``, 2 GiB in
+            memory and nothing on disk.
 
     Attributes:
-        names, sources, corpora, readers: in plan order; the order of each corpus, and what finds its pieces.
+        names, sources, corpora, readers: in plan order; `corpora` are the orders, and `readers` find the pieces.
         shape, seq_len: seq_len, block_tokens and window_blocks, with their defaults.
         schedule: the weights, and their planned changes.
         num_samples: of a finite pass, the last one perhaps short; None: endless.
         max_epochs: how often each corpus may be read, in plan order; infinity: any number of times.
-        identity: what must be equal for a saved cursor to mean the same samples.
-        has_default_windows: `window_blocks` was not given.
+        identity: the settings that determine the samples at a cursor.
+        has_default_windows: whether `window_blocks` was not given.
 
     Raises:
         PlanError: an argument is refused.
@@ -96,6 +99,7 @@ class StreamPlan:
         schedule: Sequence[tuple[int, Weights]] = (),
         start_epoch: Mapping[str, int] | None = None,
         take: float | Mapping[str, float] = 1.0,
+        pack: Pack | Mapping[str, Pack] | None = None,
         max_epochs: float | Mapping[str, float] | None = None,
         on_max_epochs: Literal["stop", "warn"] = "stop",
         transforms: Sequence[Transform] = (),
@@ -105,13 +109,19 @@ class StreamPlan:
         named = options.named_corpora(corpora)
         self.names = tuple(named)
         wanted = options.generations_of(named, generations)
+        if cache is not None and not any(isinstance(corpus, str | os.PathLike) for corpus in named.values()):
+            raise PlanError(
+                "cache is for corpora that the plan opens, and all of them are open",
+                hint="give CorpusSource(..., cache=) the cache, or the plan their paths",
+            )
         cache = Cache() if cache is None else cache
         self.sources = tuple(_open(corpus, wanted[name], cache) for name, corpus in named.items())
         options.check_sources(self.names, self.sources)
         self.has_default_windows = window_blocks is None
         self.num_streams = integer("num_streams", num_streams, least=1, most=options.MAX_STREAMS)
+        packs = options.packs_of(self.names, self.sources, pack)
         self.shape = options.shape_of(
-            seq_len, block_tokens, window_blocks, self.num_streams, allow_small_blocks=allow_small_blocks
+            seq_len, block_tokens, window_blocks, self.num_streams, packs=packs, allow_small_blocks=allow_small_blocks
         )
         self.seq_len = self.shape.seq_len
         self.seed = integer("seed", seed, least=0, most=(1 << 64) - 1)
@@ -125,6 +135,7 @@ class StreamPlan:
             start_epoch=start_epoch,
             take=take,
             num_streams=self.num_streams,
+            packs=packs,
             epochs=self.epochs,
         )
         self.readers = tuple(map(PieceReader, self.corpora))
@@ -146,9 +157,9 @@ class StreamPlan:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> StreamPlan:
-        """The plan of a file, as `tokshard plan` and `trace` take it: a mix.toml, or the recipe of a training run.
+        """The plan in a file, as for `tokshard plan` and `trace`: a mix.toml, or the recipe of a training run.
 
-        What the file says of a loader (`global_batch_size`, `uneven`) is an argument of `StreamingLoader` in Python.
+        Keys of the file for a loader (`global_batch_size`, `uneven`) are arguments of `StreamingLoader` in Python.
 
         Raises:
             UsageError: the file does not exist or is not TOML, a key is unknown, or a value has the wrong type.
@@ -180,18 +191,18 @@ class StreamPlan:
 
     @property
     def fingerprint(self) -> str:
-        """Equal exactly when two plans read the same tokens in the same order, given the same weights."""
+        """A hash, equal if and only if two plans read the same tokens in the same order, given the same weights."""
         return self.identity.fingerprint
 
     def reader(self) -> StreamPlan:
-        """The same plan with tables of its own, so that readers at different places do not evict each other's."""
+        """The same plan with its own tables, so readers at different places do not evict each other's tables."""
         return self._with()
 
     def at(self, cursor: Cursor, sample: int | None = None) -> StreamPlan:
-        """The plan as a run reads it that changed its `seq_len`, with the places at which its corpora went on.
+        """The plan for a run that changed its `seq_len`, with the places where its corpora continued.
 
         Args:
-            sample: the global sample at which; default: where the cursor is.
+            sample: a global sample; default: the cursor's sample.
         """
         if not cursor.lengths:
             return self
@@ -220,7 +231,7 @@ class StreamPlan:
         return self._with(sources=sources, corpora=tuple(corpora))
 
     def _with(self, **changes: Any) -> StreamPlan:
-        """The plan with some attributes changed, and tables of its own."""
+        """The plan with some changed attributes, and its own tables."""
         plan = object.__new__(StreamPlan)
         plan.__setstate__(self.__dict__ | changes)
         return plan
@@ -245,11 +256,11 @@ class StreamPlan:
         return kept
 
     def sample(self, sample: int, cursor: Cursor | None = None) -> dict[str, NDArray[Any]]:
-        """One global sample, alone: the reference that every loader equals.
+        """One global sample, alone: the reference for every loader.
 
         Args:
             sample: global index, from 0.
-            cursor: the weights; default: those of the plan.
+            cursor: the weights; default: weights of the plan.
 
         Returns:
             A batch of one row as `StreamingLoader` lists it, in arrays of numpy. input_ids, labels and position_ids are
@@ -301,13 +312,14 @@ class StreamPlan:
     ) -> list[Occurrence]:
         """The samples that read a document: the inverse of `trace`.
 
-        Costs the table of each window that holds a part of the document, per epoch: as much as its first sample.
+        Makes the table of each window that holds a part of the document, per epoch: each costs as much as its first
+        sample.
 
         Args:
             corpus: its name in the plan.
             document: number in the corpus.
-            cursor: the weights; default: those of the plan.
-            epochs: numbers of passes over the corpus, from 0; or how many passes, from the first on.
+            cursor: the weights; default: weights of the plan.
+            epochs: numbers of passes over the corpus, from 0; or the number of first passes.
 
         Returns:
             By epoch, sample and place in the document, without parts that `take` leaves out and samples of a corpus
@@ -352,7 +364,7 @@ class StreamPlan:
 
         Raises:
             PlanError: a corpus has no such document.
-            CorpusError: a shard is missing or not what its manifest says.
+            CorpusError: a shard is missing, or differs from its manifest.
         """
         if not cursor.masks:
             return None
@@ -366,7 +378,7 @@ class StreamPlan:
         return self.names.index(corpus)
 
     def lay_out(self, cursor: Cursor, samples: NDArray[np.int64], *, is_sequential: bool = False) -> Layout:
-        """The rows of one or many batches, without their tokens.
+        """The rows of batches, without their tokens.
 
         Args:
             cursor: the weights, and the documents that are out of the loss.
@@ -375,7 +387,7 @@ class StreamPlan:
             is_sequential: the following samples will be read next.
 
         Raises:
-            CorpusError: a shard is missing or not what its manifest says.
+            CorpusError: a shard is missing, or differs from its manifest.
         """
         rows = np.flatnonzero(samples != PADDING_INDEX)
         plan = self.at(cursor, int(samples[rows[0]])) if len(rows) else self.at(cursor)

@@ -14,20 +14,20 @@ from tokshard.errors import LoaderError
 Item = TypeVar("Item")
 
 STOP_SECONDS = 5.0
-"""A thread that still hangs after this time is abandoned: its storage may be dead."""
+"""A thread that hangs longer than this is abandoned: its storage may be dead."""
 
 _EXIT_PRIORITY = 100
 """The thread ends before multiprocessing ends its processes, and waits for them."""
 
 
 class Prefetch(Generic[Item]):
-    """The items of one iterator, in order. A thread starts with the first one that is asked for.
+    """The items of one iterator, in order. A thread starts with the first request.
 
     Args:
         items: makes the iterator, in the thread.
-        depth: items that are made ahead; 0: each is made when it is asked for, without a thread.
+        depth: items that are made ahead; 0: each is made when it is requested, without a thread.
         timeout_seconds: the longest wait for one item.
-        reading: says what is read, for the error of a wait that was too long.
+        reading: returns what is read, for the error after too long a wait.
 
     Attributes:
         pid: the process that the thread runs in.
@@ -53,15 +53,15 @@ class Prefetch(Generic[Item]):
 
     @property
     def num_ready(self) -> int:
-        """Items that can be had at once."""
+        """Items that are ready."""
         return self._ready.qsize()
 
     def next(self) -> Item:
         """The next item. After an error, it is closed.
 
         Raises:
-            LoaderError: none came in time, or it was closed meanwhile.
-            BaseException: what the iterator raised.
+            LoaderError: no item came in time, or it was closed meanwhile.
+            BaseException: the iterator raised it.
         """
         if self._inline is not None:
             return next(self._inline)
@@ -83,13 +83,13 @@ class Prefetch(Generic[Item]):
         return item
 
     def close(self) -> bool:
-        """Stop the thread, and a `next` that another thread waits in.
+        """Stop the thread, and a `next` of another thread.
 
         Returns:
-            Whether the thread has ended, so that it uses nothing any more.
+            Whether the thread has ended, and so uses nothing any more.
         """
         self._finalizer()
-        error = LoaderError("the loader was closed while a batch was awaited", hint="iterate it again, or not at all")
+        error = LoaderError("the loader was closed while a batch was awaited", hint="iterate it again, if at all")
         self._ready.put(error)
         return self.pid == os.getpid() and not self._thread.is_alive()
 

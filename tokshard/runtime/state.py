@@ -1,4 +1,4 @@
-"""The state of a job: a cursor as a line of JSON, and every reason to refuse one. STATE.md describes it."""
+"""The state of a job: a cursor as a line of JSON, and the checks when it is loaded. STATE.md describes it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tokshard.runtime.rows.masks import load_mask
 from tokshard.runtime.stop import check_pass
 
 STATE_VERSION = 1
-"""Names the form of a state. Bump when an older tokshard would misread it."""
+"""Version of the form of states. Bump when an older tokshard would misread it."""
 
 _KEY = "cursor"
 _START = re.compile(r'\{"tokshard_cursor":(\d+),')
@@ -50,13 +50,13 @@ Pairs = tuple[tuple[Count, Count], ...] | str
 
 
 class _Corpus(CorpusIdentity, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A corpus of the run: its name in the plan, and what it is."""
+    """A corpus of the run: its name in the plan, and its identity."""
 
     name: str
 
 
 class _Mask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of masked documents; fields as of `Mask`."""
+    """A file of masked documents; fields as in `Mask`."""
 
     fingerprint: Sha256
     name: str
@@ -96,7 +96,7 @@ class _State(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def last_seq_len(self) -> int:
-        """Tokens of a sample where the run is."""
+        """Tokens of a sample at the position of the run."""
         return self.lengths[-1].seq_len if self.lengths else self.seq_len
 
 
@@ -122,7 +122,7 @@ def save_state(plan: StreamPlan, cursor: Cursor) -> dict[str, Any]:
             "plan": identity.fingerprint,
             **identity.fields,
             "corpora": [
-                {"name": name, **msgspec.structs.asdict(corpus)}
+                {"name": name, **msgspec.to_builtins(corpus)}
                 for name, corpus in zip(plan.names, identity.corpora, strict=True)
             ],
             "sample": cursor.sample,
@@ -188,7 +188,7 @@ def load_state(
 
 
 def _check_of(content: str) -> str:
-    """The end of a line, by which it is known to be as it was saved."""
+    """The checksum at the end of a line."""
     digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
     return f'{_CHECK}"{digest[:16]}"}}'
 
@@ -198,7 +198,7 @@ def _checked_line(line: Any) -> str:
     if found is None:
         raise PlanMismatchError(
             f"this is not a state of a tokshard loader: {line!r:.100}",
-            hint="give what StreamingLoader.state_dict() returned; the state of another loader cannot be continued",
+            hint="give the value of StreamingLoader.state_dict(); the state of another loader cannot be continued",
         )
     if found[1] != str(STATE_VERSION):
         raise PlanMismatchError(
@@ -208,14 +208,14 @@ def _checked_line(line: Any) -> str:
     content = str(line).rpartition(_CHECK)[0]
     if line != content + _check_of(content):
         raise PlanMismatchError(
-            "the state was changed after it was saved: its checksum is not that of its line",
-            hint=f"give the line as state_dict() returned it; to go on without it, {_DAMAGED}",
+            "the state was changed after it was saved: its checksum does not match",
+            hint=f"give the line as state_dict() returned it; to continue without it, {_DAMAGED}",
         )
     return str(line)
 
 
 def _cursor_of(saved: _State) -> Cursor:
-    """The cursor that a line says, without masks and planned weights."""
+    """The cursor of a line, without masks and planned weights."""
     balance = None
     if saved.counts or saved.remainders:
         remainders = np.array(saved.remainders, np.uint64).T
@@ -231,13 +231,13 @@ def _cursor_of(saved: _State) -> Cursor:
 
 
 def _check_fit(saved: _State, cursor: Cursor, calls: Sequence[Sequence[tuple[int, int]]]) -> None:
-    """Refuse values that are right one by one, and cannot be together.
+    """Refuse values that are valid alone, but contradict each other.
 
     Args:
-        calls: of each mask.
+        calls: calls of each mask.
 
     Raises:
-        ValueError: names them.
+        ValueError: the values contradict each other; it names them.
     """
     sample, starts = saved.sample, [segment.start for segment in cursor.segments]
     num_streams, num_corpora = saved.num_streams, len(saved.corpora)
@@ -282,14 +282,14 @@ def _check_growth(saved: _State, plan: StreamPlan) -> None:
                 raise PlanMismatchError(
                     f"corpus {name!r} has grown: the run reads it up to generation {generation}, the plan up to "
                     f"generation {len(earlier)}",
-                    hint=f"give generations={{{name!r}: {generation}}} to go on; to read what was appended too, add "
-                    f"its folder 'generation-{generation + 1:02d}' as a corpus of its own, and "
+                    hint=f"give generations={{{name!r}: {generation}}} to continue; to also read what is new, "
+                    f"add the folder 'generation-{generation + 1:02d}' as a corpus of its own, and "
                     "load_state_dict(state, corpora='plan')",
                 )
 
 
 def _check_plan(saved: _State, now: PlanIdentity, *, any_corpora: bool, any_seq_len: bool) -> None:
-    """Refuse the state of another plan, and name all that differs."""
+    """Refuse the state of another plan, and name all differences."""
     before, hint = saved.identity, "give the values of the run to be resumed"
     fields = {**before.fields, "seq_len": saved.last_seq_len}
     if any_seq_len:
@@ -303,7 +303,8 @@ def _check_plan(saved: _State, now: PlanIdentity, *, any_corpora: bool, any_seq_
         facts += [
             (f"{word} of corpus {corpus.name!r}", getattr(corpus, field), getattr(new, field))
             for corpus, new in zip(saved.corpora, now.corpora, strict=False)
-            for field, word in (("fingerprint", "the content"), ("start_epoch", "start_epoch"), ("take", "take"))
+            for field in ("fingerprint", "start_epoch", "take", "pack")
+            for word in ("the content" if field == "fingerprint" else field,)
         ]
     if differences := [f"{what} differs ({old!s:.20}, now {new!s:.20})" for what, old, new in facts if old != new]:
         raise PlanMismatchError(
@@ -313,13 +314,13 @@ def _check_plan(saved: _State, now: PlanIdentity, *, any_corpora: bool, any_seq_
 
 
 def _continued(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
-    """The cursor with the planned changes of weights that are still to come."""
+    """The cursor with the later planned changes of weights."""
     if saved.schedule is None:
         return cursor
     later = plan.schedule.after(cursor.sample)
     if saved.schedule != plan.schedule.fingerprint_after(cursor.sample):
         raise PlanMismatchError(
-            f"the run was to change its weights after sample {cursor.sample} in another way than this plan, which "
+            f"the run planned other changes of weights after sample {cursor.sample} than this plan, which "
             f"changes them {f'{len(later)} times, next at sample {later[0].start}' if later else 'no more'}",
             hint="give the schedule of that run, or load_state_dict(state, weights='plan') to continue with this one",
         )
@@ -327,9 +328,9 @@ def _continued(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
 
 
 def _adopted(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
-    """The cursor with the corpora and weights of a plan that adds some, removes some, or has them in another order.
+    """The cursor with the corpora and weights of a plan that adds, removes or reorders corpora.
 
-    A corpus of both, known by its content, continues where it was; so does one that was removed earlier.
+    A corpus of both, identified by its content, continues where it was; so does one that was removed earlier.
     """
     before, now = saved.identity.corpora, plan.identity.corpora
     counts = cursor.mixture(plan.seed, plan.num_streams).balance_before(cursor.sample).counts.tolist()
@@ -394,7 +395,7 @@ def _unread(order: CorpusOrder, seq_len: int) -> CorpusLength:
 
 
 def _length_after(order: CorpusOrder, length: CorpusLength, counts: Sequence[int], seq_len: int) -> CorpusLength:
-    """The length of a corpus's samples after another one, under which each stream was given so many of them."""
+    """The length of a corpus's samples after a change, given the length before and the samples of each stream."""
     before = replace(order, shape=replace(order.shape, seq_len=length.seq_len), place=length.place)
     after, left_out = before.resized(np.array(counts, np.int64), seq_len)
     assert after.place is not None, "it was just placed"
@@ -407,7 +408,7 @@ def _length_after(order: CorpusOrder, length: CorpusLength, counts: Sequence[int
 
 
 def _saved_pairs(pairs: Sequence[tuple[int, int]], num_columns: int) -> Any:
-    """Pairs as they are; more than 32 as a text of differences, so that states stay small."""
+    """Up to 32 pairs unchanged; more as a text of differences, so states stay small."""
     if len(pairs) <= _MAX_PAIRS:
         return pairs
     numbers = np.array(pairs, np.int64).reshape(-1, num_columns)

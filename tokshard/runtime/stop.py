@@ -37,7 +37,7 @@ class Stop:
 
 
 def used_up(plan: StreamPlan, cursor: Cursor) -> list[tuple[int, str]]:
-    """Where corpora have been read `max_epochs` times under the weights of a cursor.
+    """The samples at which corpora have been read `max_epochs` times, under the weights of a cursor.
 
     Returns:
         The next global sample that would read more of a corpus, and the corpus, by ascending sample.
@@ -70,7 +70,7 @@ def check_pass(plan: StreamPlan, cursor: Cursor) -> None:
     """Refuse a cursor at which the samples of a finite pass would be miscounted.
 
     Raises:
-        PlanMismatchError: other corpora were read before, so that samples of the run are not samples of the pass.
+        PlanMismatchError: other corpora were read before, so samples of the run are not samples of the pass.
     """
     if plan.num_samples is None:
         return
@@ -78,7 +78,7 @@ def check_pass(plan: StreamPlan, cursor: Cursor) -> None:
     if count != cursor.sample:
         raise PlanMismatchError(
             f"the plan is a finite pass of {plan.num_samples} samples, but of the {cursor.sample} samples of the "
-            f"saved cursor only {count} are of corpus {plan.names[0]!r}",
+            f"saved cursor only {count} are from corpus {plan.names[0]!r}",
             hint="leave epochs out and give max_epochs, or start a new run without the loader's state",
         )
 

@@ -39,9 +39,9 @@ class StreamingLoader(BatchLoader[Batch]):
     """Batches of a plan as CPU tensors, from a cursor on.
 
     The global batch of a step is the same for every world size, number of workers and history of stops. The state
-    counts what the loop received. It is small and the same on every rank; loading it on another world size, batch size
-    or number of workers is exact and replays nothing. It follows the ``Stateful`` protocol of
-    torch.distributed.checkpoint. A loader is for one thread of one process; leaving its ``with`` block closes it.
+    counts the samples that the loop received. It is small and the same on every rank. Loading it on another world size,
+    batch size or number of workers is exact and replays nothing. It follows the ``Stateful`` protocol of
+    torch.distributed.checkpoint. A loader is for one thread of one process. Leaving its ``with`` block closes it.
 
     A batch is a dict; a rank has ``rows = global_batch_size / dp_world_size``:
 
@@ -50,30 +50,35 @@ class StreamingLoader(BatchLoader[Batch]):
     - ``corpus_index``, ``sample_index``: int64 [rows], the corpus in plan order and the global sample; -1 for padding.
     - ``cu_seqlens``: int32 [n], the boundaries of all pieces in the flattened batch, for attention within documents;
       the last one is repeated until n is a power of two, at least 64. ``max_seqlen``: int64 [], the longest piece.
+    - ``loss_weights``: float32 [rows, seq_len], only if a corpus of the plan has loss spans: the weight of each label.
+      It is 0 where the label is -100, as it is outside of the spans, and 1 if the corpus has no weights.
 
-    With ``compact=True`` it is a tenth of that, and `tokshard.runtime.expand` makes the batch above of it on a device:
+    With ``compact=True`` a batch has a tenth of the size, and `tokshard.runtime.expand` makes the batch above on a
+    device:
 
     - ``input_ids``: uint16 or uint32 [rows, seq_len], as the corpora store them; no ``labels`` and ``position_ids``.
     - ``next_tokens``: int64 [n - 1], the label of the last token of each piece, -100 for none. Padding of a row is a
       piece of its own, and what repeats the last boundary repeats the last label.
     - ``num_tokens``: int32 [rows], tokens of each row that are not padding.
     - ``masked``: bool [n - 1], whether no token of the piece has a label; only once documents are masked.
+    - ``loss_bounds``: int32 [m], and ``loss_weights``: float32 [m - 1], only if a corpus has loss spans: the labels of
+      the flattened batch from ``loss_bounds[i]`` to ``loss_bounds[i + 1]`` have ``loss_weights[i]``; 0: do not count.
     - ``corpus_index``, ``sample_index``, ``cu_seqlens``, ``max_seqlen``: as above.
 
     Args:
         plan: what to read.
         global_batch_size: samples of a step over all ranks.
-        dp_rank, dp_world_size: default: from `dp_mesh`, else from torch.distributed, else 0 of 1.
-        dp_mesh: the data-parallel device mesh; of several dimensions (HSDP), all count.
-        num_workers: processes of torch's DataLoader that read; 0: a thread reads, which is faster unless transforms
-            are slow. A skip, other weights and masks start the processes anew, which takes seconds.
+        dp_rank, dp_world_size: default: from `dp_mesh`, else from torch.distributed, else 0 and 1.
+        dp_mesh: the data-parallel device mesh; with several dimensions (HSDP), all count.
+        num_workers: reading processes of torch's DataLoader; 0: a thread reads, which is faster unless transforms are
+            slow. A skip, other weights and masks restart the processes, which takes seconds.
         prefetch_factor: batches made ahead, besides two of each worker; 0: none, and no thread.
-        pin_memory: give tensors in page-locked memory, which ``tensor.to(device, non_blocking=True)`` needs: other
+        pin_memory: return tensors in page-locked memory. ``tensor.to(device, non_blocking=True)`` needs it: other
             memory is reused as soon as the tensor is freed, even if a device still copies from it.
-        compact: give compact batches. States do not depend on it.
+        compact: return compact batches. States do not depend on it.
         uneven: ``"refuse"`` or ``"pad"``: with ranks that do not divide the batch, every rank gets
             ceil(global_batch_size / dp_world_size) rows, the surplus ones ignored (labels -100, sample_index -1).
-        timeout_seconds: longest wait for one batch; the error names the shard that was read.
+        timeout_seconds: the longest wait for one batch; the error names the shard that was read.
 
     Raises:
         PlanError: the ranks do not divide the batch, a number is out of range, or the rank is not known.
@@ -115,10 +120,10 @@ class StreamingLoader(BatchLoader[Batch]):
 class StreamDataset(Dataset[Batch]):
     """The same batches without a state, for DataLoader of torch and StatefulDataLoader of torchdata.
 
-    ``DataLoader(dataset, batch_size=None, sampler=dataset.sampler, num_workers=...)``: the sampler says in the process
-    of the loop which steps come next, and under which weights and masks, so any worker can make any step. A plain
-    DataLoader does not tell which of them the loop received. So a second loop is refused unless the first came to the
-    end of a pass; `StreamingLoader` continues.
+    Use ``DataLoader(dataset, batch_size=None, sampler=dataset.sampler, num_workers=...)``. The sampler runs in the
+    process of the loop. It sends each step with its weights and masks, so any worker can make any step. A plain
+    DataLoader does not tell which steps the loop received. So a second loop is refused unless the first reached the end
+    of a pass; `StreamingLoader` continues.
 
     Args:
         plan, global_batch_size, dp_rank, dp_world_size, dp_mesh, compact, uneven: as for `StreamingLoader`.
@@ -154,11 +159,11 @@ class StreamDataset(Dataset[Batch]):
 
     def __getitems__(self, _: Any) -> Any:
         """Refuse to make batches of batches."""
-        raise LoaderError(f"a StreamDataset gives whole batches: {_HOW}", hint=_HOW)
+        raise LoaderError(f"a StreamDataset returns whole batches: {_HOW}", hint=_HOW)
 
     def __len__(self) -> int:
-        """Refuse the samplers that torch makes by itself."""
-        raise TypeError(f"a StreamDataset says with its sampler what is read: {_HOW}")
+        """Refuse the default samplers of torch."""
+        raise TypeError(f"the sampler of a StreamDataset determines what is read: {_HOW}")
 
 
 _HOW = "give DataLoader(dataset, batch_size=None, sampler=dataset.sampler)"
@@ -167,8 +172,8 @@ _HOW = "give DataLoader(dataset, batch_size=None, sampler=dataset.sampler)"
 class StepSampler(Sampler["Step"]):
     """The steps of a plan for a DataLoader, in the process of the loop.
 
-    It follows the ``Stateful`` protocol, by which StatefulDataLoader saves and loads it. It has no length, so that
-    frameworks do not deal its steps to ranks a second time.
+    It follows the ``Stateful`` protocol, so StatefulDataLoader saves and loads it. It has no length, so frameworks do
+    not deal its steps to ranks a second time.
     """
 
     def __init__(self, plan: StreamPlan, global_batch_size: int) -> None:
@@ -185,7 +190,7 @@ class StepSampler(Sampler["Step"]):
         """The next step.
 
         Raises:
-            LoaderError: the loop before did not end. This one would not continue it, since a DataLoader reads ahead.
+            LoaderError: the loop before did not end. This loop would not continue it, because a DataLoader reads ahead.
         """
         if self._is_second:
             raise LoaderError(
@@ -203,14 +208,14 @@ class StepSampler(Sampler["Step"]):
         return step
 
     def state_dict(self) -> dict[str, Any]:
-        """The cursor after the last step that was handed out."""
+        """The cursor after the last step that was given to the DataLoader."""
         return save_state(self._plan, self._walk.cursor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken: of this sampler, or of `StreamingLoader`.
+        """Continue from a state of this sampler or of `StreamingLoader`.
 
         Raises:
-            PlanMismatchError: the state is of another plan.
+            PlanMismatchError: the state belongs to another plan.
         """
         self._walk.jump(load_state(self._plan, state))
         self._is_under_way = self._is_second = False
@@ -220,7 +225,7 @@ class Step(NamedTuple):
     """A step that any process can make.
 
     Args:
-        cursor: where it begins.
+        cursor: the cursor at its start.
         end: the sample that ends the pass; None: it is endless.
     """
 
@@ -229,7 +234,7 @@ class Step(NamedTuple):
 
 
 class _Rows(Dataset["NarrowBatch | TokshardError"]):
-    """The narrow rows of steps, for processes of a DataLoader. Errors come as values, which keeps their class."""
+    """The narrow rows of steps, for processes of a DataLoader. Errors are returned as values, to keep their class."""
 
     def __init__(self, plan: StreamPlan, ranks: RankRows) -> None:
         self._plan: StreamPlan | None = plan
@@ -293,7 +298,7 @@ def _steps_of_workers(
     except RuntimeError as error:
         raise LoaderError(
             f"a DataLoader worker failed: {error}",
-            hint="run with num_workers=0 to see why. A worker that was killed often lacked memory, or read a mapped "
+            hint="run with num_workers=0 to see why. A killed worker often lacked memory, or read a mapped "
             "shard that was cut (CorpusSource(..., access='pread') survives that)",
         ) from error
     finally:
@@ -303,10 +308,10 @@ def _steps_of_workers(
 
 
 def _belong_to_the_loop(_: int) -> None:
-    """Let a worker end with the process of the loop, and with nothing before it.
+    """Make a worker end with the process of the loop, and not earlier.
 
-    Ctrl-C, and the SIGTERM that a launcher sends to the group, are for the loop, which may still want batches. torch's
-    workers take whoever is their parent when they are ready for the loop: one that was killed before is not missed.
+    Ctrl-C, and the SIGTERM that a launcher sends to the group, are for the loop, which may still need batches. torch's
+    workers watch the parent that they have when they are ready, so they miss one that was killed before.
     """
     os.setsid()
     threading.Thread(target=_end_with_the_loop, name="tokshard-end-with-the-loop", daemon=True).start()
@@ -321,7 +326,7 @@ def _end_with_the_loop() -> None:
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """Let child processes start without the current directory on their path: it may hold someone else's modules."""
+    """Start child processes without the current directory on their path: it may hold foreign modules."""
     name = "PYTHONSAFEPATH"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -345,7 +350,7 @@ def _check_pickles(plan: StreamPlan) -> None:
             pickle.dumps(part)
         except Exception as error:
             raise PlanError(
-                f"{part!r} does not pickle, so worker processes cannot have it: {error}",
+                f"{part!r} does not pickle, so worker processes cannot receive it: {error}",
                 hint="define it in a module, not as a lambda or in a function; or use num_workers=0",
             ) from error
 
@@ -360,11 +365,11 @@ def as_tensors(
 
 
 def _rank_in(mesh: DeviceMesh | None) -> tuple[int, int]:
-    """Data-parallel rank and world size of a mesh, else of torch.distributed, else 0 of 1.
+    """Data-parallel rank and world size of a mesh, else of torch.distributed, else 0 and 1.
 
     Raises:
-        PlanError: this process is not part of the mesh, or a launcher says that the job has several processes and
-            torch.distributed is not set up yet: each would read everything.
+        PlanError: this process is not part of the mesh, or a launcher started several processes and torch.distributed
+            is not initialized yet, so each would read everything.
     """
     if mesh is not None:
         place = mesh.get_coordinate()
@@ -375,7 +380,7 @@ def _rank_in(mesh: DeviceMesh | None) -> tuple[int, int]:
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     if (launched := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise PlanError(
-            f"WORLD_SIZE is {launched}, but torch.distributed is not set up, so the rank is not known",
+            f"WORLD_SIZE is {launched}, but torch.distributed is not initialized, so the rank is not known",
             hint="make the loader after init_process_group, Accelerator() or in train_dataloader(), "
             "or give dp_rank and dp_world_size",
         )

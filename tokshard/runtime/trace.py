@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.bytes.source import DocumentSpan, TokenSource
+from tokshard.runtime.bytes.source import documents_at
 from tokshard.runtime.order.inverse import find_document
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.pieces import PieceReader
 from tokshard.runtime.rows.masks import MaskedTokens
-
-_REQUESTS_AT_ONCE = 32
 
 _MASKED = np.array([None, "labels"], object)
 
@@ -29,7 +26,7 @@ class Piece:
         shard: file name.
         document: number in the corpus.
         start, stop: tokens of the document.
-        masked: ``"labels"`` if a mask leaves them out; None: nothing.
+        masked: ``"labels"`` if a mask removes its labels; None: nothing is masked.
     """
 
     corpus: str
@@ -46,7 +43,7 @@ class Occurrence:
 
     Args:
         epoch: pass over the corpus, from 0.
-        sample: global; None if it comes before the first weights that the cursor keeps, so that its number is lost.
+        sample: global sample; None if it comes before the first weights that the cursor keeps: its number is lost.
         start, stop: tokens of the document.
     """
 
@@ -77,7 +74,7 @@ def pieces_of_samples(
         counts, pieces = reader.pieces_of(*of_parts)
         rows = np.repeat(mine[here], counts)
         starts = pieces.starts.tolist()
-        places = _documents_at(reader.order.source, starts)
+        places = documents_at(reader.order.source, starts)
         whats = masked_parts(masked, number, pieces.starts, samples[rows])
         for row, place, start, length, what in zip(
             rows.tolist(), places, starts, pieces.lengths.tolist(), whats, strict=True
@@ -90,17 +87,9 @@ def pieces_of_samples(
 def masked_parts(
     masked: MaskedTokens | None, corpus: int, starts: NDArray[np.int64], samples: NDArray[np.int64]
 ) -> list[str | None]:
-    """What is masked of pieces, in words; arguments as for `MaskedTokens.covers`."""
+    """The masking of each piece, as a word or None; arguments as for `MaskedTokens.covers`."""
     found: list[str | None] = [None] * len(starts)
     return found if masked is None else _MASKED[masked.covers(corpus, starts, samples).astype(int)].tolist()
-
-
-def _documents_at(source: TokenSource, positions: list[int]) -> list[DocumentSpan]:
-    """The documents that hold some tokens; side by side where each costs a request."""
-    if source.is_in_memory:
-        return list(map(source.document_at, positions))
-    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
-        return list(pool.map(source.document_at, positions))
 
 
 def occurrences(
@@ -110,12 +99,12 @@ def occurrences(
     document: int,
     epochs: Iterable[int],
 ) -> list[Occurrence]:
-    """The samples that read a document in some epochs, of the corpus or of the parts that have its blocks.
+    """The samples that read a document in some epochs of its corpus, or of the parts that have its blocks.
 
     Args:
-        readers: of the corpus, one for each length that samples had; and the samples of each stream at which the
-            next one took over, None for the last.
-        number: of the corpus, in plan order.
+        readers: for each length that samples had, a reader of the corpus, and the samples of each stream at which the
+            next reader took over; None for the last.
+        number: number of the corpus in plan order.
         document: number in the corpus.
 
     Raises:

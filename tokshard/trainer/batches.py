@@ -1,4 +1,4 @@
-"""What each step trains on: this rank's batches, with the batch sizes and left-out steps of the recipe."""
+"""The batches of this rank, with the batch sizes and skipped steps of the recipe."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from tokshard.trainer.parallel import check_same, limit_waits, say, together
 
 
 class Batches:
-    """This rank's batches, which are compact, and the loader that gives them.
+    """This rank's compact batches, and the loader that yields them.
 
     Attributes:
-        plan: what is read.
-        loader: at the step that was given last. `data.batch_ramp` replaces it.
+        plan: the plan that the loader reads.
+        loader: at the last step that was yielded. `data.batch_ramp` replaces it.
         samples: the global samples of that step, half-open.
         wait_seconds: how long this rank waited for its batch.
-        failure: what ended the loader of this rank. Its further batches are padding, so that it takes part in steps
-            until all ranks have seen that it failed.
+        failure: the error that ended this rank's loader. Its further batches are padding, so it takes part in steps
+            until
+        all ranks know of the failure.
     """
 
     def __init__(self, settings: Config, plan: StreamPlan, mesh: DeviceMesh, *, pin_memory: bool) -> None:
@@ -41,7 +42,7 @@ class Batches:
         self.loader = self._loader()
 
     def after(self, step: int) -> Iterator[Batch | None]:
-        """The batch of each step after `step`, to the end of the pass; None for a step that the recipe leaves out.
+        """The batch of each step after `step`, to the end of the pass; None for a skipped step.
 
         The documents of `data.mask` and `data.mask_ids` are out of the loss, from the first of these steps on if they
         were not before.
@@ -101,7 +102,9 @@ class Batches:
                 return next(batches, None)
             except TokshardError as error:
                 self.failure = error
-        return padding(-(-self._size // self._mesh.size()), self.plan.seq_len) if self._leave_out() else None
+        if not self._leave_out():
+            return None
+        return padding(-(-self._size // self._mesh.size()), self.plan.seq_len, has_spans=has_spans(self.plan))
 
     def _leave_out(self) -> bool:
         """Move over a step, on record in the state; False: the pass is over."""
@@ -139,10 +142,17 @@ class Batches:
         )
 
 
-def padding(rows: int, seq_len: int) -> Batch:
+def has_spans(plan: StreamPlan) -> bool:
+    """Whether the batches of a plan have weights of targets, since one of its corpora has loss spans."""
+    return any(source.has_spans for source in plan.sources)
+
+
+def padding(rows: int, seq_len: int, *, has_spans: bool = False) -> Batch:
     """A compact batch that trains nothing."""
     absent = torch.full((rows,), PADDING_INDEX)
+    spans = {"loss_bounds": torch.tensor([0, rows * seq_len], dtype=torch.int32), "loss_weights": torch.zeros(1)}
     return {
+        **(spans if has_spans else {}),
         "input_ids": torch.zeros(rows, seq_len, dtype=torch.uint16),
         "next_tokens": torch.full((rows,), IGNORED),
         "num_tokens": torch.zeros(rows, dtype=torch.int32),

@@ -30,9 +30,9 @@ from tokshard.trainer.parallel import together
 class Saver:
     """Saves the checkpoints of a run, one at a time. Every rank makes one, and calls it at the same steps.
 
-    If it is asynchronous, `save` copies the tensors to memory that it keeps for the next time, and returns: training
-    may change the originals while a thread writes the copies. The threads of the ranks have a process group of their
-    own, so they never mix with the collectives of training.
+    An asynchronous `save` copies the tensors to memory, which it keeps for the next save, and returns. Training
+    may change the originals while a thread writes the copies. The threads of the ranks have their own process group, so
+    they never mix with the collectives of training.
 
     Args:
         directory: of the checkpoints.
@@ -174,7 +174,7 @@ def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer | None) -
 def find_latest(directory: str) -> str | None:
     """The newest checkpoint as rank 0 sees it, the same on all ranks; None if this is a new run.
 
-    Removes what a killed job left unfinished.
+    Removes unfinished files of a killed job.
 
     Raises:
         TrainerError: a checkpoint newer than the newest intact one is damaged.

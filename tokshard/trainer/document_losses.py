@@ -42,11 +42,12 @@ SCHEMA = pa.schema(
         ("start", pa.int64()),
         ("stop", pa.int64()),
         ("targets", pa.int64()),
+        ("loss_weights", pa.float64()),
         ("loss", pa.float64()),
     ]
 )
-"""A row for each part of a document in a sample: tokens `start` to `stop` of it, how many of them are targets, and the
-mean loss of these; null if there are none."""
+"""A row for each part of a document in a sample: tokens `start` to `stop` of it, how many of them are targets, the sum
+of the weights of these, and their weighted mean loss; null if there are none. Without loss spans every weight is 1."""
 
 
 class _Line(msgspec.Struct):
@@ -115,7 +116,7 @@ def _samples_of(path: str, steps: range) -> dict[int, tuple[int, int]]:
 @torch.no_grad()
 def _rows(
     model: Transformer, plan: StreamPlan, cursor: Cursor, sample: int, device: torch.device
-) -> Iterator[tuple[int, str, str, int, int, int, int, float | None]]:
+) -> Iterator[tuple[int, str, str, int, int, int, int, float, float | None]]:
     """The rows of a sample, without the step."""
     row, pieces = plan.sample(sample, cursor), plan.trace(sample, cursor)
     tensors = {
@@ -126,12 +127,13 @@ def _rows(
     documents = Documents(cu_seqlens=bounds, max_seqlen=plan.seq_len)
     losses = model(tensors["input_ids"], tensors["position_ids"], documents, tensors["labels"]).double().cpu().numpy()
     is_target = np.asarray(row["labels"]) != IGNORED
+    weights = np.asarray(row.get("loss_weights", is_target), dtype=np.float64)
     place = 0
     for piece in pieces:
         here = slice(place, place := place + piece.stop - piece.start)
-        targets = int(is_target[here].sum())
-        loss = float(losses[here][is_target[here]].mean()) if targets else None
-        yield sample, piece.corpus, piece.shard, piece.document, piece.start, piece.stop, targets, loss
+        targets, weight = int(is_target[here].sum()), float(weights[here].sum())
+        loss = float(losses[here] @ weights[here]) / weight if targets else None
+        yield sample, piece.corpus, piece.shard, piece.document, piece.start, piece.stop, targets, weight, loss
 
 
 def _span(text: str) -> range:
@@ -143,6 +145,14 @@ def _span(text: str) -> range:
     if not steps or steps.start < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps, such as 4000:4100, which count from 1")
     return steps
+
+
+def _is_parquet(path: str) -> bool:
+    """Whether a file may be replaced by losses: earlier ones may, metrics and lists of documents may not."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(4) == b"PAR1"
 
 
 def main(arguments: list[str]) -> int:
@@ -160,6 +170,8 @@ def main(arguments: list[str]) -> int:
         folder, name = os.path.split(os.path.abspath(given.out))
         if not os.path.isdir(folder):
             raise UsageError(f"{folder} is not a directory", hint="give another --out FILE")
+        if os.path.lexists(given.out) and not _is_parquet(given.out):
+            raise UsageError(f"{given.out} is there, and is no parquet file", hint="give another --out FILE")
         num_rows = 0
         with written(open_store(folder), name) as file, pq.ParquetWriter(file, SCHEMA) as writer:
             for batch in document_losses(given.run, given.steps):

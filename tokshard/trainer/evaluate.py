@@ -19,6 +19,7 @@ from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.narrow import IGNORED
 from tokshard.runtime.tensors import Batch, StreamingLoader
+from tokshard.trainer.batches import has_spans
 from tokshard.trainer.launcher import Interrupted
 from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.model import Transformer
@@ -32,11 +33,11 @@ PROGRESS_SECONDS = 10.0
 class Evaluation:
     """One pass over each corpus of ``[evaluation]``, whenever it is due.
 
-    The order has a seed of its own, so that runs with other seeds are evaluated on the same samples. Each pass has a
-    loader of its own; the parameters and the training loader stay as they are.
+    The order has its own seed, so runs with other seeds are evaluated on the same samples. Each pass has its own
+    loader; the parameters and the training loader do not change.
 
     Args:
-        trained: what the run trains on.
+        trained: the corpora that the run trains on.
         received: signals that this rank receives meanwhile.
 
     Raises:
@@ -59,7 +60,8 @@ class Evaluation:
         """Mean loss over the targets of each corpus after a step. Every rank calls this.
 
         Returns:
-            By corpus: ``loss``, in nats, None if it is not finite, and the number of ``targets``.
+            By corpus: ``loss``, in nats, None if it is not finite; the number of ``targets``; and the sum of their
+            ``loss_weights`` if the corpus has loss spans, by which its loss is weighted.
 
         Raises:
             Interrupted: a rank received a signal; on all ranks.
@@ -74,9 +76,11 @@ class Evaluation:
         say(f"step {step}: evaluating {', '.join(work.values())} in batches of {size:,} samples")
         try:
             for name, plan in self._plans.items():
-                total, targets = self._sums(model, plan, f"step {step}: evaluating {name}").tolist()
-                loss = total / max(1.0, targets) if math.isfinite(total) else None  # JSON has no NaN
+                total, targets, weight = self._sums(model, plan, f"step {step}: evaluating {name}").tolist()
+                loss = total / (weight or 1.0) if math.isfinite(total) else None  # JSON has no NaN
                 found[name] = {"loss": loss, "targets": int(targets)}
+                if has_spans(plan):
+                    found[name]["loss_weights"] = weight
         finally:
             for module in model.modules():
                 if isinstance(module, FSDPModule):
@@ -85,7 +89,7 @@ class Evaluation:
 
     @torch.no_grad()
     def _sums(self, model: Transformer, plan: StreamPlan, what: str) -> Tensor:
-        """Losses and targets over all ranks: float64 [2]. Says now and then how far it is."""
+        """Losses, targets and their weights over all ranks: float64 [3]. Prints its progress now and then."""
         size = self._settings.data.global_batch_size
         num_batches, started = -(-(plan.num_samples or 0) // size), time.monotonic()
         said = started
@@ -98,12 +102,13 @@ class Evaluation:
             pin_memory=device.type == "cuda",
             compact=True,
         )
-        sums = torch.zeros(2, dtype=torch.float64)
+        sums = torch.zeros(3, dtype=torch.float64)
         with closing(loader):
             for number, batch in enumerate(_agreed(loader, self._received), 1):
                 for part in micro_batches(batch, num_rows, device):
-                    targets = (part["labels"] != IGNORED).sum()
-                    sums += torch.stack([sum_of_losses(model, part).double().sum(), targets.double()]).cpu()
+                    is_target = part["labels"] != IGNORED
+                    figures = (sum_of_losses(model, part), is_target, part.get("loss_weights", is_target))
+                    sums += torch.stack([figure.double().sum() for figure in figures]).cpu()
                 if (now := time.monotonic()) - said >= PROGRESS_SECONDS and number < num_batches:
                     rate, said = number / (now - started), now
                     speed, left = f"{rate * size * plan.seq_len:,.0f} tokens/s", clock((num_batches - number) / rate)
@@ -117,7 +122,7 @@ def evaluation_plan(name: str, settings: Config, trained: StreamPlan) -> StreamP
 
     With `evaluation.tokens` it reads the fewest whole blocks that have so many, the same ones in every run.
 
-    What is read of it shares the memory of what is trained on, so that `data.memory_bytes` limits the process.
+    It shares the memory of the training corpora, so `data.memory_bytes` limits the process.
 
     Raises:
         TokshardError: the corpus cannot be read, or has another tokenizer.

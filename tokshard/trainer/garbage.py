@@ -11,7 +11,7 @@ EVERY_STEPS = 50
 
 @contextmanager
 def collected_between_steps() -> Iterator[None]:
-    """Inside, garbage is collected by `collect_after` alone; objects that exist already are not checked again."""
+    """Inside, only `collect_after` collects garbage; objects that exist already are not checked again."""
     was_on = gc.isenabled()
     gc.disable()
     gc.freeze()

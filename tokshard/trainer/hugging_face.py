@@ -1,8 +1,8 @@
-"""Weights as Hugging Face's Llama has them: ``python -m tokshard.trainer.hugging_face CHECKPOINT --out DIR``.
+"""Weights in the form of Hugging Face: ``python -m tokshard.trainer.hugging_face CHECKPOINT --out DIR``.
 
-`load_weights` starts a run with such weights, or with those of a checkpoint. `export` writes those of a checkpoint; it
-needs no model, since a checkpoint has the names and sizes of its tensors, and the recipe of the run. Nothing is
-unpickled or executed.
+`load_weights` starts a run with such weights, or with the weights of a checkpoint. `export` writes the weights of a
+checkpoint; it needs no model, because a checkpoint has the names and sizes of its tensors, and the recipe of the run.
+Nothing is unpickled or executed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from tokshard.errors import TokshardError, TrainerError
+from tokshard.errors import TokshardError, TrainerError, UsageError
 from tokshard.extras import extra_module
 from tokshard.format.corpus import Corpus
 from tokshard.format.decode import read_tokenizer
@@ -38,9 +39,11 @@ from tokshard.trainer.parallel import DTYPES, together
 
 FILE_BYTES = 5 * 10**9
 """Of the tensors of one file, which are in memory together."""
+_OF_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
+"""What an export takes over from a folder of a tokenizer: one of them has the chat template."""
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 
-_HINT = "give the sizes of its config.json in [model] of the recipe; models of other families cannot be imported"
+_HINT = "models that the trainer can train are Llama and Qwen3 of transformers, dense, without quantization"
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _NAMES = {
     "embedding": "model.embed_tokens",
@@ -51,6 +54,8 @@ _NAMES = {
     "attention.key": "self_attn.k_proj",
     "attention.value": "self_attn.v_proj",
     "attention.output": "self_attn.o_proj",
+    "attention.query_norm": "self_attn.q_norm",
+    "attention.key_norm": "self_attn.k_norm",
     "feed_forward_norm": "post_attention_layernorm",
     "feed_forward.gate": "mlp.gate_proj",
     "feed_forward.up": "mlp.up_proj",
@@ -62,10 +67,18 @@ _SIZES = {
     "num_heads": "num_attention_heads",
     "num_kv_heads": "num_key_value_heads",
     "hidden_dim": "intermediate_size",
+    "norm_eps": "rms_norm_eps",
 }
-_DEFAULTS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False}
-_FIXED = _DEFAULTS | {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_type": "default"}
+_SCALING = {
+    "rope_factor": "factor",
+    "rope_low_freq_factor": "low_freq_factor",
+    "rope_high_freq_factor": "high_freq_factor",
+    "rope_original_length": "original_max_position_embeddings",
+}
+_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 """What the model of the trainer cannot vary."""
+_FOREIGN = ("use_sliding_window", "quantization_config", "rope_interleaved")
+"""What a config.json may have and a model of the trainer has not."""
 
 _Places = dict[str, tuple[str, str]]
 """Name of each tensor to its file, and its name there. A tied head is the embedding."""
@@ -81,7 +94,7 @@ def load_weights(path: str, model: Transformer, *, num_ids: int) -> list[str]:
         num_ids: ids that the corpora may hold.
 
     Returns:
-        What the reader should know: lines for people.
+        Notes for the user, one line each.
 
     Raises:
         TokshardError: the weights are damaged, or of another model; the same error on all ranks.
@@ -95,36 +108,44 @@ def load_weights(path: str, model: Transformer, *, num_ids: int) -> list[str]:
     ):
         damage = (_safetensors().SafetensorError, ValueError, KeyError, TypeError, AttributeError)
         try:
-            config, places = _read(os.path.join(path, CONFIG)), _places(path)
-            if config.get("tie_word_embeddings") and _HEAD not in places:
-                places[_HEAD] = places[_EMBEDDING]
-                notes.append("its head is its embedding: here both start with these values, and are trained apart")
+            config = _read(os.path.join(path, CONFIG))
             _check(path, config, model.shape, num_ids)
+            places = _places(path)
+            if config.get("tie_word_embeddings"):
+                places.pop(_HEAD, None)
+                if not model.shape.tied_embeddings:
+                    places[_HEAD] = places[_EMBEDDING]
+                    notes.append(
+                        "its head is its embedding: here both start with these values, and are trained apart. "
+                        "model.tied_embeddings=true keeps them together"
+                    )
             _fill(model, path, places, config["vocab_size"])
         except damage as error:
             raise TrainerError(f"{path} is damaged: {error}", hint="download it again") from error
     return notes
 
 
-def export(path: str, out: str, *, dtype: str = "fp32", corpus: str = "") -> Iterator[str]:
+def export(path: str, out: str, *, dtype: str = "fp32", corpus: str = "", tokenizer: str = "") -> Iterator[str]:
     """Write the weights of a checkpoint for ``AutoModelForCausalLM.from_pretrained(out)`` of transformers.
 
-    The vocabulary is cut to that of the corpus, whose tokenizer is written as well. If no corpus can be read, it stays
-    as the model has it, padded. Takes one process, and memory for `FILE_BYTES`.
+    The vocabulary is cut to the size of the corpus's, and its tokenizer is written, too. If no corpus can be read, the
+    vocabulary stays padded. Takes one process, and memory for `FILE_BYTES`.
 
     Args:
         path: a checkpoint of the trainer.
         out: a directory that does not exist, or is empty; it appears when it is complete.
         dtype: ``"fp32"`` or ``"bf16"``.
         corpus: that the model was trained on; default: the first one of the checkpoint's recipe.
+        tokenizer: a folder with the same tokenizer, whose chat template and settings are copied; default: the one whose
+            weights the run began with.
 
     Yields:
-        What was written, and what was not and why: lines for people.
+        Lines for people: what was written, and what was not and why.
 
     Raises:
-        UsageError: `out` has content, or safetensors is not installed.
+        UsageError: `out` has content, safetensors is not installed, or `tokenizer` is another one.
         ExportError: `out` cannot be written.
-        TokshardError: the checkpoint, or the corpus that was asked for, is damaged or cannot be read.
+        TokshardError: the checkpoint, or the given corpus, is damaged or cannot be read.
     """
     save_file = _safetensors().torch.save_file
     with new_place(out, is_marked=False) as store:
@@ -138,6 +159,8 @@ def export(path: str, out: str, *, dtype: str = "fp32", corpus: str = "") -> Ite
             if corpus:
                 raise
             yield f"no tokenizer, and {num_ids:,} ids, maybe padded: {error.problem}; see --corpus"
+        else:
+            yield _copy_settings(place, tokenizer or recipe.checkpoint.load_weights, is_needed=bool(tokenizer))
         groups = _groups(sizes)
         for number, group in enumerate(groups, start=1):
             tensors = {name: torch.empty(size) for name, size in group.items()}
@@ -161,15 +184,22 @@ def write_config(path: str, shape: Shape, *, seq_len: int, dtype: str, special: 
         dtype: of the tensors, ``"fp32"`` or ``"bf16"``.
         special: ids of delimiters, such as ``eos_token_id``.
     """
+    is_scaled = shape.rope_factor > 1
+    rope: dict[str, Any] = {"rope_type": "llama3" if is_scaled else "default"}
+    if is_scaled:
+        rope |= {theirs: getattr(shape, ours) for ours, theirs in _SCALING.items()}
     fields = {
-        "architectures": ["LlamaForCausalLM"],
+        "architectures": ["Qwen3ForCausalLM" if shape.qk_norm else "LlamaForCausalLM"],
+        "model_type": "qwen3" if shape.qk_norm else "llama",
         **_FIXED,
         **{theirs: getattr(shape, ours) for ours, theirs in _SIZES.items()},
+        "head_dim": shape.head_size,
         "vocab_size": shape.vocab_size,
-        "max_position_embeddings": seq_len,
-        "rope_theta": shape.rope_theta,  # of transformers 4
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
-        "tie_word_embeddings": False,
+        "max_position_embeddings": max(seq_len, int(shape.rope_original_length * shape.rope_factor) * is_scaled),
+        "rope_theta": shape.rope_theta,  # of transformers 4, as the next
+        **({"rope_scaling": rope} if is_scaled else {}),
+        "rope_parameters": rope | {"rope_theta": shape.rope_theta},
+        "tie_word_embeddings": shape.tied_embeddings,
         "torch_dtype": {"fp32": "float32", "bf16": "bfloat16"}[dtype],
         "bos_token_id": None,
         "eos_token_id": None,
@@ -179,7 +209,7 @@ def write_config(path: str, shape: Shape, *, seq_len: int, dtype: str, special: 
 
 
 def name_of(parameter: str) -> str:
-    """The name of a parameter of the trainer's model in Hugging Face's Llama."""
+    """The name of a parameter of the trainer's model in Hugging Face's Llama and Qwen3."""
     layer, name = re.fullmatch(r"(layers\.\d+\.)?(.+)\.weight", parameter).groups("")  # type: ignore[union-attr]
     return f"{layer and 'model.' + layer}{_NAMES[name]}.weight"
 
@@ -187,24 +217,45 @@ def name_of(parameter: str) -> str:
 def _check(path: str, config: Mapping[str, Any], shape: Shape, num_ids: int) -> None:
     """Refuse weights that would mean something else in a model of the trainer."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    found = {**_DEFAULTS, **config} | {"rope_type": rope.get("rope_type", rope.get("type", "default"))}
-    found |= {"num_key_value_heads": config.get("num_key_value_heads") or config.get("num_attention_heads")}
-    found["rope_theta"] = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
-    needed = _FIXED | {theirs: getattr(shape, ours) for ours, theirs in _SIZES.items()}
-    needed |= {"rope_theta": shape.rope_theta}
-    if config.get("head_dim"):
-        needed["head_dim"] = shape.dim // shape.num_heads
-    different = [
-        f"{key} is {found.get(key)!r} there, {value!r} here" for key, value in needed.items() if found.get(key) != value
-    ]
-    if different:
-        raise TrainerError(f"{path}/{CONFIG} is of another model: {'; '.join(different)}", hint=_HINT)
+    foreign = [f"{key} {config[key]!r}" for key, value in _FIXED.items() if config.get(key, value) != value]
+    foreign += [f"{key} {config[key]!r}" for key in _FOREIGN if config.get(key)]
+    if (family := config.get("model_type")) not in ("llama", "qwen3"):
+        foreign.append(f"model_type {family!r}")
+    if (rope_type := rope.get("rope_type", rope.get("type", "default"))) not in ("default", "llama3"):
+        foreign.append(f"rope_type {rope_type!r}")
+    if foreign:
+        raise TrainerError(f"{path}/{CONFIG} has what the trainer cannot train: {', '.join(foreign)}", hint=_HINT)
+    found = _model_of(config, rope)
+    needed = {name: getattr(shape, name) for name in found} | {"head_dim": shape.head_size}
+    if shape.rope_factor == 1:
+        needed |= {name: found[name] for name in _SCALING if name != "rope_factor"}  # they mean nothing then
+    needed["tied_embeddings"] |= found["tied_embeddings"]  # a head may be trained apart, not the other way round
+    if different := [name for name in found if found[name] != needed[name]]:
+        differences = (f"model.{name} is {found[name]!r} there, {needed[name]!r} here" for name in different)
+        settings = " ".join(f"model.{name}={json.dumps(found[name])}" for name in different)
+        raise TrainerError(
+            f"{path}/{CONFIG} is of another model: {'; '.join(differences)}",
+            hint=f"train these weights with {settings}",
+        )
     num_rows = config.get("vocab_size")
     if not isinstance(num_rows, int) or not num_ids <= num_rows <= shape.vocab_size:
         raise TrainerError(
             f"{path} has {num_rows} ids, the corpora {num_ids:,} and the model {shape.vocab_size:,}",
             hint="build the corpora with the tokenizer of these weights, and give their ids as model.vocab_size",
         )
+
+
+def _model_of(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json as keys of ``[model]``; what it leaves out is as transformers has it."""
+    heads, is_qwen = config.get("num_attention_heads"), config.get("model_type") == "qwen3"
+    found = {ours: config.get(theirs) for ours, theirs in _SIZES.items()}
+    found["num_kv_heads"] = config.get("num_key_value_heads") or heads
+    found["norm_eps"] = config.get("rms_norm_eps", 1e-6)
+    found["head_dim"] = config.get("head_dim") or (128 if is_qwen else (config.get("hidden_size") or 0) // (heads or 1))
+    found["qk_norm"], found["tied_embeddings"] = is_qwen, bool(config.get("tie_word_embeddings"))
+    found["rope_theta"] = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+    is_scaled = rope.get("rope_type", rope.get("type")) == "llama3"
+    return found | {ours: rope[theirs] if is_scaled else 1 for ours, theirs in _SCALING.items()}
 
 
 def _places(path: str) -> _Places:
@@ -227,16 +278,18 @@ def _fill(model: Transformer, path: str, places: _Places, num_rows: int) -> None
     parameters = {name_of(name): parameter for name, parameter in model.named_parameters()}
     if different := sorted(places.keys() ^ parameters.keys()):
         raise TrainerError(f"{path} is of another model: {different[0]} is only in one of them", hint=_HINT)
-    for name, parameter in parameters.items():
-        file, key = places[name]
-        with _safetensors().safe_open(file, framework="pt") as tensors:
-            tensor = tensors.get_tensor(key)
-        rows = num_rows if name in (_EMBEDDING, _HEAD) else len(parameter)
-        if tensor.shape != (expected := (rows, *parameter.shape[1:])):
-            raise TrainerError(f"{path}: {name} is {tuple(tensor.shape)}, expected {expected}", hint=_HINT)
-        full = torch.zeros(parameter.shape)
-        full[:rows] = tensor
-        fill(parameter, full)
+    for loads in (False, True):  # every size is checked before anything is loaded
+        for name, parameter in parameters.items():
+            file, key = places[name]
+            rows = num_rows if name in (_EMBEDDING, _HEAD) else len(parameter)
+            with _safetensors().safe_open(file, framework="pt") as tensors:
+                size, expected = tuple(tensors.get_slice(key).get_shape()), (rows, *parameter.shape[1:])
+                if size != expected:
+                    raise TrainerError(f"{path}: {name} is {size}, expected {expected}", hint=_HINT)
+                if loads:
+                    full = torch.zeros(parameter.shape)
+                    full[:rows] = tensors.get_tensor(key)
+                    fill(parameter, full)
 
 
 def _described(path: str) -> tuple[Config, dict[str, torch.Size]]:
@@ -274,7 +327,7 @@ def _write_tokenizer(path: str, corpus: Corpus) -> dict[str, int]:
     """Copy the tokenizer of a corpus. Returns its delimiters, by their names in config.json.
 
     Raises:
-        DamagedCorpusError: it is missing, or not that of the manifest.
+        DamagedCorpusError: it is missing, or does not match the manifest.
     """
     content = read_tokenizer(corpus.store, corpus.manifest)
     with open(os.path.join(path, "tokenizer.json"), "wb") as file:
@@ -284,6 +337,26 @@ def _write_tokenizer(path: str, corpus: Corpus) -> dict[str, int]:
     settings = {f"{name}_token": texts[index] for name, index in special.items() if index in texts}
     _write(os.path.join(path, "tokenizer_config.json"), {"tokenizer_class": "PreTrainedTokenizerFast"} | settings)
     return {f"{name}_token_id": index for name, index in special.items()}
+
+
+def _copy_settings(path: str, folder: str, *, is_needed: bool) -> str:
+    """Copy what a folder has besides a tokenizer.json that is the one in `path`. Returns a line for people.
+
+    Raises:
+        UsageError: the folder has no such tokenizer, and it `is_needed`.
+    """
+    own, other = (os.path.join(at, "tokenizer.json") for at in (path, folder))
+    if not folder or not os.path.exists(other) or _read(own) != _read(other):
+        if is_needed:
+            raise UsageError(
+                f"{folder} does not have the tokenizer of the corpus",
+                hint="give the folder that the corpus was built with",
+            )
+        return "no chat template: --tokenizer DIR copies one from the folder of the tokenizer"
+    names = [name for name in _OF_TOKENIZER if os.path.exists(os.path.join(folder, name))]
+    for name in names:
+        shutil.copyfile(os.path.join(folder, name), os.path.join(path, name))
+    return f"{', '.join(names) or 'nothing'} of {folder}"
 
 
 def _safetensors() -> Any:
@@ -313,10 +386,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", required=True)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--corpus", default="", help="that the model was trained on; default: of the recipe")
+    parser.add_argument(
+        "--tokenizer", default="", metavar="DIR", help="with the chat template; default: of load_weights"
+    )
     given = parser.parse_args(arguments)
 
     def run() -> int:
-        for line in export(given.checkpoint, given.out, dtype=given.dtype, corpus=given.corpus):
+        for line in export(
+            given.checkpoint, given.out, dtype=given.dtype, corpus=given.corpus, tokenizer=given.tokenizer
+        ):
             sys.stdout.write(line + "\n")
         return 0
 

@@ -1,4 +1,4 @@
-"""What the launcher of a job tells this process: its rank, which GPU is its own, and when to stop."""
+"""The facts that a launcher gives this process: its rank, its GPU, and when to stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Interrupted(Exception):  # noqa: N818 - not an error
 
 
 def exit_code_of(command: Callable[[], int]) -> int:
-    """Run a command for its exit code; an error is told on stderr and gives its own, Ctrl-C gives 130."""
+    """Run a command for its exit code; an error is printed on stderr and has its own code, Ctrl-C gives 130."""
     try:
         return command()
     except TokshardError as error:

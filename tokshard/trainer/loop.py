@@ -34,7 +34,7 @@ def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
     """Run a recipe to its end, continuing from its latest checkpoint if it has one.
 
     Args:
-        on_record: gets each line of metrics.jsonl on rank 0, as for TensorBoard; an exception of it ends the run.
+        on_record: gets each line of metrics.jsonl on rank 0, for example for TensorBoard; its exceptions end the run.
 
     Returns:
         0, or the number of the signal that stopped the run after a save.
@@ -137,13 +137,13 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         # fused AdamW divides by the one, and leaves everything as it was if the other is not 0
-        self.optimizer.grad_scale = gradient_scale(sums.targets, sums.norm, self.settings.optimizer.clip_norm)  # type: ignore[attr-defined]
+        self.optimizer.grad_scale = gradient_scale(sums.weight, sums.norm, self.settings.optimizer.clip_norm)  # type: ignore[attr-defined]
         self.optimizer.found_inf = sums.is_lost.float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def _resume(self) -> int:
-        """Load the latest checkpoint, or the one asked for; returns the steps done."""
+        """Load the latest checkpoint, or the requested one; returns the steps done."""
         latest, settings = checkpoint.find_latest(self.saver.directory), self.settings.checkpoint
         path = latest or settings.load
         if not path and settings.load_weights:
@@ -178,14 +178,15 @@ class _Run:
             self.report.restart_clock()
 
 
-def gradient_scale(targets: Tensor, norm: Tensor, clip_norm: float) -> Tensor:
-    """What divides the gradient of the sum of all losses: fp32 [].
+def gradient_scale(weight: Tensor, norm: Tensor, clip_norm: float) -> Tensor:
+    """The divisor of the gradient of the sum of all losses: fp32 [].
 
     Args:
+        weight: of all targets.
         clip_norm: largest norm of the gradient of the mean loss; 0: no limit.
     """
     factor = (clip_norm / (norm + 1e-6)).clamp(max=1) if clip_norm else 1.0
-    return (targets / factor).float()
+    return (weight / factor).float()
 
 
 def num_parameters(model: nn.Module) -> int:

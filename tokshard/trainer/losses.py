@@ -1,4 +1,4 @@
-"""From a batch to its losses: micro-batches, their gradients, and cross-entropy summed over targets."""
+"""From a batch to its losses: micro-batches, their gradients, and weighted sums of cross-entropy over targets."""
 
 from __future__ import annotations
 
@@ -38,9 +38,12 @@ def backward(model: nn.Module, parts: Sequence[Batch]) -> Iterator[tuple[Batch, 
 
 
 def sum_of_losses(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy summed over the targets of each row of a full batch: fp32 [rows]; 0 for a row of padding."""
+    """Cross-entropy summed over the targets of each row of a full batch: fp32 [rows]; 0 for a row of padding.
+
+    With loss spans each target counts with its weight.
+    """
     labels, bounds = batch["labels"], batch["cu_seqlens"] - batch["cu_seqlens"][0]  # of a part of a batch
     torch._dynamo.mark_dynamic(bounds, 0)  # the number of documents differs from batch to batch
     documents = Documents(cu_seqlens=bounds, max_seqlen=labels.shape[1])
-    losses: Tensor = model(batch["input_ids"], batch["position_ids"], documents, labels)
+    losses: Tensor = model(batch["input_ids"], batch["position_ids"], documents, labels, batch.get("loss_weights"))
     return losses.view_as(labels).sum(1)

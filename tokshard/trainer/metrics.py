@@ -23,7 +23,7 @@ from tokshard.run_files.recipe import Train
 from tokshard.runtime import expand
 from tokshard.runtime.rows.narrow import IGNORED, PADDING_INDEX
 from tokshard.runtime.tensors import Batch
-from tokshard.trainer.batches import Batches
+from tokshard.trainer.batches import Batches, has_spans
 from tokshard.trainer.launcher import STOP_SIGNALS
 from tokshard.trainer.metrics_file import MetricsFile, progress_line, row_digest, step_digest
 from tokshard.trainer.parallel import raise_together, say, together
@@ -38,16 +38,16 @@ DIGEST_SHIFTS = (0, 16, 32, 48)
 class StepSums:
     """A step over all ranks: one vector of float64, which one all-reduce adds up.
 
-    That is the only collective of a step besides those of FSDP. The sums are copied to the host meanwhile, and `read`
-    there when the next step is under way, so that the host waits for no step that it has just begun.
+    It is the only collective of a step besides FSDP's. The sums are copied to the host meanwhile, and `read` there
+    during the next step, so the host never waits for a step that it has just begun.
 
     Args:
-        losses: float64 [corpora], on the device: the losses of this rank's targets summed by corpus.
+        losses: float64 [corpora], on the device: the losses of this rank's targets, weighted, summed by corpus.
         squared_norm: float64 [], on the device: of this rank's part of the gradient of the sum of all losses.
-        figures: what the host of this rank knows; the sum over ranks of each has a meaning.
+        figures: figures of this rank's host; the sum over ranks of each has a meaning.
 
     Attributes:
-        targets: float64 [], on the device, at least 1.
+        weight: float64 [], on the device: of all targets; without loss spans it is their number. 1 if there are none.
         norm: float64 [], on the device, of the gradient of the mean loss.
         is_lost: bool [], on the device: the step must not change any parameter.
     """
@@ -64,8 +64,9 @@ class StepSums:
         if self._arrival is not None:
             self._arrival.record()
         of = dict(zip(sizes, torch.split(sums, list(sizes.values())), strict=True))
-        self.targets = of["targets"].sum().clamp(min=1)
-        self.norm = of["squared_norm"][0].sqrt() / self.targets
+        weight = of["loss_weights"].sum()
+        self.weight = torch.where(weight > 0, weight, 1.0)
+        self.norm = of["squared_norm"][0].sqrt() / self.weight
         self.is_lost = (of["has_no_batch"][0] > 0) | ~(of["losses"].sum() + self.norm).isfinite()
 
     def read(self) -> dict[str, list[float]]:
@@ -77,7 +78,7 @@ class StepSums:
 
 
 class Report:
-    """What the steps were, for ``metrics.jsonl`` and people, and whether the run has to end.
+    """The figures of the steps, for ``metrics.jsonl`` and people, and whether the run has to end.
 
     Memory and waiting time, of which the largest counts, have a place per rank in the vector of a step.
 
@@ -141,7 +142,7 @@ class Report:
         return self._signal_number
 
     def restart_clock(self) -> None:
-        """Leave the time since the last step out of the next one."""
+        """Do not count the time since the last step for the next one."""
         self._started = time.perf_counter()
 
     def add_up(self, batch: Batch, losses: Tensor, squared_norm: Tensor, *, has_failed: bool) -> StepSums:
@@ -215,8 +216,8 @@ class Report:
     def _record(self, step: int, seconds: float, sums: dict[str, list[float]]) -> dict[str, Any]:
         names, seq_len = self._batches.plan.names, self._batches.plan.seq_len
         (num_samples,), (pairs,), (squared_norm,) = sums["num_samples"], sums["pairs"], sums["squared_norm"]
-        tokens, num_targets = num_samples * seq_len, sum(sums["targets"])
-        loss, norm = (figure / max(1.0, num_targets) for figure in (sum(sums["losses"]), math.sqrt(squared_norm)))
+        tokens, weight = num_samples * seq_len, sum(sums["loss_weights"])
+        loss, norm = (figure / (weight or 1.0) for figure in (sum(sums["losses"]), math.sqrt(squared_norm)))
         is_finite = math.isfinite(loss + norm)
         if not is_finite and self._settings.on_non_finite == "stop":
             raise TrainerError(
@@ -224,14 +225,15 @@ class Report:
                 hint="resume from the last checkpoint with a lower optimizer.lr, with train.skip for the steps there, "
                 "or with train.on_non_finite=skip",
             )
-        parts = zip(names, sums["losses"], sums["targets"], strict=True)
+        parts = zip(names, sums["losses"], sums["loss_weights"], strict=True)
         digest = (int(part) << shift for part, shift in zip(sums["digest"], DIGEST_SHIFTS, strict=True))
         return {
             **({} if is_finite else {"skipped": f"loss is {loss}, gradient norm {norm}"}),
             "loss": loss if is_finite else None,
             "loss_by_corpus": {name: of / n if n else None for name, of, n in parts} if is_finite else {},
             "grad_norm": norm if is_finite else None,
-            "targets": int(num_targets),
+            "targets": int(sum(sums["targets"])),
+            **({"loss_weights": weight} if has_spans(self._batches.plan) else {}),
             "num_samples": int(num_samples),
             "tokens": int(tokens),
             "digest": step_digest(digest),
@@ -259,16 +261,25 @@ class Report:
 
 
 def figures_of(batch: Batch, num_corpora: int) -> dict[str, Any]:
-    """What the host of a rank knows of its compact batch."""
+    """The figures of a rank's host about its compact batch."""
     full = expand({key: value.numpy() for key, value in batch.items()})
     ids, labels, samples, index, bounds = (
         full[key] for key in ("input_ids", "labels", "sample_index", "corpus_index", "cu_seqlens")
     )
     rows = np.flatnonzero(samples != PADDING_INDEX)
     lengths = np.diff(bounds[bounds <= len(rows) * labels.shape[1]].astype(np.int64))
-    digest = sum(row_digest(int(samples[row]), ids[row], labels[row]) for row in rows)
+    is_target = labels != IGNORED
+    weights = full.get("loss_weights")
+    digest = sum(
+        row_digest(int(samples[row]), ids[row], labels[row], None if weights is None else weights[row]) for row in rows
+    )
+    targets, sums = (
+        np.bincount(index.clip(0), weights=of.sum(1, dtype=np.float64), minlength=num_corpora)
+        for of in (is_target, is_target if weights is None else weights)
+    )
     return {
-        "targets": np.bincount(index.clip(0), weights=(labels != IGNORED).sum(1), minlength=num_corpora),
+        "targets": targets,
+        "loss_weights": sums,
         "num_samples": [len(rows)],
         "pairs": [(lengths * (lengths + 1) // 2).sum()],
         "digest": [digest >> shift & 0xFFFF for shift in DIGEST_SHIFTS],

@@ -1,4 +1,4 @@
-"""What a run reports of a step: a line of JSON, the same as scalars, and a line for people."""
+"""The report of a step: a line of JSON, the same as scalars, and a line for people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokshard.errors import TrainerError
 
 
 class _Line(msgspec.Struct):
-    """What is read back."""
+    """The fields that are read back."""
 
     step: int
     evaluation: dict[str, Any] = {}
@@ -37,7 +37,7 @@ class MetricsFile:
 
     Raises:
         OSError: the file cannot be written.
-        TrainerError: its end is not of a run that reached `last_step`.
+        TrainerError: its end is not from a run that reached `last_step`.
     """
 
     def __init__(self, path: str, *, last_step: int) -> None:
@@ -67,7 +67,7 @@ class MetricsFile:
 def _end_of(content: mmap.mmap, path: str, last_step: int) -> tuple[int, bool]:
     """Where the lines of `last_step` end, in bytes, and whether the last one is an evaluation.
 
-    Only what comes after them is looked at.
+    Reads only the lines after them.
     """
     end, problem, found, is_evaluated = content.rfind(b"\n") + 1, "", 0, False
     while end:
@@ -89,19 +89,26 @@ def _end_of(content: mmap.mmap, path: str, last_step: int) -> tuple[int, bool]:
     return end, is_evaluated
 
 
-def row_digest(sample: int, input_ids: NDArray[np.int64], labels: NDArray[np.int64]) -> int:
-    """The digest of one sample, from its number and int64 arrays [seq_len]. Takes 25 ns per token."""
+def row_digest(
+    sample: int,
+    input_ids: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    loss_weights: NDArray[np.float32] | None = None,
+) -> int:
+    """The digest of one sample, from its number and arrays [seq_len]. Takes 25 ns per token."""
     content = sample.to_bytes(8, "little") + input_ids.tobytes() + labels.tobytes()
+    if loss_weights is not None:
+        content += loss_weights.tobytes()
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 def step_digest(rows: Iterable[int]) -> str:
-    """The digest of a step: the sum of those of its samples, so that ranks and their order do not matter."""
+    """The digest of a step: the sum of its samples' digests, so ranks and their order do not matter."""
     return f"{sum(rows) % 2**64:016x}"
 
 
 def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a step by name, those of a corpus as ``loss_by_corpus/code``."""
+    """The numbers of a step by name; of a corpus as ``loss_by_corpus/code``."""
     for name, value in record.items():
         if isinstance(value, Mapping):
             yield from scalars(value, f"{prefix}{name}/")

@@ -1,4 +1,4 @@
-"""A Llama-family transformer: grouped-query attention, RoPE, RMSNorm, SwiGLU; no biases, untied head.
+"""A transformer as Llama 3 and Qwen3 are: grouped-query attention, RoPE, RMSNorm, SwiGLU, no biases.
 
 Shapes in names: B rows, S positions of a row, T = B * S, D model width, H heads, K head width, V vocabulary.
 """
@@ -31,17 +31,21 @@ class Attention(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.head_dim = shape.dim // shape.num_heads
-        self.query = nn.Linear(shape.dim, shape.dim, bias=False)
+        self.head_dim = shape.head_size
+        self.query = nn.Linear(shape.dim, shape.query_dim, bias=False)
         self.key = nn.Linear(shape.dim, shape.kv_dim, bias=False)
         self.value = nn.Linear(shape.dim, shape.kv_dim, bias=False)
-        self.output = nn.Linear(shape.dim, shape.dim, bias=False)
+        self.output = nn.Linear(shape.query_dim, shape.dim, bias=False)
+        self.query_norm, self.key_norm = (
+            nn.RMSNorm(shape.head_size, eps=shape.norm_eps) if shape.qk_norm else nn.Identity() for _ in range(2)
+        )
 
     def forward(self, hidden_TD: Tensor, rotation: tuple[Tensor, Tensor], documents: Documents) -> Tensor:
         query, key, value = (
             project(hidden_TD).unflatten(-1, (-1, self.head_dim)) for project in (self.query, self.key, self.value)
         )
-        mixed_THK = attend(rotate(query, *rotation), rotate(key, *rotation), value, documents)
+        query, key = rotate(self.query_norm(query), *rotation), rotate(self.key_norm(key), *rotation)
+        mixed_THK = attend(query, key, value, documents)
         out: Tensor = self.output(mixed_THK.flatten(1))
         return out
 
@@ -64,16 +68,17 @@ class Block(nn.Module):
     """Attention and feed-forward, each after a norm and around a residual. The unit of sharding and compilation.
 
     Args:
-        recompute: what the backward pass computes again instead of keeping it. It is done in here, without a wrapper:
-            a wrapper would change the names of parameters, and with them initial values and checkpoints.
+        recompute: the results that the backward pass computes again instead of keeping them. The block does this
+            without
+        a wrapper, which would change the names of parameters, and with them initial values and checkpoints.
     """
 
     def __init__(self, shape: Shape, recompute: Recompute = "none") -> None:
         super().__init__()
         self.recompute = recompute
-        self.attention_norm = nn.RMSNorm(shape.dim, eps=1e-5)
+        self.attention_norm = nn.RMSNorm(shape.dim, eps=shape.norm_eps)
         self.attention = Attention(shape)
-        self.feed_forward_norm = nn.RMSNorm(shape.dim, eps=1e-5)
+        self.feed_forward_norm = nn.RMSNorm(shape.dim, eps=shape.norm_eps)
         self.feed_forward = FeedForward(shape)
 
     def forward(self, hidden_TD: Tensor, rotation: tuple[Tensor, Tensor], documents: Documents) -> Tensor:
@@ -91,22 +96,41 @@ class Block(nn.Module):
         return out
 
 
-class Head(nn.Linear):
+class Head(nn.Module):
     """Logits [T, V], or the loss of each token.
 
     Args:
         loss_chunk: tokens whose logits are in memory at a time; 0: all.
+
+    Attributes:
+        weight: None if the embedding is given in its place. A parameter of two modules would have to be tied again
+            whenever one of them is moved, sharded or loaded.
     """
 
+    weight: nn.Parameter | None
+
     def __init__(self, shape: Shape, loss_chunk: int = 0) -> None:
-        super().__init__(shape.dim, shape.vocab_size, bias=False)
+        super().__init__()
+        weight = None if shape.tied_embeddings else nn.Parameter(torch.empty(shape.vocab_size, shape.dim))
+        self.register_parameter("weight", weight)
         self.loss_chunk = loss_chunk
         self.token_losses: TokenLosses = token_losses
 
-    def forward(self, hidden_TD: Tensor, labels_T: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        hidden_TD: Tensor,
+        labels_T: Tensor | None = None,
+        loss_weights_T: Tensor | None = None,
+        *,
+        embedding_VD: Tensor | None = None,
+    ) -> Tensor:
+        weight_VD = embedding_VD if self.weight is None else self.weight
+        assert weight_VD is not None, "an untied head has weights"
         if labels_T is None:
-            return super().forward(hidden_TD)
-        return chunked_losses(hidden_TD, self.weight, labels_T, chunk=self.loss_chunk, function=self.token_losses)
+            return functional.linear(hidden_TD, weight_VD)
+        return chunked_losses(
+            hidden_TD, weight_VD, labels_T, loss_weights_T, chunk=self.loss_chunk, function=self.token_losses
+        )
 
 
 class Transformer(nn.Module):
@@ -122,31 +146,44 @@ class Transformer(nn.Module):
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocab_size, shape.dim)
         self.layers = nn.ModuleList(Block(shape, recompute) for _ in range(shape.num_layers))
-        self.norm = nn.RMSNorm(shape.dim, eps=1e-5)
+        self.norm = nn.RMSNorm(shape.dim, eps=shape.norm_eps)
         self.head = Head(shape, loss_chunk)
 
     def forward(
-        self, input_ids_BS: Tensor, position_ids_BS: Tensor, documents: Documents, labels_BS: Tensor | None = None
+        self,
+        input_ids_BS: Tensor,
+        position_ids_BS: Tensor,
+        documents: Documents,
+        labels_BS: Tensor | None = None,
+        loss_weights_BS: Tensor | None = None,
     ) -> Tensor:
         """Logits [T, V] in the precision of the parameters; with labels the cross-entropy of each token, fp32 [T].
 
         Args:
             input_ids_BS, position_ids_BS, labels_BS: int64 [B, S].
             documents: pieces of the flattened rows.
+            loss_weights_BS: fp32 [B, S], which the cross-entropies are multiplied with.
         """
         hidden_TD = self.embedding(input_ids_BS.flatten())
-        head_dim = self.shape.dim // self.shape.num_heads
-        rotation = rotations(position_ids_BS.flatten(), head_dim, self.shape.rope_theta)
+        rotation = rotations(position_ids_BS.flatten(), self.shape)
         for layer in self.layers:
             hidden_TD = layer(hidden_TD, rotation, documents)
-        out: Tensor = self.head(self.norm(hidden_TD), None if labels_BS is None else labels_BS.flatten())
+        targets = (None if of is None else of.flatten() for of in (labels_BS, loss_weights_BS))
+        tied = {"embedding_VD": self.embedding.weight} if self.shape.tied_embeddings else {}
+        out: Tensor = self.head(self.norm(hidden_TD), *targets, **tied)
         return out
 
 
-def rotations(position_ids_T: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+def rotations(position_ids_T: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     """Cosines and sines of RoPE, fp32 [T, 1, K / 2]. Not a buffer, so there is nothing to shard, cast or save."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids_T.device) / head_dim
-    angles = position_ids_T[:, None].float() * theta**-exponents
+    exponents = torch.arange(0, shape.head_size, 2, dtype=torch.float32, device=position_ids_T.device)
+    frequencies = shape.rope_theta ** -(exponents / shape.head_size)
+    if shape.rope_factor > 1:  # Llama 3.1: slow ones become slower, with a line between those and the others
+        low, high = shape.rope_low_freq_factor, shape.rope_high_freq_factor
+        turns = frequencies * shape.rope_original_length / (2 * math.pi)
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
+        frequencies = frequencies * (kept + (1 - kept) / shape.rope_factor)
+    angles = position_ids_T[:, None].float() * frequencies
     return angles.cos()[:, None], angles.sin()[:, None]
 
 

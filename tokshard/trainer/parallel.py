@@ -67,7 +67,7 @@ def process_group(settings: Parallel) -> Iterator[torch.device]:
 
 
 def limit_waits(mesh: DeviceMesh, settings: Parallel) -> None:
-    """From now on, wait for another rank as long as a step may take, no longer as long as a start does."""
+    """From now on, wait for another rank only as long as a step may take, not as long as a start."""
     # newer versions of torch have the public one, and warn about the other
     set_timeout = getattr(distributed, "set_timeout", None) or distributed_c10d._set_pg_timeout  # noqa: SLF001
     for group in (None, *mesh.get_all_groups()):
@@ -122,7 +122,7 @@ def say(line: str) -> None:
 
 
 def check_same(value: str, problem: str, *, hint: str) -> None:
-    """Refuse to go on with a value that is another one on some rank. A collective: every rank calls it.
+    """Refuse to continue if a value differs between ranks. A collective: every rank calls it.
 
     Raises:
         TrainerError: names the first rank that differs from rank 0, with `problem`; the same error on all ranks.
@@ -177,13 +177,17 @@ def sharded_model(shape: Shape, mesh: DeviceMesh, settings: Parallel, compute: C
         model.head.token_losses = torch.compile(token_losses, fullgraph=True, backend=compute.compile)
         for layer in model.layers:
             layer.compile(fullgraph=True, backend=compute.compile)
-    fully_shard(model.embedding, mesh=mesh, mp_policy=policy)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
-    # the backward pass begins with the last unit, and does not read the first one's weights
-    fully_shard([model.norm, model.head], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    # the backward pass begins with the last unit, and does not read the first one's weights unless they are the head's
+    last = [model.norm, model.head]
+    if shape.tied_embeddings:
+        last = [model.embedding, *last]
+    else:
+        fully_shard(model.embedding, mesh=mesh, mp_policy=policy)
+        model.embedding.set_unshard_in_backward(False)  # type: ignore[operator]
+    fully_shard(last, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    model.embedding.set_unshard_in_backward(False)  # type: ignore[operator]
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # without it gloo refuses the divide factor

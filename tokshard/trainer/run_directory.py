@@ -57,7 +57,7 @@ def _lock(out: str, holder: str, stack: ExitStack) -> None:
 
 
 def _look_for(path: str, holder: str) -> None:
-    """Wait until this process sees what the one that locked the directory wrote there.
+    """Wait until this process sees the file of the process that locked the directory.
 
     Raises:
         TrainerError: it sees something else: another directory of the same name, as on a disk of its own.

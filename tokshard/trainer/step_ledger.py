@@ -1,4 +1,4 @@
-"""What one step of training communicates and keeps in memory, on tensors without content.
+"""The communication and memory of one training step, on tensors without content.
 
 The FSDPMemTracker of torch 2.13 wraps hooks of FSDP, and units of two modules are gathered twice: hence this one.
 """
@@ -101,7 +101,7 @@ class StepLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return "gradients, and tensors of the backward pass" if in_backward else "activations"
 
     def note(self, storage: torch.UntypedStorage, kind: str) -> None:
-        """Count a storage that is new or has another size; what was counted keeps its kind, unless it is gathered."""
+        """Count a storage that is new or has another size; a counted storage keeps its kind, unless it is gathered."""
         key, size = storage._cdata, storage.nbytes()
         before, old_size, ref = self._storages.get(key, (kind, 0, None))
         if ref is None:

@@ -15,6 +15,7 @@ from tokshard.inspect.page.page import Facts, Section, chart, facts, heading, li
 from tokshard.inspect.plan.preview import PlanReport
 from tokshard.inspect.plan.run import Run
 from tokshard.inspect.plan.simulation import simulate
+from tokshard.runtime.order.windows import CorpusOrder
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import used_up
 
@@ -91,7 +92,7 @@ def _charts_over_time(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int
     """Shares and epochs; `counts` are the samples of each corpus before some samples: int64 [marks, corpora]."""
     steps = [step - 1 + within / run.size_of(step) for step, within in map(run.step_with, marks.tolist())]
     shares = np.diff(counts, axis=0) / np.diff(marks)[:, None]
-    epochs = counts * (run.plan.seq_len / np.array([corpus.num_tokens for corpus in run.plan.corpora]))
+    epochs = counts * (run.plan.seq_len / np.array([corpus.padded_tokens for corpus in run.plan.corpora]))
 
     def over_steps(title: str, note: str, values: NDArray[Any], y: Any, **style: str) -> Section:
         traces = [
@@ -121,9 +122,9 @@ def _charts_over_time(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int
 def _shuffle_chart(plan: StreamPlan, number: int) -> Section:
     corpus, name = plan.corpora[number], plan.names[number]
     per_epoch = max(1, corpus.part_tokens(0) // plan.seq_len)
-    ordinals = _ordinals(plan, corpus.part_windows(0), per_epoch)
+    ordinals = _ordinals(corpus, per_epoch)
     counts, pieces = plan.readers[number].pieces_of(np.zeros_like(ordinals), ordinals)
-    firsts = np.cumsum(counts) - counts
+    firsts, ordinals = (np.cumsum(counts) - counts)[counts > 0], ordinals[counts > 0]
     windows = f"the {_WINDOWS} windows shown" if corpus.part_windows(0) > _WINDOWS else "its first epoch"
     windows += f", of the first of {corpus.num_parts} streams" if corpus.is_dealt else ""
     dots = {
@@ -145,14 +146,14 @@ def _shuffle_chart(plan: StreamPlan, number: int) -> Section:
     )
 
 
-def _ordinals(plan: StreamPlan, num_windows: int, per_epoch: int) -> NDArray[np.int64]:
+def _ordinals(corpus: CorpusOrder, per_epoch: int) -> NDArray[np.int64]:
     """Evenly spaced samples of the first epoch; for a large corpus, from a few of its windows only."""
+    num_windows, seq_len, window_tokens = corpus.part_windows(0), corpus.shape.seq_len, corpus.window_tokens
     if num_windows <= _WINDOWS:
         return np.unique(np.linspace(0, per_epoch - 1, _POINTS).astype(np.int64))
-    window_tokens = plan.shape.window_blocks * plan.shape.block_tokens  # but of the last one
     firsts = np.linspace(0, num_windows - 2, _WINDOWS).astype(np.int64) * window_tokens
-    within = np.linspace(0, max(0, window_tokens - 2 * plan.seq_len), _POINTS // _WINDOWS).astype(np.int64)
-    return np.unique(-(-(firsts[:, None] + within) // plan.seq_len))
+    within = np.linspace(0, max(0, window_tokens - 2 * seq_len), _POINTS // _WINDOWS).astype(np.int64)
+    return np.unique(-(-(firsts[:, None] + within) // seq_len))
 
 
 def _parts(plan: StreamPlan, decode: Decode, sample: int) -> Iterator[tuple[str, Iterable[TokenPiece]]]:

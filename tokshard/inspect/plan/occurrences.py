@@ -92,7 +92,7 @@ def current_epoch(run: Run, name: str) -> int:
     number = run.plan.names.index(name)
     counts = run.plan.mixture(run.cursor).counts_before(run.cursor.sample)
     left_out = run.cursor.lengths[-1].left_out[number] if run.cursor.lengths else 0
-    return (run.cursor.tokens_of(counts, run.plan.seq_len)[number] + left_out) // run.plan.corpora[number].num_tokens
+    return (run.cursor.tokens_of(counts, run.plan.seq_len)[number] + left_out) // run.plan.corpora[number].padded_tokens
 
 
 def _occurrence(run: Run, reading: trace.Occurrence, masked: str | None) -> PlacedOccurrence:

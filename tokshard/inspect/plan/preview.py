@@ -6,12 +6,36 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.inspect.plan.simulation import Simulation
 from tokshard.inspect.plan.streams import StreamsAdvice, advise
 from tokshard.runtime.locality import MIN_WINDOW_STEPS, enough_window_blocks, steps_per_window
 from tokshard.runtime.order.mixture import Segment
+from tokshard.runtime.order.packing import count_put_off
+
+_WINDOW_ENDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """The rows of a corpus that is packed whole.
+
+    Args:
+        rows: of an epoch.
+        padding: the part of them that is padding.
+        num_chunks, num_cut: of its first window, and those of them that rows cut; None if the corpus is not mapped.
+        window_ends: the next global samples at which a window ends, so that another `seq_len` leaves nothing of it out;
+            none with several streams, each of which has windows of its own.
+    """
+
+    rows: int
+    padding: float
+    num_chunks: int | None
+    num_cut: int | None
+    window_ends: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +57,7 @@ class CorpusPlan:
         documents: about how many different documents are read, at least in part.
         bytes: size of the token ids that are read.
         steps_per_window: None if the whole corpus is one window, or if it is not read.
+        packing: None if it is not packed whole.
     """
 
     name: str
@@ -55,6 +80,7 @@ class CorpusPlan:
     documents: int
     bytes: int
     steps_per_window: float | None
+    packing: Packing | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +143,7 @@ def report_plan(
     """
     plan = run.plan
     if num_tokens is None:
-        num_tokens = sum(corpus.num_tokens for corpus in plan.corpora) * (plan.epochs or 1)
+        num_tokens = sum(corpus.padded_tokens for corpus in plan.corpora) * (plan.epochs or 1)
     wanted, _ = run.step_with(max(0, -(-num_tokens // plan.seq_len) - 1))
     steps, samples = _end_of(run, wanted)
     check_sample(samples)
@@ -166,11 +192,11 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
     plan, found = run.plan, []
     windows = steps_per_window(plan, run.global_batch_size, run.cursor)
     shares, corpora = run.shares(run.cursor.segments[0]), run.corpora
-    for name, source, shuffled, most, count in zip(
-        plan.names, plan.sources, plan.corpora, plan.max_epochs, counts, strict=True
+    for number, (name, source, shuffled, most, count) in enumerate(
+        zip(plan.names, plan.sources, plan.corpora, plan.max_epochs, counts, strict=True)
     ):
         corpus, tokens = corpora[name], count * plan.seq_len
-        part = min(1.0, tokens / shuffled.num_tokens) * shuffled.num_tokens / source.num_tokens
+        part = min(1.0, tokens / shuffled.padded_tokens) * shuffled.num_tokens / source.num_tokens
         found.append(
             CorpusPlan(
                 name=name,
@@ -188,13 +214,44 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
                 num_parts=shuffled.num_parts,
                 samples=count,
                 tokens=tokens,
-                epochs=tokens / shuffled.num_tokens,
+                epochs=tokens / shuffled.padded_tokens,
                 share=count / samples if samples else 0.0,
                 documents=math.ceil(part * corpus.num_documents),
                 bytes=tokens * source.dtype.itemsize,
                 steps_per_window=None if math.isinf(windows[name]) else windows[name],
+                packing=_packing(run, number) if shuffled.pack == "whole" else None,
             )
         )
+    return found
+
+
+def _packing(run: Run, number: int) -> Packing:
+    order = run.plan.corpora[number]
+    is_mapped = order.source.is_in_memory
+    num_cut, num_chunks = count_put_off(order, order.window(0, 0, 0)) if is_mapped else (None, None)
+    return Packing(
+        rows=order.padded_tokens // order.shape.seq_len,
+        padding=1 - order.num_tokens / order.padded_tokens,
+        num_chunks=num_chunks,
+        num_cut=num_cut,
+        window_ends=_window_ends(run, number),
+    )
+
+
+def _window_ends(run: Run, number: int) -> list[int]:
+    """The next global samples at which a window of a corpus ends."""
+    order, mixture, found = run.plan.at(run.cursor).corpora[number], run.plan.mixture(run.cursor), list[int]()
+    if order.num_streams > 1:
+        return found
+    count = mixture.counts_before(run.cursor.sample)[number]
+    _, _, samples = order.by_part(np.zeros(1, np.int64), np.array([count]))
+    window = order.window_at(0, order.slices.starts(0, int(samples[0])))
+    while len(found) < _WINDOW_ENDS:
+        _, last = order.stream_of(0, order.slices.first_from(0, window.stop) - 1)
+        if (end := mixture.sample_of(number, last)) is None:
+            break
+        found.append(end + 1)
+        window = order.window_at(0, window.stop)
     return found
 
 

@@ -80,12 +80,13 @@ def simulate(run: Run, num_samples: int) -> Simulation:
             own, starts = samples[mine], np.empty(np.count_nonzero(mine), np.int64)
             here, *of_parts = plan.corpora[number].by_part(own, corpus_samples[mine])
             counts, pieces = plan.readers[number].pieces_of(*of_parts, is_sequential=True)
-            starts[here] = pieces.starts[np.cumsum(counts) - counts]
+            with_tokens = counts > 0
+            starts[here[with_tokens]] = pieces.starts[(np.cumsum(counts) - counts)[with_tokens]]
             steps = np.repeat((own[here] - first) // size, counts)
             hit = np.unique(steps * num_blocks + pieces.starts // block_tokens) // num_blocks
             blocks[number] += np.bincount(hit, minlength=blocks.shape[1])
             positions[number].append(own)
-            places[number].append(starts)
+            places[number].append(starts[np.sort(here[with_tokens])])
     blocks = blocks[:, : max(1, (stop - first) // size)]
     per_step = blocks.sum(0)
     return Simulation(

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from tokshard.errors import TokenizerError
 from tokshard.format.manifest import TokenizerInfo
 from tokshard.pipeline.encode.tokenizer_file import without_truncation
+from tokshard.pipeline.sources.records import NOT_ENCODED, Problem
 
 _MAX_COMPARED_RANGES = 4
 _ID_DTYPE = np.dtype(np.uint32)
@@ -40,13 +41,19 @@ class EncodedTexts:
         tokens: uint32 [tokens], delimiters included. The writer narrows them when it copies them.
         ends: int64 [documents]: where each document ends in `tokens`.
         with_special: indices of the texts that were encoded to a special id. They are not among the documents.
-        failed: for each text on which the library failed, its index and the message. They are not among them either.
+        failed: for each text that became no document, its index, the reason and what was found.
+        idle: indices of conversations without a target. They are not among the documents either.
+        loss: of conversations: the spans of each document.
+        changes: what was changed, to the indices of the texts.
     """
 
     tokens: NDArray[Any]
     ends: NDArray[np.int64]
     with_special: tuple[int, ...]
-    failed: Mapping[int, str] = field(default_factory=dict)
+    failed: Mapping[int, Problem] = field(default_factory=dict)
+    idle: tuple[int, ...] = ()
+    loss: Sequence[NDArray[np.uint32]] | None = None
+    changes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 class DocumentEncoder:
@@ -85,12 +92,12 @@ class DocumentEncoder:
         """Encode texts one at a time, because the library fails on some of them."""
         ids: list[NDArray[Any]] = []
         with_special: list[int] = []
-        failed: dict[int, str] = {}
+        failed: dict[int, Problem] = {}
         for index, text in enumerate(texts):
             try:
                 (found,) = self._encode([text])
             except EncodingError as error:
-                failed[index] = str(error)
+                failed[index] = NOT_ENCODED, str(error)
                 continue
             self._join([found])  # to check the ids
             if self._is_special[found].any():
@@ -202,7 +209,9 @@ class Encoder:
                 raise
             raise TokenizerError(
                 f"tokenizers {_version()} cannot load the tokenizer: {_first_line(error)}",
-                hint="check that it is a tokenizer.json, and try another version of tokenizers",
+                hint="check that it is a tokenizer.json, and try another version of tokenizers"
+                if "Byte fallback" not in str(error)
+                else "tokenizers 1.0 refuses this file, as those of Gemma 1 and 2: pip install 'tokenizers<1'",
             ) from error
         if found.dtype != np.uint32:
             raise TokenizerError(

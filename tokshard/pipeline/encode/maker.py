@@ -14,14 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.format.loss import LOSS
 from tokshard.format.manifest import BuildConfig, TokenizerInfo
 from tokshard.interop.tokens.batches import TokenBatch
+from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN
+from tokshard.pipeline.encode.chat.texts import ChatTexts
 from tokshard.pipeline.encode.documents import Documents, Made, content_hashes, ruled, validation_mask
-from tokshard.pipeline.encode.encoder import DocumentEncoder, Encoder
+from tokshard.pipeline.encode.encoder import DocumentEncoder, EncodedTexts, Encoder
 from tokshard.pipeline.encode.passing import TokenPasser
+from tokshard.pipeline.encode.tokenizer_file import parsed_tokens, parsing
+from tokshard.pipeline.sources.chats import TemplateSource
 from tokshard.pipeline.sources.json_lines import JsonLinesParser
 from tokshard.pipeline.sources.records import (
-    NOT_ENCODED,
     SPECIAL_TOKEN,
     BadRecord,
     Chunk,
@@ -59,20 +63,30 @@ class Maker:
 
     Args:
         load: reads the ``tokenizer.json``.
+        chat: the template, where texts are conversations.
     """
 
     def __init__(
-        self, spec: RecordSpec, config: BuildConfig, tokenizer: TokenizerInfo, load: Callable[[], bytes]
+        self,
+        spec: RecordSpec,
+        config: BuildConfig,
+        tokenizer: TokenizerInfo,
+        load: Callable[[], bytes],
+        chat: TemplateSource | None = None,
     ) -> None:
+        self._chat = chat
         self._config, self._tokenizer, self._load = config, tokenizer, load
         self._parse = JsonLinesParser(spec)
         self._special = SpecialText(tokenizer.special_ids)
         self._pass_on = TokenPasser(tokenizer, spec) if spec.tokens is not None else None
 
     @functools.cached_property
-    def encode(self) -> DocumentEncoder:
+    def encode(self) -> Callable[[Sequence[str]], EncodedTexts]:
         """The tokenizer."""
-        return DocumentEncoder(Encoder(self._load()), self._tokenizer)
+        if self._chat is not None:
+            return ChatTexts(self._load(), self._chat, self._config, self._tokenizer)
+        content = parsing(self._load(), parsed_tokens(self._config.special_tokens))
+        return DocumentEncoder(Encoder(content), self._tokenizer)
 
     def parse(self, chunk: Chunk | Made) -> Parsed:
         """The records of a chunk."""
@@ -116,14 +130,17 @@ class Maker:
             texts, positions, columns = _chosen(np.flatnonzero(is_kept).tolist(), texts, positions, columns)
         encoded = self.encode(texts)
         bad = records.bad
-        if encoded.with_special or encoded.failed:
+        changes = {what: positions[list(found)] for what, found in encoded.changes.items()}
+        idle = [(int(positions[index]), NOTHING_TO_LEARN) for index in encoded.idle]
+        records = replace(records, passed_over=sorted([*records.passed_over, *idle]))
+        if encoded.with_special or encoded.failed or encoded.idle:
             rejected = [_special(int(positions[index])) for index in encoded.with_special]
-            rejected += [
-                BadRecord(int(positions[index]), NOT_ENCODED, detail) for index, detail in encoded.failed.items()
-            ]
+            rejected += [BadRecord(int(positions[index]), *problem) for index, problem in encoded.failed.items()]
             bad = sorted([*bad, *rejected], key=lambda record: record.position)
-            kept = sorted(set(range(len(texts))) - {*encoded.with_special, *encoded.failed})
+            kept = sorted(set(range(len(texts))) - {*encoded.with_special, *encoded.failed, *encoded.idle})
             texts, positions, columns = _chosen(kept, texts, positions, columns)
+        if encoded.loss is not None:
+            columns = {LOSS: list(encoded.loss), **columns}
         fraction = self._config.validation_fraction
         documents = Documents(
             tokens=encoded.tokens,
@@ -134,7 +151,7 @@ class Maker:
             has_special=self._special.mask(texts),
             is_validation=None if fraction is None else validation_mask((text.encode() for text in texts), fraction),
         )
-        made = _made(records, documents, bad, candidates)
+        made = replace(_made(records, documents, bad, candidates), changes=changes)
         return made if is_kept is None else made.without_duplicates(is_kept)
 
 

@@ -7,8 +7,8 @@ import importlib.metadata
 import json
 import os
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from tokshard.store import Store, locate, look_at, open_store, present, real_loc
 _FILES = ("tokenizer.json", "tokenizer.model")
 """The files that are looked for in a directory, in this order."""
 _CONFIG = "tokenizer_config.json"
+_TEMPLATE = "chat_template.jinja"
 _FOREIGN_SUFFIXES = (".model", ".tiktoken", ".bpe")
 """File names of SentencePiece models and tiktoken ranks."""
 _LOCAL_SUFFIXES = (".json", *_FOREIGN_SUFFIXES)
@@ -41,12 +42,16 @@ class TokenizerFile:
         content: the bytes of ``tokenizer.json``.
         info: what the manifest says of it.
         notes: what the user should know, a line each.
+        config: what ``tokenizer_config.json`` says.
+        template: what ``chat_template.jinja`` next to it holds; None if there is none.
         normalizer: what changes text before it is encoded, such as ``NFKC, Lowercase``; None if nothing does.
     """
 
     content: bytes
     info: TokenizerInfo
     notes: tuple[str, ...]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
     normalizer: str | None = None
 
 
@@ -72,7 +77,7 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
     folder, file = locate(path)
     content, parsed = _read_json(folder, file)
     vocabulary, added = _vocabulary(parsed, path)
-    config = _read_json(folder, _CONFIG)[1] if _CONFIG in present(folder) else {}
+    config, template = read_config(folder)
     notes = _notes(parsed, config, bos)
     ids = {**vocabulary, **{token: entry["id"] for token, entry in added.items()}}
     unknown = _unknown(parsed)  # it stands for pieces of text, so it does not control anything, however it is flagged
@@ -99,8 +104,75 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
         content=content,
         info=info,
         notes=notes,
+        config=config,
+        template=template,
         normalizer=normalizer_name(parsed.get("normalizer")),
     )
+
+
+PARSE = "parse="
+"""How a value of ``--special-tokens`` begins."""
+
+
+def parsed_tokens(value: str | None) -> list[str]:
+    """The tokens of a value of ``--special-tokens``."""
+    return [] if value is None else value.removeprefix(PARSE).split(",")
+
+
+def with_parsed(info: TokenizerInfo, value: str) -> tuple[TokenizerInfo, str]:
+    """The tokenizer of texts in which some special tokens are meant.
+
+    Args:
+        value: ``parse=TOKEN,...``.
+
+    Returns:
+        The tokenizer, of which text may produce these tokens; and the value with each token once, in the order of ids.
+
+    Raises:
+        UsageError: one of them is not special, or a delimiter, which lies between documents alone.
+    """
+    if not value.startswith(PARSE):
+        raise UsageError(
+            f"special_tokens is {value!r:.60}",
+            hint=f"give the tokens that texts spell and mean, as in --special-tokens '{PARSE}<|im_start|>,<|im_end|>'",
+        )
+    wanted = parsed_tokens(value)
+    fitting = {token: index for token, index in info.special_ids.items() if token not in (info.eos, info.bos)}
+    wrong = next((token for token in wanted if token not in fitting), None)
+    if wrong is not None:
+        what = "delimits documents" if wrong in info.special_ids else "is no special token of the tokenizer"
+        raise UsageError(
+            f"special_tokens has {wrong!r}, which {what}",
+            hint=f"give some of {', '.join(list(fitting)[:8])}" if fitting else "leave out --special-tokens",
+        )
+    others = {token: index for token, index in info.special_ids.items() if token not in wanted}
+    found = ",".join(token for token in fitting if token in wanted)
+    return msgspec.structs.replace(info, special_ids=others), f"{PARSE}{found}"
+
+
+def parsing(content: bytes, tokens: Collection[str]) -> bytes:
+    """A ``tokenizer.json`` whose given special tokens are found in text, as others are that are not special."""
+    if not tokens:
+        return content
+    parsed = json.loads(content)
+    added = parsed["added_tokens"]
+    return json.dumps(
+        {
+            **parsed,
+            "added_tokens": [{**one, "special": one["special"] and one["content"] not in tokens} for one in added],
+        }
+    ).encode()
+
+
+def read_config(folder: Store) -> tuple[dict[str, Any], str | None]:
+    """What a tokenizer's folder says besides its ``tokenizer.json``: the configuration, and the chat template.
+
+    Raises:
+        TokenizerError: one of them cannot be read.
+    """
+    names = present(folder)
+    template = folder.get(_TEMPLATE).decode() if _TEMPLATE in names else None
+    return _read_json(folder, _CONFIG)[1] if _CONFIG in names else {}, template
 
 
 def _vocabulary_size(ids: Mapping[str, int], path: str) -> int:

@@ -1,4 +1,4 @@
-"""Columns of Arrow tables as Python objects, in pieces that fit into memory.
+"""Converts columns of Arrow tables to Python objects, in pieces that fit into memory.
 
 Rows of views, dictionaries and lists can hold far more than they take in a file: many rows may share one long
 value, and a list of nulls takes nothing. So the bytes of a row are counted before its values are made.
@@ -65,7 +65,7 @@ class Columns:
 
     @property
     def read_options(self) -> ipc.IpcReadOptions:
-        """With these options Arrow neither reads nor holds the other columns of a batch."""
+        """Options with which Arrow neither reads nor holds the other columns of a batch."""
         return ipc.IpcReadOptions(
             included_fields=sorted({self.names.index(root) for root, *_ in self._places.values()})
         )
@@ -92,7 +92,7 @@ class Columns:
     def rows(
         self, batch: pa.RecordBatch, paths: Sequence[str]
     ) -> Iterator[tuple[int, int, Mapping[str, Sequence[Any]] | float]]:
-        """Half-open ranges of rows, each with the values at the paths, or with the bytes of a row that has too many.
+        """Half-open ranges of rows, each with the values at the paths, or with the size of a row that is too large.
 
         A range has at most `ROWS_PER_CHUNK` rows and about `CHUNK_BYTES` of values: encoding takes several times as
         much memory.
@@ -118,7 +118,7 @@ class Columns:
                 first = last
 
     def _find(self, schema: pa.Schema, path: str) -> tuple[list[str], pa.DataType]:
-        """A column and the struct fields below it, and the type of the last."""
+        """A column, the struct fields below it, and the type of the last field."""
         for place in ([path], path.split(".")):
             root, *rest = place
             if self.names.count(root) > 1:
@@ -163,10 +163,10 @@ class Columns:
 
 
 def _validated(array: pa.Array) -> pa.Array:
-    """Check that no offset, view or index of the array points outside it; costs little next to reading its values.
+    """Check that no offset, view or index of the array points outside it. Cheap compared with reading its values.
 
     Returns:
-        The array. Strings with invalid UTF-8 become binary, so that each value can be checked by itself.
+        The array. Strings with invalid UTF-8 become binary, so each value can be checked separately.
 
     Raises:
         pa.ArrowException: the array is damaged.
@@ -184,7 +184,7 @@ def _validated(array: pa.Array) -> pa.Array:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Whether a column can hold texts; one of nulls can, which all lack theirs."""
+    """Whether a column can hold texts. A column of nulls can: all its texts are missing."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return kind in _TEXTS or kind == pa.null()
 
@@ -223,14 +223,14 @@ def _width(kind: pa.DataType) -> int | None:
 def _is_counted(kind: pa.DataType) -> bool:
     """Whether a row may hold more than its share of the file.
 
-    Rows of a dictionary share one Python object, so that only one whose values are views has to be counted.
+    Rows of a dictionary share one Python object, so a dictionary is counted only if its values are views.
     """
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return kind in _VIEWS or pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
 
 
 def _ranges(columns: Sequence[pa.Array], num_rows: int) -> Iterator[tuple[int, int, float]]:
-    """Half-open ranges of rows to decode at once, each with the bytes of those columns that have to be counted.
+    """Half-open ranges of rows to decode at once, each with the bytes of the counted columns.
 
     A range has at most `ROWS_PER_CHUNK` rows, and at most `CHUNK_BYTES` in those columns or a single row.
     """
@@ -256,7 +256,7 @@ def _counter(array: pa.Array) -> Callable[[int, int], float]:
 
 
 def _bytes_inside(array: pa.Array) -> float:
-    """Bytes of the values of an array that was validated. Hostile lists of nulls have more than 64 bits can count."""
+    """Bytes of the values of a validated array. Hostile lists of nulls have more than 64 bits can count."""
     kind, count = array.type, float(len(array))
     if isinstance(array, pa.ExtensionArray):
         return _bytes_inside(array.storage)
@@ -299,7 +299,7 @@ def _holds_little(array: pa.Array) -> bool:
 
 
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    """The nested type with its times in microseconds, the finest unit of Python's own types."""
+    """The nested type with times in microseconds, the finest unit of Python's types."""
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         return pa.timestamp("us", kind.tz)
     make = _maker(kind)

@@ -1,4 +1,4 @@
-"""Documents of other corpora, as a reader yields them: the shards of all corpora, one after another, are the inputs."""
+"""Reads documents of other corpora. The shards of all corpora, one after another, are the inputs."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ _HASH_BYTES = 8
 
 
 def share_documents(one: Corpus, other: Corpus) -> bool:
-    """Whether manifests say that documents of one corpus are in another, too.
+    """Whether documents of one corpus are also in another, according to their manifests.
 
-    They are if one holds, as a whole, in a generation or as the copy of it, what the other holds or took some of. Two
-    parts of a corpus are not compared, and what a copy was made of is not traced further back.
+    They are if one holds a whole corpus (itself, in a generation, or as a copy) that the other holds or copied in part.
+    Two partial copies of a corpus are not compared, and the sources of a copy are not traced further back.
     """
     (ours, our_parts), (theirs, their_parts) = _contents(one), _contents(other)
     return bool(ours & (theirs | their_parts) or our_parts & theirs)
 
 
 def _contents(corpus: Corpus) -> tuple[set[str], set[str]]:
-    """Content fingerprints of corpora whose documents a corpus holds all of, and of those it took some of."""
+    """Content fingerprints of the corpora that a corpus holds as a whole, and of those that it holds in part."""
     whole, parts = set[str](), set[str]()
     for manifest, up_to in zip(corpus.manifests, corpus.content_fingerprints, strict=True):
         if not manifest.num_documents:  # as any other of no documents
@@ -65,12 +65,12 @@ def _contents(corpus: Corpus) -> tuple[set[str], set[str]]:
 
 
 class CorporaReader:
-    """Reads the documents of some corpora that a copy takes. They are opened when the first one is read.
+    """Reads the documents that a copy takes from corpora. The corpora are opened at the first read.
 
     Args:
         corpora: location and newest generation of each.
         columns: the requested kept columns, name to type.
-        copied: which documents to take.
+        copied: the documents to take.
         drop_ids: the list of documents to leave out, if there is one.
     """
 
@@ -89,7 +89,7 @@ class CorporaReader:
 
     @functools.cached_property
     def _starts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Of each corpus: its first shard, document and source among those of all corpora."""
+        """The first shard, document and source of each corpus, numbered over all corpora."""
         counts = [(len(corpus.shards), corpus.num_documents, len(corpus.sources())) for corpus in self._opened]
         shards, documents, sources = np.cumsum([(0, 0, 0), *counts], axis=0).T
         return shards, documents, sources
@@ -115,13 +115,13 @@ class CorporaReader:
     def read(self, index: int) -> Iterator[Made]:
         """The documents of one shard in order, `SLICE_TOKENS` at a time.
 
-        They are checked after the last slice, so treat the data as unverified until the iterator ends.
+        The hashes are checked after the last slice, so treat the data as unverified until the iterator ends.
 
         Args:
-            index: of the shard among those of all corpora.
+            index: number of the shard over all corpora.
 
         Raises:
-            DamagedCorpusError: the shard is missing, or is not what the manifest and its hashes say.
+            DamagedCorpusError: the shard is missing, or differs from the manifest or its hashes.
         """
         shards, documents, sources = self._starts
         number = int(np.searchsorted(shards, index, "right")) - 1
@@ -189,7 +189,7 @@ class CorporaReader:
 
         Args:
             found: all documents of the slice.
-            number: of their corpus.
+            number: number of their corpus.
         """
         assert found.numbers is not None
         is_listed, rows = listed.find(number, found.numbers - self._starts[1][number], found.columns.get(ID))
@@ -204,10 +204,10 @@ class CorporaReader:
 
 
 def _missing(kind: str, documents: Documents, before: Mapping[str, pa.Array]) -> pa.Array:
-    """A column that a corpus does not have: nulls; or loss spans of all tokens but the first; or weights of 1.
+    """Values for a column that a corpus lacks: nulls, loss spans of all tokens but the first, or weights of 1.
 
     Args:
-        before: the columns of the documents that come before it.
+        before: the columns before it, of the same documents.
     """
     if kind == LOSS_COLUMNS[LOSS]:
         lengths = documents.lengths.tolist()
@@ -231,7 +231,7 @@ class Chooser:
         columns: kept columns and their types.
 
     Raises:
-        UsageError: a condition is about a column that is not there, or has no value of its type.
+        UsageError: a condition names a missing column, or its value has the wrong type.
     """
 
     def __init__(self, copied: CopyConfig, labels: Sequence[str], columns: Mapping[str, str]) -> None:

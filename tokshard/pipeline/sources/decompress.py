@@ -18,10 +18,10 @@ from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import damaged, open_file, open_for_arrow, vanished
 
 _MAX_WINDOW_BYTES = 1 << 31
-"""A zstd frame that asks for more is refused; ``zstd --long=31`` asks for as much."""
+"""The largest window of a zstd frame; ``zstd --long=31`` requests as much."""
 
 _XZ_MEMORY_BYTES = 1 << 30
-"""An xz stream whose dictionary needs more is refused; ``xz -9`` needs 65 MiB."""
+"""The most memory for the dictionary of an xz stream; ``xz -9`` needs 65 MiB."""
 
 _COMPRESSED_BYTES = 1 << 16
 
@@ -29,20 +29,20 @@ _FRAME_HEADER_BYTES = 18
 """The longest header of a zstd frame."""
 
 _SKIPPABLE = b"\x2a\x4d\x18"
-"""Follows a byte from 0x50 to 0x5f in the magic number of a zstd frame that holds no data."""
+"""The rest of the magic number of a zstd frame without data, after a byte from 0x50 to 0x5f."""
 
 _ONE_BYTE_REPEATED = 1
-"""Type of a zstd block that stores one byte, whatever size it gives."""
+"""Type of a zstd block that stores one byte, whatever its stated size."""
 
 _ERRORS = (OSError, EOFError, lzma.LZMAError, zstandard.ZstdError, pa.ArrowException)
 
 
 class ByteSource(NamedTuple):
-    """Decompressed bytes, and the position in the file that they came from.
+    """Decompressed bytes, and their position in the file.
 
     Args:
         read: returns the requested number of bytes; fewer only at the end.
-        file_position: returns the bytes of the file that were read so far, for progress.
+        file_position: returns the bytes of the file read so far, for progress.
     """
 
     read: Callable[[int], bytes]
@@ -128,8 +128,8 @@ def _reads_of_any_size(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
 def _streams(file: IO[bytes], kind: str, make: Callable[[], Any]) -> Iterator[bytes]:
     """bz2 and xz: one stream after another, in pieces of at most `CHUNK_BYTES`.
 
-    The file objects of the standard library take whatever follows a stream for its end. Here nothing may follow but
-    another stream, and after xz streams multiples of 4 zeros.
+    The file objects of the standard library ignore any bytes after a stream. Here only another stream may follow, and
+    after xz streams zeros in multiples of 4.
 
     Args:
         make: returns a decompressor for a stream.
@@ -162,8 +162,8 @@ def _without_padding(file: IO[bytes], data: bytes) -> bytes:
 def _zstd_frames(file: IO[bytes]) -> Iterator[bytes]:
     """zstd: one frame after another, block by block.
 
-    A block gives at most 128 KiB, so a hostile frame never expands at once; and a frame that is cut is noticed, which
-    the readers of `zstandard` do not do. Memory grows up to the window that a frame asks for.
+    A block expands to at most 128 KiB, so a hostile frame never expands at once. A truncated frame is an error; the
+    readers of `zstandard` do not notice it. Memory grows up to the window that a frame requests.
     """
     context = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
     while head := file.read(_FRAME_HEADER_BYTES):

@@ -49,7 +49,7 @@ class _Lines:
     """The lines of a csv file.
 
     Args:
-        max_chars: of a line; a longer one is never held, and raises a `csv.Error`.
+        max_chars: the most characters of a line; a longer line is never held, and raises a `csv.Error`.
     """
 
     def __init__(self, text: io.TextIOWrapper, max_chars: int) -> None:
@@ -79,7 +79,7 @@ class _Lines:
         return line
 
     def skip_record(self) -> None:
-        """Skip the remaining lines of a record: at its end the number of its quotes is even."""
+        """Skip the remaining lines of a record, up to an even number of quotes."""
         while self.num_quotes % 2:
             with contextlib.suppress(csv.Error):
                 if next(self, None) is None:
@@ -108,7 +108,7 @@ def _places(input_: Input, header: Sequence[str], spec: RecordSpec) -> list[int]
 def _rows(
     rows: Iterator[list[str]], lines: _Lines, header: Sequence[str], places: Sequence[int], spec: RecordSpec
 ) -> Iterator[tuple[Sequence[Any], Problem | None]]:
-    """The text of each row and its kept values, and what is wrong if it is bad."""
+    """The text and the kept values of each row, or its problem if it is bad."""
     text_place, *kept = places
     nothing = [None] * len(places)
     # an empty field is an empty string, or a missing value of any other type

@@ -1,4 +1,4 @@
-"""From arguments to inputs: each argument is listed once, and the formats say which of its files are theirs."""
+"""From arguments to inputs: each argument is listed once, and the formats choose their files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Discovery:
         arguments: the label of each argument: its last part, or a hub id with its revision.
         ignored: suffix to count of files in directories whose format is not known; `HIDDEN` to the count of hidden
             entries.
-        notes: what the user should know, a line each.
+        notes: notes for the user, a line each.
     """
 
     inputs: InputTable
@@ -59,17 +59,16 @@ def discover(
 ) -> Discovery:
     """Find the inputs: arguments as given, and inside a directory or glob bytewise by relative path.
 
-    Takes about 15 us per local file, and next to the result about 100 bytes for each file of the largest directory.
+    Takes about 15 us per local file and, besides the result, about 100 bytes for each file of the largest directory.
 
     Args:
         input_format: read every file as this format.
-        reads: what the build reads, by which the formats are chosen.
-        keep_unreadable: list a file that cannot be looked at, such as a link to nothing, as an input that cannot be
-            read.
+        reads: what the build reads; it selects the formats.
+        keep_unreadable: list a file without readable facts, such as a broken link, as an unreadable input.
 
     Raises:
         UsageError: an argument is missing, matches nothing, has an unknown format, or names a file twice.
-        SourceError: a file or folder cannot be looked at.
+        SourceError: a file or folder cannot be read.
     """
     formats = formats_of(reads)
     omitted = [form.omitted for form in formats if form.omitted]
@@ -181,7 +180,7 @@ def _kind_of(
 
 
 def _fits(form: Format, store: Store, name: str) -> bool:
-    """Whether a file with a suffix of a format is of that format."""
+    """Whether a file with a suffix of a format has that format."""
     if form.fits is not None:
         return form.fits(store, name)
     try:
@@ -191,7 +190,7 @@ def _fits(form: Format, store: Store, name: str) -> bool:
 
 
 def _examined(listing: Listing, entry: Entry, form: Format) -> tuple[Entry, Format]:
-    """The facts of a file, and its format, which may be a variant of what its name says.
+    """The facts of a file, and its format, which may be a variant of the format in its name.
 
     Raises:
         UsageError: a build cannot read it.
@@ -254,6 +253,6 @@ def _check_distinct(inputs: InputTable, identities: array[int]) -> None:
 
 
 def _identity(location: str) -> object:
-    """What two names of one file have in common, whether links are symbolic or hard."""
+    """The identity of a file: equal for all its names, with symbolic and hard links."""
     found = look_at(location)
     return found.identity if found and found.version else real_location(location)

@@ -14,8 +14,8 @@ class Span(msgspec.Struct, frozen=True):
     """A part of an input: by default, all of it.
 
     Args:
-        start, stop: the lines whose first byte is in ``[start, stop)``, or the row groups (parquet) or record batches
-            (Arrow) with these numbers. With `stop` None, to the end.
+        start, stop: the lines whose first byte is in ``[start, stop)``, or the numbers of row groups (parquet) or
+            record batches (Arrow). With `stop` None, to the end.
     """
 
     start: int = 0
@@ -32,7 +32,7 @@ class Grouped:
     """An input made of groups.
 
     Args:
-        group_bytes: size of each, in bytes of the file.
+        group_bytes: size of each group, in bytes of the file.
     """
 
     group_bytes: tuple[int, ...]

@@ -44,11 +44,11 @@ FORMATS: tuple[Format, ...] = (
 _BY_NAME = {(form.reads, form.name): form for form in FORMATS}
 
 _BYTES_PER_RECORD = 128
-"""The least that a record counts for, even if it is empty or bad: a worker may hold a whole segment. Decides shards."""
+"""The least that a record counts for, even an empty or bad one: a worker may hold a whole segment. Decides shards."""
 
 
 def formats_of(reads: str) -> tuple[Format, ...]:
-    """The formats of what a build reads."""
+    """The formats for the kind of records that a build reads."""
     return tuple(form for form in FORMATS if form.reads == reads)
 
 
@@ -64,11 +64,11 @@ FORMATS_OF_OPTION: Mapping[str, tuple[str, ...]] = {
     option: tuple(form.name for form in FORMATS if option in form.options and form.is_choice)
     for option in dict.fromkeys(option for form in FORMATS for option in form.options)
 }
-"""Options of an import that say something of the files, to the formats that do not say it themselves."""
+"""Options of an import that describe files, by formats that do not describe themselves."""
 
 
 def divisibility_of(input_: Input, text_unit: str = FILE) -> Divisibility:
-    """How an input can be divided. Reads the footer of parquet and Arrow files, and leaves damage to the readers."""
+    """How an input can be divided. Reads the footer of parquet and Arrow files; the readers report damage."""
     if input_.is_read_once:
         return Stream(is_here=True)
     form = next(form for form in FORMATS if form.name == input_.format)
@@ -76,10 +76,10 @@ def divisibility_of(input_: Input, text_unit: str = FILE) -> Divisibility:
 
 
 def notes_on_columns(inputs: InputTable, spec: RecordSpec) -> list[str]:
-    """What a user should know of an import: the columns that are left out. Opens one input of each kind.
+    """Notes on the columns that an import leaves out. Opens one input of each kind.
 
     Raises:
-        UsageError: a column that is asked for is not there.
+        UsageError: a requested column is missing.
     """
     notes = []
     for input_ in inputs.first_of_each_kind():
@@ -131,9 +131,8 @@ def read_span(input_: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
 def read_stream(input_: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator[tuple[int, Chunk]]:
     """All chunks of an input that is read from its start, each with the index of its segment.
 
-    A segment is `task_bytes` of decompressed lines, or for csv and Arrow streams of the values that are held. A chunk
-    belongs to the segment in which its first byte lies. Indices ascend; a segment in which no record starts is left
-    out.
+    A segment is `task_bytes` of decompressed lines, or of values in memory for csv and Arrow streams. A chunk belongs
+    to the segment that holds its first byte. Indices ascend; a segment without the start of a record is left out.
 
     Raises:
         SourceError, UsageError: as `read_span`.
@@ -146,7 +145,7 @@ def read_stream(input_: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator
 
 
 def _held_bytes(chunk: Chunk) -> int:
-    """About how many bytes a chunk holds in memory: texts, kept values, and details of its bad records."""
+    """The approximate bytes of a chunk in memory: texts, kept values, and details of its bad records."""
     if isinstance(chunk, TokenBatch):
         return int(chunk.tokens.nbytes)
     assert isinstance(chunk, Records), "lines have a place in their stream"

@@ -1,7 +1,7 @@
-"""Data sets and tokenizers of the Hugging Face hub, in the hub's own cache, and data sets that `datasets` saved.
+"""Data sets and tokenizers of the Hugging Face hub, in the hub's own cache, and data sets saved by `datasets`.
 
-Files of the hub come through `huggingface_hub`; `datasets` says which ones a configuration and split consist of.
-tokshard reads them itself, and no code of a repository is ever run.
+`huggingface_hub` downloads files of the hub; `datasets` tells which files belong to a configuration and split. tokshard
+reads the files itself, and never runs code of a repository.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _DATASET = re.compile(
 _MODEL = re.compile(rf"(?:hf://)?(?P<repository>{_PART}/{_PART})(?:@(?P<revision>.+))?")
 _FIRST_WITHOUT_SCRIPTS = 4
 """Major version of `datasets` that runs no code of a repository, whatever the environment asks for."""
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 """Files that ``Dataset.save_to_disk`` writes next to its data."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubFiles:
-    """Files of one revision of a repository, on this disk.
+    """Files of one revision of a repository, on the local disk.
 
     Args:
         root: the directory that `paths` are relative to.
@@ -51,7 +51,7 @@ def fetch_dataset(argument: str) -> HubFiles:
     """Download the files of ``hf://OWNER/NAME[/CONFIG][@REVISION][:SPLIT]`` that are not in the cache yet.
 
     Raises:
-        UsageError: the data set does not exist, or has several configurations or splits and none was chosen.
+        UsageError: the data set does not exist, or has several configurations or splits and none is chosen.
         SourceError: the hub does not answer.
     """
     match = _DATASET.fullmatch(argument)
@@ -86,12 +86,12 @@ def fetch_dataset(argument: str) -> HubFiles:
 
 
 def is_model_id(location: str) -> bool:
-    """Whether a location at which nothing lies has the form of a repository of the hub."""
+    """Whether a location that does not exist has the form of a repository of the hub."""
     return _MODEL.fullmatch(location) is not None and not location.startswith(".")
 
 
 def fetch_tokenizer(location: str) -> HubFiles:
-    """Download the tokenizer files of ``[hf://]OWNER/NAME[@REVISION]`` that are not in the cache yet, and nothing else.
+    """Download the tokenizer files of ``[hf://]OWNER/NAME[@REVISION]`` that are not in the cache yet, and no others.
 
     Raises:
         UsageError: the repository does not exist, or lacks a ``tokenizer.json``.
@@ -117,7 +117,7 @@ def fetch_tokenizer(location: str) -> HubFiles:
 
 
 def _datasets(argument: str) -> Any:
-    """The library `datasets`, which says what files a data set consists of.
+    """The library `datasets`, which lists the files of a data set.
 
     Raises:
         UsageError: it is missing, or so old that it may run the code of a repository.
@@ -181,13 +181,13 @@ def _first_line(error: Exception) -> str:
 
 
 def saved_files(store: Store, folder: str) -> frozenset[str] | None:
-    """What to read of a folder: of a saved data set the names of its data files, of any other one everything (None).
+    """The files of a folder to read: the data files of a saved data set; None (all files) for any other folder.
 
     A saved data set with one split has a folder in place of files; its name ends in a slash.
 
     Raises:
-        UsageError: it holds several splits, or rows that are chosen by an index.
-        SourceError: a data file is gone, or the description is damaged.
+        UsageError: it holds several splits, or rows selected by an index.
+        SourceError: a data file is missing, or the description is damaged.
     """
     place = f"{folder}/" if folder else ""
     if _is_file(store, place + _SPLITS):

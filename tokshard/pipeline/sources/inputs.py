@@ -1,4 +1,4 @@
-"""The inputs of a build: files in a fixed order, and the state of each when the build began."""
+"""The inputs of a build: files in a fixed order, with the state of each at the start of the build."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ _ROWS_PER_BATCH = 4_096
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RecordSource:
-    """Records that a Python object gives, once, and only in the process that received it.
+    """Records from a Python object, readable once, and only in the process that received it.
 
     Args:
-        name: what it is called in messages and in the corpus.
+        name: its name in messages and in the corpus.
         records: mappings, or strings.
         failure: the error of the build, once the iterator has raised one.
     """
@@ -75,15 +75,15 @@ class Input:
 
     Args:
         index: its place in the order of the build.
-        argument: index of the argument that it came from.
-        path: relative to that argument, with ``/``; empty if the argument is the file.
-        location: where it is.
+        argument: index of its argument.
+        path: path relative to that argument, with ``/``; empty if the argument is the file.
+        location: its location.
         num_bytes: its size when the build began.
-        version: changes with its content, such as the modification time of a local file in ns.
+        version: a number or text that changes with its content, such as the modification time of a local file in ns.
         format: name of a `Format`.
         compression: None, ``gzip``, ``zstd``, ``bz2`` or ``xz``.
-        needs: the files without which it cannot be read, as `needed_names` spells them.
-        records: gives the records if the input is not a file; only in the process that received it.
+        needs: files that reading it requires, as in `needed_names`.
+        records: the source of the records if the input is not a file; only in the process that received it.
     """
 
     index: int
@@ -99,7 +99,7 @@ class Input:
 
     @property
     def is_read_once(self) -> bool:
-        """Whether it can be read only once, from its start, by the process that plans."""
+        """Whether it can be read only once, from its start, by the planning process."""
         return self.version == READ_ONCE
 
 
@@ -109,11 +109,11 @@ class InputTable:
     An input costs 50 bytes and its path, once per machine: other processes map the file that `save` wrote.
 
     Args:
-        roots: for each argument, what its paths are relative to; the file itself if the path is empty.
+        roots: for each argument, the root of its paths; the file itself if the path is empty.
         table: the inputs; None if they are in a file, which is mapped when it is first used.
-        files: store and name of that file, as soon as there is one.
+        files: store and name of that file, once it exists.
         digest: the digest that the file must have; None to accept any.
-        records: argument to the Python object that gives its records; these objects stay in their process.
+        records: argument to the Python object with its records; these objects stay in their process.
     """
 
     def __init__(
@@ -208,12 +208,12 @@ class InputTable:
 
     @cached_property
     def digest(self) -> str:
-        """Hexadecimal SHA-256 of all that has to be unchanged for a build to continue: everything but the formats."""
+        """Hexadecimal SHA-256 of everything that must not change for a build to continue: all but the formats."""
         return self._digest or _digest_of(self._table)
 
     @property
     def versions_sha256(self) -> str:
-        """Hexadecimal SHA-256 of the versions alone."""
+        """Hexadecimal SHA-256 of only the versions."""
         hasher = hashlib.sha256()
         for number, chunk in enumerate(self._table.column("version").chunks):
             hasher.update("\0".join([""] * bool(number) + chunk.to_pylist()).encode())
@@ -266,7 +266,7 @@ def saved_inputs(roots: Sequence[str], store: Store, name: str, digest: str) -> 
 
 
 def original_error(inputs: InputTable, error: TokshardError) -> TokshardError:
-    """The original of an error that lost its cause on the way through another process; other errors unchanged."""
+    """The original of an error that lost its cause on its way between processes; other errors unchanged."""
     failures = (records.failure for records in inputs.records.values())
     return next((failure for failure in failures if failure and failure.problem == error.problem), error)
 
@@ -277,7 +277,7 @@ def input_table(
     """Make a table of inputs, one after another.
 
     Args:
-        roots: as `InputTable` has them; they may grow while the rows are taken, as `records` may.
+        roots: as in `InputTable`; they may grow while the rows are taken, and so may `records`.
     """
     left, kinds, batches = iter(rows), dict[Any, int](), []
     while held := list(itertools.islice(left, _ROWS_PER_BATCH)):
@@ -296,7 +296,7 @@ def read_once_name(root: str) -> str:
 
 
 def read_once_note(root: str) -> str:
-    """What a user should know before such an input is read."""
+    """A note for the user before such an input is read."""
     return f"{read_once_name(root)} can be read once only: a build that stops has to start over"
 
 

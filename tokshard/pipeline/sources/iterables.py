@@ -1,4 +1,4 @@
-"""Records that a Python program gives to a build: any iterable of mappings or texts, read once and in order."""
+"""Records that a Python program passes to a build: any iterable of mappings or texts, read once and in order."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tokshard.errors import SourceError, TokshardError, UsageError
+from tokshard.pipeline.sources.chats import chat_text
 from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.inputs import RECORDS, Input, RecordSource
 from tokshard.pipeline.sources.protocol import Format
@@ -30,11 +31,11 @@ _SHOWN_FIELDS = 8
 def as_sources(sources: Any) -> list[str | RecordSource]:
     """The sources of a build, from a path, an iterable of records, or a list of those.
 
-    A list or tuple holds sources, so strings in it are paths. Any other iterable gives records, so strings from it are
-    texts. A list of mappings is an iterable of records as well.
+    A list or tuple holds sources, so strings in it are paths. Any other iterable yields records, so strings from it are
+    texts. A list of mappings is also an iterable of records.
 
     Raises:
-        UsageError: it is of another type.
+        UsageError: it has another type.
     """
     if isinstance(sources, list | tuple) and not _holds_records(sources):
         return [_as_source(source, f"sources[{number}]") for number, source in enumerate(sources)]
@@ -46,7 +47,7 @@ def _chunks(input_: Input, _: Span, spec: RecordSpec) -> Iterator[tuple[None, Re
 
     Raises:
         SourceError: the iterable raised an exception.
-        UsageError: the iterable gives paths.
+        UsageError: the iterable yields paths.
     """
     assert input_.records is not None
     return chunks_of_rows(spec, (_row(record, spec) for record in _records(input_.records)))
@@ -100,14 +101,15 @@ def _records(given: RecordSource) -> Iterator[Any]:
 
 
 def _row(record: Any, spec: RecordSpec) -> tuple[Sequence[Any], Problem | None]:
-    """The text of a record and its kept values, and what is wrong if it is bad."""
+    """The text and the kept values of a record, or its problem if it is bad."""
     if isinstance(record, str):
         return [record, *[None] * len(spec.columns)], None
     if not isinstance(record, Mapping):
         kind = type(record).__name__
         problem = MALFORMED, f"the record has type {kind}, expected a mapping or a string"
         return [None] * (1 + len(spec.columns)), problem
-    text, *values = (_plain(_lookup(record, path)) for path in (spec.text_field, *spec.kept_paths))
+    values = [_plain(_lookup(record, path)) for path in spec.kept_paths]
+    text = chat_text(record) if spec.is_chat else _plain(_lookup(record, spec.text_field))
     if isinstance(text, str | bytes):
         return [text, *values], None
     if text is not None:
@@ -118,7 +120,7 @@ def _row(record: Any, spec: RecordSpec) -> tuple[Sequence[Any], Problem | None]:
 
 
 def _lookup(record: Mapping[Any, Any], path: str) -> Any:
-    """The value at a dotted path, or None. As in a table, a field with that very name comes first."""
+    """The value at a dotted path, or None. As in a table, a field with exactly that name comes first."""
     if path in record:
         return record[path]
     found: Any = record

@@ -1,4 +1,4 @@
-"""JSON lines: records from raw lines, and what is wrong with a line that does not hold one."""
+"""JSON lines: records from raw lines, and the problems of bad lines."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT
 from tokshard.pipeline.sources.division import Lines, Stream
 from tokshard.pipeline.sources.inputs import JSONL
 from tokshard.pipeline.sources.kept_values import WrongTypeError, json_value
@@ -37,7 +38,7 @@ class JsonLinesParser:
 
     def __init__(self, spec: RecordSpec) -> None:
         self._spec = spec
-        self._fast = not spec.columns and "." not in spec.text_field
+        self._fast = not spec.columns and "." not in spec.text_field and not spec.is_chat
         self._diagnose = _roots_decoder(spec)
         kind = self._diagnose.type
         self._attributes = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
@@ -60,10 +61,10 @@ class JsonLinesParser:
     def _take_all(self, data: bytes) -> Records | None:
         """Parse all lines in one call, which takes half the time of one call per line.
 
-        `decode_lines` accepts any white space between objects as the end of a record, or nothing at all.
+        `decode_lines` accepts any white space between objects as the end of a record, even none.
 
         Returns:
-            None if the lines have to be parsed one by one.
+            None if the lines must be parsed one by one.
         """
         num_lines = _count_object_lines(data)
         if num_lines is None:
@@ -84,7 +85,7 @@ class JsonLinesParser:
         return None if records.bad else records  # line by line, more can be said about what is wrong
 
     def _take_each(self, data: bytes) -> Records:
-        """Parse line by line, and say of each bad line what is wrong with it."""
+        """Parse line by line, and explain each bad line."""
         records = no_records(self._spec)
         lines = data.split(b"\n")
         if not lines[-1]:
@@ -107,14 +108,14 @@ class JsonLinesParser:
 
     def _admit_slowly(self, records: Records, position: int, found: Any, line: bytes = b"") -> None:
         spec = self._spec
-        raw = self._lookup(found, spec.text_field)
-        if raw is None or raw[:1] != b'"':
+        raw = self._conversation(found) if spec.is_chat else self._lookup(found, spec.text_field)
+        if raw is None or (raw[:1] != b'"' and not spec.is_chat):
             reason = MISSING_TEXT if raw in (None, b"null") else NOT_A_STRING
-            name = repr(spec.text_field)
-            detail = f"field {name} is {_shown(raw)}" if raw else f"no field {name}{_what_there_is(line)}"
+            name = NO_CHAT if spec.is_chat else f"no field {spec.text_field!r}"
+            detail = f"field {spec.text_field!r} is {_shown(raw)}" if raw else f"{name}{_what_there_is(line)}"
             records.bad.append(BadRecord(position, reason, detail))
             return
-        text = _STRING.decode(raw)
+        text = raw.decode() if spec.is_chat else _STRING.decode(raw)
         values = []
         for name, (path, kind) in spec.columns.items():
             kept = self._lookup(found, path)
@@ -129,6 +130,12 @@ class JsonLinesParser:
         if records.admit(spec, position, text):
             for column, value in zip(records.columns.values(), values, strict=True):
                 column.append(value)
+
+    def _conversation(self, found: Any) -> bytes | None:
+        """The JSON of the fields that say something about a conversation."""
+        values = ((name, self._lookup(found, name)) for name in CHAT_FIELDS)
+        parts = [b'"%s":%s' % (name.encode(), raw) for name, raw in values if raw not in (None, b"null")]
+        return b"{%s}" % b",".join(parts) if parts else None
 
     def _lookup(self, found: Any, path: str) -> bytes | None:
         """The raw JSON of the field with this name, else of the field at this dotted path, else None."""
@@ -162,8 +169,8 @@ _JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 def _count_object_lines(data: bytes) -> int | None:
     """The number of lines if each starts with ``{`` and ends with ``}``, else None.
 
-    In such lines no JSON object spans two of them, because inside an object an opening brace never follows a closing
-    one. If there are as many objects as lines, each line therefore holds exactly one.
+    No JSON object spans two such lines, because inside an object an opening brace never follows a closing one. So if
+    there are as many objects as lines, each line holds exactly one.
     """
     if not data.startswith(b"{") or len(data) > _MOST_AT_ONCE:
         return None
@@ -193,7 +200,7 @@ def _explain(line: bytes, following: Sequence[bytes], error: Exception) -> tuple
 
 
 def _expected(line: bytes, following: Sequence[bytes]) -> str:
-    """What to do about JSON that is not one object per line."""
+    """The advice for JSON that is not one object per line."""
     if line.lstrip().startswith(b"["):
         return "; expected JSON lines, one object per line: jq -c '.[]' converts an array"
     if line.strip() == b"{" and any(other.startswith((b" ", b"\t", b'"')) for other in following):
@@ -202,10 +209,10 @@ def _expected(line: bytes, following: Sequence[bytes]) -> str:
 
 
 def _what_there_is(line: bytes) -> str:
-    """The fields of a line, to be said after the field that it lacks."""
+    """The fields of a line, for the message about a missing field."""
     names = list(_RAW_FIELDS.decode(line)) if line else []
     if "messages" in names or "conversations" in names:
-        return "; it has messages, and chat data is not supported: turn each conversation into a text first"
+        return "; it has messages: make tokens of conversations with --chat"
     shown = ", ".join(name if name.isprintable() else repr(name) for name in names[:_FIELDS_SHOWN])
     more = ", ..." if len(names) > _FIELDS_SHOWN else ""
     return f"; it has: {shown[:160]}{more}" if names else ""
@@ -224,7 +231,8 @@ def _text_decoder(name: str) -> msgspec.json.Decoder[Any]:
 
 def _roots_decoder(spec: RecordSpec) -> msgspec.json.Decoder[Any]:
     """A decoder that keeps the raw JSON of every field with which a dotted path starts."""
-    roots = dict.fromkeys(name for path in (spec.text_field, *spec.kept_paths) for name in (path, path.split(".")[0]))
+    texts = CHAT_FIELDS if spec.is_chat else (spec.text_field,)
+    roots = dict.fromkeys(name for path in (*texts, *spec.kept_paths) for name in (path, path.split(".")[0]))
     rename = {f"f{index}": root for index, root in enumerate(roots)}
     fields: list[Any] = [(attribute, msgspec.Raw, None) for attribute in rename]
     return msgspec.json.Decoder(msgspec.defstruct("Record", fields, rename=rename))
@@ -248,7 +256,7 @@ def _allowed_by_python(line: bytes) -> tuple[str, str] | None:
 
 
 def _shown(raw: bytes) -> str:
-    """The start of a JSON value, as the line has it."""
+    """The start of a JSON value, as in the line."""
     return raw[:80].decode("utf-8", "replace") + ("..." if len(raw) > 80 else "")
 
 

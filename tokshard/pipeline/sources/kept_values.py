@@ -1,4 +1,4 @@
-"""Values of kept fields in the type that the corpus stores: string, int64, float64 or bool."""
+"""Converts values of kept fields to the types that a corpus stores: string, int64, float64 or bool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 
 class WrongTypeError(Exception):
-    """The value of a kept field is not of the type that was asked for."""
+    """The value of a kept field does not have the requested type."""
 
 
 def typed_value(value: Any, kind: str) -> Any:
@@ -65,7 +65,7 @@ def _parsed_value(text: str, kind: str) -> Any:
 
 
 def _as_string(value: Any) -> str:
-    """The text that JSON lines with the same value would give, if JSON has such a value."""
+    """The text that JSON lines would give for the same value, if JSON has such a value."""
     if isinstance(value, str):
         value.encode()  # raises for lone surrogates
         return value

@@ -32,10 +32,10 @@ def line_chunks(
 
     Args:
         read: returns the next bytes. They begin at ``start - 1``, or at 0 if `start` is 0.
-        start, stop: range of the stream in bytes, multiples of `CHUNK_BYTES`; with `stop` None, to its end.
+        start, stop: range of the stream in bytes, multiples of `CHUNK_BYTES`; with `stop` None, to the end.
 
     Yields:
-        The place of the chunk in the stream, and the chunk; chunks in which no line starts are left out.
+        The place of the chunk in the stream, and the chunk. Chunks in which no line starts are left out.
     """
     is_skipping = bool(start) and read(1) != b"\n"  # a line that began before `start` belongs to the range before
     parts: list[bytes | memoryview] = []  # of a chunk whose last line has not ended yet; copied once, when it has

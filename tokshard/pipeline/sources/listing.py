@@ -1,4 +1,4 @@
-"""What lies at an argument of a build: its files, in order."""
+"""The files of an argument of a build, in order."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Listing:
     """The files of one argument.
 
     Args:
-        store: has the files.
-        entries: of the files, in order; without facts where nothing is known of a file but its name.
-        form: name of the format of its files, if the argument tells.
-        is_read_once: it can be read only once, by this process.
-        is_file: the argument is the only file; else names in the store are relative to `root`.
-        is_folder: it is a folder, all of whose files are listed.
-        is_named: the user named this very file, or data set.
-        is_pinned: a revision says what the files hold, so their versions say nothing.
+        store: the store of the files.
+        entries: entries of the files, in order; without facts where only the name is known.
+        form: name of the format of its files, if the argument determines it.
+        is_read_once: whether it can be read only once, by this process.
+        is_file: whether the argument is the only file; otherwise names in the store are relative to `root`.
+        is_folder: whether it is a folder with all its files listed.
+        is_named: whether the user named exactly this file or data set.
+        is_pinned: whether a revision determines the content of the files, so their versions do not matter.
     """
 
     root: str
@@ -48,12 +48,12 @@ class Listing:
     is_pinned: bool = False
 
     def location(self, entry: Entry) -> str:
-        """Where a file is."""
+        """The location of a file."""
         return location_of(self.root, "" if self.is_file else entry.name)
 
 
 def listing_of(argument: str | RecordSource, *, omitted: Sequence[str], ignored: Counter[str]) -> Listing:
-    """List the files of an argument: bytewise by relative path inside a folder or glob.
+    """List the files of an argument, inside a folder or glob in bytewise order of relative paths.
 
     Takes about 100 bytes for each file of the largest folder.
 
@@ -62,8 +62,8 @@ def listing_of(argument: str | RecordSource, *, omitted: Sequence[str], ignored:
         ignored: counts hidden files and folders, while the entries are taken.
 
     Raises:
-        UsageError: there is nothing.
-        SourceError: a folder cannot be listed, or a data set of the hub not be fetched.
+        UsageError: nothing is there.
+        SourceError: a folder cannot be listed, or a data set of the hub cannot be fetched.
     """
     if isinstance(argument, RecordSource) or argument == STDIN:
         is_pipe, name = argument == STDIN, str(argument)
@@ -99,7 +99,7 @@ def listing_of(argument: str | RecordSource, *, omitted: Sequence[str], ignored:
 
 
 def _walk(store: Store, ignored: Counter[str], folder: str = "") -> Iterator[Entry]:
-    """Files below a folder without the hidden ones. A directory saved by `datasets` gives its data files only."""
+    """Files below a folder, without hidden files. A directory saved by `datasets` yields only its data files."""
     start = len(folder) + bool(folder)
     try:
         chosen = hub.saved_files(store, folder)
@@ -128,14 +128,14 @@ def is_glob(argument: str) -> bool:
 
 
 def split_glob(pattern: str) -> tuple[str, list[str]]:
-    """The folder before the first part with magic, which keeps its last slash, and the parts from there on."""
+    """The folder before the first part with a wildcard, with its last slash, and the parts from there on."""
     parts = pattern.split("/")
     first = next(index for index, part in enumerate(parts) if is_glob(part))
     return "".join(f"{part}/" for part in parts[:first]), [part for part in parts[first:] if part not in {"", "."}]
 
 
 def _matching(store: Store, parts: Sequence[str], folder: str, places: set[int]) -> Iterator[Entry]:
-    """The files of one folder, whose entries may match the parts at `places`. What cannot be listed is left out."""
+    """The files of one folder, whose entries may match the parts at `places`. Unlistable folders are left out."""
     with contextlib.suppress(OSError):
         for entry in store.list(folder):
             following = _after(parts, places, os.path.basename(entry.name.rstrip("/")))
@@ -147,7 +147,7 @@ def _matching(store: Store, parts: Sequence[str], folder: str, places: set[int])
 
 
 def _closed(parts: Sequence[str], places: set[int]) -> set[int]:
-    """The places and those that they lead to where ``**`` stands for no folder at all."""
+    """The places, and the places reached from them if ``**`` stands for no folder."""
     found = set(places)
     for place, part in enumerate(parts):
         if place in found and part == _ANY_FOLDERS:
@@ -156,7 +156,7 @@ def _closed(parts: Sequence[str], places: set[int]) -> set[int]:
 
 
 def _after(parts: Sequence[str], places: set[int], name: str) -> set[int]:
-    """The places after a name that stands at any of the places."""
+    """The places after a name at any of the places."""
     found = set()
     for place in places - {len(parts)}:
         part, is_last = parts[place], place + 1 == len(parts)

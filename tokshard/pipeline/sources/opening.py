@@ -1,4 +1,4 @@
-"""Opening inputs, wherever they lie, and the errors for those that cannot be read."""
+"""Opens inputs in any store, and makes the errors for inputs that cannot be read."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def _store_of_folder(folder: str) -> Store:
 
 
 def open_for_arrow(input_: Input) -> pa.NativeFile:
-    """The raw bytes of an input as Arrow reads them.
+    """The raw bytes of an input, for Arrow.
 
-    It is never mapped: a mapped file that is cut ends the process with SIGBUS.
+    It is never mapped: truncating a mapped file ends the process with SIGBUS.
 
     Raises:
         BadSourceError: the file is gone.
@@ -57,11 +57,11 @@ def open_for_arrow(input_: Input) -> pa.NativeFile:
 
 
 def needed_names(name: str, needs: Needs) -> list[str]:
-    """The files without which a file cannot be read, such as its index.
+    """The files that reading a file requires, such as its index.
 
     Args:
-        needs: for each, the end of the name that it lacks (``/``: all but the folder; ``*NAME``: this part of it), and
-            what it has instead.
+        needs: for each needed file, the suffix to remove from the name (``/``: all but the folder; ``*NAME``: this part
+            of it), and its replacement.
     """
     folder = name[: name.rfind("/") + 1]
     base = name.removeprefix(folder)
@@ -72,10 +72,10 @@ def needed_names(name: str, needs: Needs) -> list[str]:
 
 
 def with_needed(store: Store, entry: Entry, needs: Needs, form: str) -> Entry:
-    """The facts of a file, with a version that changes with those of the files that it needs.
+    """The facts of a file, with a version that also changes with the files that it needs.
 
     Raises:
-        BadSourceError: one cannot be looked at.
+        BadSourceError: one of them cannot be read.
     """
     if not needs:
         return entry
@@ -92,10 +92,10 @@ def with_needed(store: Store, entry: Entry, needs: Needs, form: str) -> Entry:
 
 
 def check_unchanged(input_: Input) -> None:
-    """Refuse an input that is not what it was when the build began.
+    """Refuse an input that has changed since the build began.
 
     Raises:
-        SourceError: it is gone, or has another size or version.
+        SourceError: it is missing, or has another size or version.
     """
     if input_.is_read_once:
         return
@@ -117,10 +117,10 @@ def check_unchanged(input_: Input) -> None:
 
 
 def check_not_cut(input_: Input) -> None:
-    """Refuse a local file that has become shorter: for the missing bytes, old versions of Arrow return stale memory.
+    """Refuse a local file that has become shorter: old versions of Arrow return stale memory for the missing bytes.
 
     Raises:
-        BadSourceError: it is gone, or has fewer bytes than when the build began.
+        BadSourceError: it is missing, or has fewer bytes than when the build began.
     """
     store, name = store_of(input_.location)
     path = store.local_path(name)

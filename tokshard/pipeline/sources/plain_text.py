@@ -31,7 +31,7 @@ _BLANK_LINES = re.compile(rb"(?m)(?:^[ \t\r\f\v]*\n)+")
 
 
 def text_documents(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, Records]]:
-    """The documents of a text by the mode of `spec`, in chunks, each with its place in the text."""
+    """The documents of a text, by the mode of `spec`, in chunks with their places in the text."""
     if spec.text_unit == FILE:
         yield 0, _whole_text(read, spec)
     elif spec.text_unit == LINE:
@@ -73,7 +73,7 @@ FORMAT = Format(name="txt", read=_chunks, divide=_divisibility, suffixes=(".txt"
 
 
 def _whole_text(read: Callable[[int], bytes], spec: RecordSpec) -> Records:
-    """All bytes of `read` as one document; of a document that is too long, no more than the limit is held."""
+    """All bytes of `read` as one document. If it is too long, no more than the limit is held."""
     data, num_marks = without_mark(read(len(codecs.BOM_UTF8) + spec.max_document_bytes + 1))
     detail = f"the file holds more than {spec.max_document_bytes:,} bytes of text"
     records = admit_rows(spec, [data], None, {0: (TOO_LONG, detail)} if len(data) > spec.max_document_bytes else {})
@@ -100,7 +100,7 @@ def _line_documents(place: int, chunk: LineChunk, spec: RecordSpec) -> Records:
 
 
 def _paragraphs(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, Records]]:
-    """The documents between blank lines, in chunks of those that start in one chunk of lines."""
+    """The documents between blank lines. A chunk has the documents that start in one chunk of lines."""
     for place, found in itertools.groupby(_split(read, spec), lambda one: one[0]):
         for held, _ in batches(found, lambda one: len(one[1])):
             _, texts, sizes, marks = zip(*held, strict=True)
@@ -112,11 +112,11 @@ def _paragraphs(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tupl
 
 
 def _split(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, bytes, int, int]]:
-    """Cut a text at its blank lines, which hold nothing but white space and are not part of a paragraph.
+    """Cut a text at its blank lines, which hold only white space and belong to no paragraph.
 
     Yields:
         The place of the chunk of lines in which a paragraph starts; its text, empty if it is too long; its size; and
-        how many byte order marks were dropped before it.
+        the number of byte order marks dropped before it.
     """
     start = num_bytes = num_marks = 0
     parts: list[bytes] = []
@@ -138,7 +138,7 @@ def _split(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int
 
 
 def _max_line_bytes(spec: RecordSpec) -> int:
-    """A longer line is too long for a document, whatever ends it."""
+    """The longest line that a document can hold, with any line ending."""
     return spec.max_document_bytes + len(b"\r\n")
 
 

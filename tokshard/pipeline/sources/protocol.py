@@ -1,4 +1,4 @@
-"""What a format says of itself. Each has one `Format`, in the module that reads it; `formats` lists them."""
+"""The description of a format. Each format has one `Format`, in the module that reads it; `formats` lists them."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ measured by what their chunks hold."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A format of inputs: which files are of it, what goes with them, how one is divided, and what reads it.
+    """A format of inputs: which files have it, which files they need, how one is divided, and the reader.
 
     Args:
-        name: how inputs record it.
-        reads: what its records are.
+        name: its name in the table of inputs.
+        reads: the kind of its records.
         read: raises SourceError if the input is gone or damaged, and UsageError if it has no such field.
         divide: how an input can be divided; the second argument is the text mode. It may read the input, and leaves
             damage to `read`.
-        suffixes: of its files, in lower case, without that of a compression.
-        is_choice: users may name it, as the format of all inputs.
-        is_compressible: its files may be compressed as a whole.
-        is_streamed: it can be read from a pipe.
-        needs: the files without which one cannot be read, as `needed_names` spells them.
-        helpers: patterns of names that are no inputs, because they only help to read others.
+        suffixes: suffixes of its files, in lower case, without the suffix of a compression.
+        is_choice: whether users may name it as the format of all inputs.
+        is_compressible: whether its files may be compressed as a whole.
+        is_streamed: whether it can be read from a pipe.
+        needs: files that reading one requires, as in `needed_names`.
+        helpers: patterns of names that are not inputs, because they only help to read others.
         omitted: suffix that an argument may lack.
-        fits: whether a file with one of the suffixes is of this format; default: if the files that it needs are there.
+        fits: whether a file with one of the suffixes has this format; default: whether the files that it needs exist.
         examine: returns the format of a file, which may be a variant of this one.
-        arrange: returns those of the files of an argument that are to be read, in their order; the last argument says
-            whether they are all files of a folder. It refuses what cannot be read as it is.
-        columns: returns the names of the columns of an input, but those that are read: of ids, and of what is trained.
+        arrange: returns the files of an argument to read, in order; the last argument says whether they are all files
+            of a folder. It refuses folders that cannot be read as they are.
+        columns: returns the names of the columns of an input, without those that are read: of ids, and of the loss.
         loss: returns what says in an input which tokens are trained, if anything does. Its second argument is the
             column that the user gave.
-        options: of an import, for what the files do not say themselves.
+        options: options of an import, for facts that the files do not contain.
     """
 
     name: str

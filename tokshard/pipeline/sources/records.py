@@ -1,4 +1,4 @@
-"""Records, which an input yields before encoding, and the reasons for which a record does not become a document."""
+"""Records, which an input yields before encoding, and the reasons why a record does not become a document."""
 
 from __future__ import annotations
 
@@ -40,14 +40,16 @@ FILE, LINE = "file", "line"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordSpec:
-    """Which parts of a record matter.
+    """The parts of a record that a build reads.
 
     Args:
-        text_field: dotted path of the text. As with every path, a field of that very name is preferred to a nested one.
+        text_field: dotted path of the text. As with every path, a field with exactly that name is preferred to a nested
+            one.
         columns: kept column to (dotted path, type name).
         max_document_bytes: a longer text is a bad record; UTF-8 bytes.
-        text_unit: what counts as a document in plain text: `FILE`, `LINE` or ``paragraph``.
-        tokens: how tokens are read; None where texts are.
+        text_unit: the unit of plain text that becomes a document: `FILE`, `LINE` or ``paragraph``.
+        tokens: how tokens are read; None if texts are read.
+        is_chat: a text is a conversation, as JSON of the fields that it has.
     """
 
     text_field: str
@@ -55,10 +57,11 @@ class RecordSpec:
     max_document_bytes: int
     text_unit: str = FILE
     tokens: TokenSpec | None = None
+    is_chat: bool = False
 
     @property
     def reads(self) -> str:
-        """What the records are: one of `READS`."""
+        """The kind of the records: one of `READS`."""
         return READS[self.tokens is not None]
 
     @property
@@ -68,7 +71,7 @@ class RecordSpec:
 
     @property
     def max_line_bytes(self) -> int:
-        """A longer line is a bad record and never held in memory. JSON escapes can turn one byte into six."""
+        """A longer line is a bad record, never held in memory. JSON escapes can turn one byte into six."""
         return 8 * self.max_document_bytes + (1 << 20)
 
 
@@ -102,9 +105,9 @@ class Records:
         columns: kept column to one value per text.
         bad: records that cannot become documents, by ascending position.
         num_empty: records whose text is empty.
-        passed_over: (index in the chunk, reason) of records that are not meant to be read, by ascending index.
+        passed_over: (index in the chunk, reason) of records that the build is not to read, by ascending index.
         input_bytes: bytes of the input that the chunk stands for.
-        fields: kept columns for which at least one record has a field.
+        fields: kept columns whose field at least one record has.
         num_marks: byte order marks that were dropped.
     """
 
@@ -120,7 +123,7 @@ class Records:
     num_marks: int = 0
 
     def admit_all(self, spec: RecordSpec, texts: Sequence[str]) -> None:
-        """Take the texts of all records of the chunk, in order. The caller sees to the kept columns."""
+        """Take the texts of all records of the chunk, in order. The caller adds the kept columns."""
         self.count = len(texts)
         if texts and all(texts) and max(map(len, texts)) * 4 <= spec.max_document_bytes:
             self.texts, self.positions = list(texts), list(range(len(texts)))
@@ -176,7 +179,7 @@ class LineChunk:
 
     Args:
         data: the lines, each with its newline; the last line may lack it.
-        oversized_bytes: if not 0, the bytes of one more line, which follows `data` and is too long to be held.
+        oversized_bytes: if not 0, the size of one more line, which follows `data` and is too long to be held.
         input_bytes: bytes of the input that the chunk stands for.
     """
 
@@ -204,7 +207,7 @@ _CONTENTS: Sequence[tuple[bytes, str]] = (
 
 
 def content_of(data: bytes) -> str | None:
-    """What bytes that are not UTF-8 or not JSON seem to be, and what to do about it; None if nothing is recognized."""
+    """The likely content of bytes that are not UTF-8 or JSON, with advice; None if nothing is recognized."""
     for magic, what in _CONTENTS:
         if data.startswith(magic):
             return f"this looks like {what}"
@@ -223,8 +226,8 @@ def admit_rows(
 
     Args:
         texts: str, bytes (checked for UTF-8), or None where the text is missing.
-        columns: for each kept column one value per text; None if there are no such fields.
-        problems: index to what is known to be wrong with records; their texts and values are ignored.
+        columns: for each kept column, one value per text; None if no record has the field.
+        problems: index of a record to its known problem; texts and values of such records are ignored.
     """
     records = Records(fields=set() if columns is None else set(spec.columns))
     kept, wrong = typed_columns(spec, columns or [])
@@ -246,7 +249,7 @@ def admit_rows(
 
 
 def _are_strings(texts: Sequence[Any]) -> bool:
-    """Whether all texts are strings that UTF-8 can hold, which those with lone surrogates are not."""
+    """Whether all texts are strings that UTF-8 can hold, that is, without lone surrogates."""
     try:
         return set(map(type, texts)) == {str} and all(text.isascii() or text.encode() for text in texts)
     except UnicodeError:
@@ -267,7 +270,7 @@ def _text_of(spec: RecordSpec, raw: Any) -> tuple[str, Problem | None]:
 
 
 def typed_columns(spec: RecordSpec, columns: Sequence[Sequence[Any]]) -> tuple[list[list[Any]], Mapping[int, Problem]]:
-    """The kept columns in the types that were asked for; and for rows with a value of another type, what is wrong."""
+    """The kept columns in their requested types, and the problems of rows with a value of another type."""
     found: list[list[Any]] = []
     wrong: dict[int, Problem] = {}
     for (path, kind), values in zip(spec.columns.values(), columns, strict=False):
@@ -292,7 +295,7 @@ def chunks_of_rows(
     """Chunks of at most `ROWS_PER_CHUNK` records and about `CHUNK_BYTES` of values, which count as bytes of the input.
 
     Args:
-        rows: the text and the kept values of each record as `admit_rows` takes them, and what is wrong with it.
+        rows: the text and the kept values of each record, as for `admit_rows`, and its problem.
     """
     for held, num_bytes in batches(rows, lambda row: sum(map(value_bytes, row[0]))):
         texts, *columns = zip(*(row for row, _ in held), strict=True)
@@ -303,7 +306,7 @@ def chunks_of_rows(
 
 
 def batches(items: Iterable[T], num_bytes: Callable[[T], int]) -> Iterator[tuple[list[T], int]]:
-    """Consecutive items, at most `ROWS_PER_CHUNK` and until they have `CHUNK_BYTES`; and the bytes that they have."""
+    """Batches of consecutive items with their bytes: at most `ROWS_PER_CHUNK` items, until they have `CHUNK_BYTES`."""
     held: list[T] = []
     size = 0
     for item in items:
@@ -320,7 +323,7 @@ def counted(chunks: Iterable[tuple[P, Records]], position: Callable[[], int]) ->
     """Chunks with the bytes of the input that were read for each.
 
     Args:
-        position: returns the bytes that were read so far.
+        position: returns the bytes read so far.
     """
     reported = 0
     for place, chunk in chunks:
@@ -333,7 +336,7 @@ def parse_columns(id_field: str | None, keep: Iterable[str]) -> dict[str, tuple[
     """Parse ``--id-field`` and ``--keep-field FIELD[:TYPE]`` into column name to (dotted path, type).
 
     Raises:
-        ValueError: a type is unknown, a name is empty or reserved, or two columns have one name.
+        ValueError: a type is unknown, a name is empty or reserved, or two columns have the same name.
         UsageError: no reader accepts a name.
     """
     columns: dict[str, tuple[str, str]] = {}
@@ -381,7 +384,7 @@ def positions_array(records: Records) -> NDArray[np.int64]:
 
 
 def field_hint(path: str, spec: RecordSpec, what: str = "field") -> str:
-    """Hint that names the option with which a missing field was asked for."""
+    """The hint that names the option of a missing field."""
     if path == spec.text_field and spec.tokens is None:
         return f"give the {what} that holds the text with --text-field"
     is_id = path == spec.columns.get("id", ("",))[0]

@@ -1,4 +1,4 @@
-"""parquet and Arrow: record batches with the columns that are asked for, and records of texts."""
+"""parquet and Arrow: record batches with the requested columns, and records of texts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from tokshard.errors import SourceError, UsageError
+from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT, chat_text
 from tokshard.pipeline.sources.columns import Columns
 from tokshard.pipeline.sources.division import Divisibility, Grouped, Indivisible, Span
 from tokshard.pipeline.sources.inputs import Input
@@ -34,15 +35,15 @@ Batches = Callable[[Columns], Iterator[tuple[pa.RecordBatch, int]]]
 def open_table(
     input_: Input, span: Span, *, rows: int = ROWS_PER_CHUNK, buffer_bytes: int = 0
 ) -> Iterator[tuple[pa.Schema, Batches]]:
-    """The schema of a table, and a function that yields batches of some columns, each with the bytes of the file.
+    """The schema of a table, and a function that yields batches of some columns, each with its bytes of the file.
 
     Args:
-        rows: of a batch of parquet; Arrow has batches of its own.
-        buffer_bytes: read a column of parquet in pieces of so many bytes, which suits a single one; default: all that
-            is wanted of the row groups at once.
+        rows: rows of a batch of parquet; Arrow files contain batches.
+        buffer_bytes: read a column of parquet in pieces of so many bytes, which suits a single column; default: the
+            requested columns of a row group at once.
 
     Raises:
-        BadSourceError: the file is gone or damaged (also later, from the batches).
+        BadSourceError: the file is missing or damaged (also later, from the batches).
     """
     if input_.format == PARQUET.name:
         with _open_parquet(input_, buffer_bytes) as parquet:
@@ -105,7 +106,7 @@ def _errors_of(input_: Input, place: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def _open_parquet(input_: Input, buffer_bytes: int = 0) -> Iterator[pq.ParquetFile]:
-    """A file whose pages are compared with their checksums, if they have any."""
+    """A file that checks the checksums of its pages, if they have any."""
     import pyarrow.parquet as pq
 
     with _errors_of(input_), open_for_arrow(input_) as file:
@@ -137,7 +138,7 @@ def _groups_of(input_: Input, _: str) -> Divisibility:
 
 
 def is_arrow_file(store: Store, entry: Entry) -> bool:
-    """Whether a file is an Arrow file by its first bytes, and no Arrow stream.
+    """Whether a file is an Arrow file, not an Arrow stream, by its first bytes.
 
     Raises:
         UsageError: it is Feather of version 1.
@@ -153,19 +154,31 @@ def is_arrow_file(store: Store, entry: Entry) -> bool:
 
 def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, Records]]:
     with open_table(input_, span) as (schema, batches):
-        columns = Columns(input_, schema, spec, [spec.text_field, *spec.kept_paths])
+        texts = [name for name in CHAT_FIELDS if name in schema.names] if spec.is_chat else [spec.text_field]
+        if not texts:
+            raise UsageError(
+                f"{input_.location} has {NO_CHAT}; it has {', '.join(schema.names)}",
+                hint="rename the field of the conversations, or leave out --chat",
+            )
+        columns = Columns(input_, schema, spec, [*texts, *spec.kept_paths])
         for batch, input_bytes in batches(columns):
             for start, stop, found in columns.rows(batch, columns.paths):
                 if isinstance(found, float):
                     records = admit_rows(spec, [None], [[None]] * len(spec.columns), {0: row_too_long(spec, found)})
                 else:
-                    records = admit_rows(spec, found[spec.text_field], [found[path] for path in spec.kept_paths])
+                    rows = zip(*(found[name] for name in texts), strict=True)
+                    held = (
+                        [chat_text(dict(zip(texts, row, strict=True))) for row in rows]
+                        if spec.is_chat
+                        else found[spec.text_field]
+                    )
+                    records = admit_rows(spec, held, [found[path] for path in spec.kept_paths])
                 records.input_bytes = input_bytes * stop // batch.num_rows - input_bytes * start // batch.num_rows
                 yield None, records
 
 
 def row_too_long(spec: RecordSpec, num_bytes: float) -> Problem:
-    """What is wrong with a row whose values take too much memory."""
+    """The problem of a row whose values take too much memory."""
     return TOO_LONG, f"values take {num_bytes:,.0f} bytes, at most {spec.max_line_bytes:,} are allowed"
 
 

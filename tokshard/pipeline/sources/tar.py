@@ -1,7 +1,7 @@
 """Tar archives, read from start to end and never unpacked: members become records, and nothing is written to disk.
 
-The standard library's `tarfile` takes a damaged header for the end of the archive, and keeps all members and all of
-their pax headers in memory. So only its header parser is used.
+The standard library's `tarfile` treats a damaged header as the end of the archive, and keeps all members and their pax
+headers in memory. So only its header parser is used.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _bad(reason: str, detail: str) -> Records:
 
 
 def _members(archive: _Archive, spec: RecordSpec) -> Iterator[tuple[int, Records]]:
-    """Chunks of the lines of each member, or the whole member: position in the archive, and records."""
+    """Each member, whole or in chunks of lines: position in the archive, and records."""
     parse = JsonLinesParser(spec)
     for name, reason in archive:
         start = archive.position
@@ -134,8 +134,8 @@ def _samples(archive: _Archive, spec: RecordSpec) -> Iterator[tuple[int, Records
     """Each sample, which is a run of members ``KEY.EXTENSION`` with one key: position in the archive, and record.
 
     A key ends at the first dot of the name without its folders. The record of a sample has the fields `KEY`, ``txt``
-    and ``json``; its other members are ignored. A member that is left out regardless of its content is reported after
-    the sample in which it stands.
+    and ``json``; other members are ignored. A member that is left out regardless of its content is reported after the
+    sample around it.
     """
     parse = JsonLinesParser(spec)
     paths = {spec.text_field, *spec.kept_paths}
@@ -174,7 +174,7 @@ def _samples(archive: _Archive, spec: RecordSpec) -> Iterator[tuple[int, Records
 
 
 def _take(archive: _Archive, fields: dict[str, bytes | None], extension: str, limit: int) -> Records | None:
-    """Read a member that is wanted; returns a bad record in place of the sample if that is not possible."""
+    """Read a wanted member; returns a bad record instead of the sample if it cannot be read."""
     if extension in fields:
         return _bad(MALFORMED, f"the sample has two members .{extension}")
     fields[extension] = data = archive.read(limit + 1)
@@ -206,9 +206,9 @@ def _sample(key: str, fields: Mapping[str, bytes | None], parse: JsonLinesParser
 
 
 class _Archive:
-    """The members of an archive with ustar, GNU and pax headers, each with the reason to leave it out or None.
+    """The members of an archive with ustar, GNU and pax headers, each with the reason for leaving it out or None.
 
-    The end-of-archive marker has to be there, and nothing but zeros may follow it.
+    The end-of-archive marker must be there, and only zeros may follow it.
     """
 
     def __init__(self, input_: Input, read: Callable[[int], bytes]) -> None:
@@ -218,7 +218,7 @@ class _Archive:
         """Bytes of the archive read so far."""
 
     def read(self, size: int) -> bytes:
-        """The next bytes of the member at hand; fewer only at its end."""
+        """The next bytes of the current member; fewer only at its end."""
         data = self._take(min(size, self._left))
         self._left -= len(data)
         return data
@@ -293,7 +293,7 @@ class _Archive:
         return size
 
     def _extra(self, kind: bytes, size: int) -> dict[str, str]:
-        """What an extended header says of the members that follow."""
+        """The facts in an extended header about the members that follow."""
         if size > _MAX_EXTRA_BYTES:
             raise damaged(self._input, f"the extended header before byte {self.position:,} has {size:,} bytes")
         data = self._take(size + -size % _BLOCK)[:size]
@@ -302,7 +302,7 @@ class _Archive:
         return {} if kind == tarfile.GNUTYPE_LONGLINK else self._pax(data)
 
     def _pax(self, data: bytes) -> dict[str, str]:
-        r"""Parse records ``LENGTH KEY=VALUE\n``, and keep only what is used: path, size, and whether it is sparse."""
+        r"""Parse records ``LENGTH KEY=VALUE\n``, and keep only path, size, and whether it is sparse."""
         fields = {}
         place, stop = 0, len(data.rstrip(b"\0"))
         while place < stop:

@@ -1,4 +1,4 @@
-"""Files of documents that another tool has tokenized: how each is recognised, divided and read."""
+"""Files of documents tokenized by another tool: how each is recognized, divided and read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tokshard.store import Entry, Store
 
 
 def _reader(read: Callable[[Store, str, int, int | None, TokenSpec], Iterator[TokenBatch]]) -> Read:
-    """The reader of a format whose documents lie at bytes of a file.
+    """The reader of a format whose documents are ranges of bytes of a file.
 
     Args:
         read: yields the documents whose first byte lies in a range of a file; without an end, to the end of the file.
@@ -48,10 +48,10 @@ def _token_spec(spec: RecordSpec) -> TokenSpec:
 
 
 def with_columns(batch: TokenBatch, spec: RecordSpec, values: Mapping[str, Sequence[Any]]) -> TokenBatch:
-    """A batch with its kept columns in the types that were asked for.
+    """A batch with its kept columns in their requested types.
 
     Args:
-        values: of some paths, one for each document; the values of others are missing.
+        values: for some paths, one value for each document; other paths have no values.
     """
     if not spec.columns:
         return batch
@@ -62,13 +62,13 @@ def with_columns(batch: TokenBatch, spec: RecordSpec, values: Mapping[str, Seque
 
 
 def _complete_pairs(ids: str, index: str, store: Store, entries: Sequence[Entry], is_folder: bool) -> Sequence[Entry]:
-    """Refuse a folder that lacks one of two files that belong together: its documents would be missing.
+    """Refuse a folder that lacks one file of a pair: its documents would be missing.
 
     Args:
-        ids, index: suffixes of the two.
+        ids, index: suffixes of the two files.
 
     Raises:
-        BadSourceError: with the one that is there.
+        BadSourceError: one file of a pair is missing; it names the other.
     """
     found = {end: {e.name.removesuffix(end) for e in entries if e.name.endswith(end)} for end in (ids, index)}
     if not is_folder or not found[index]:
@@ -102,12 +102,12 @@ def _complete_masks(store: Store, entries: Sequence[Entry], is_folder: bool) -> 
 
 
 def _in_listed_order(store: Store, entries: Sequence[Entry], is_folder: bool) -> Sequence[Entry]:
-    """Files in their order, but those that an ``index.json`` lists in the order of that: ``chunk-0-10`` is not third.
+    """Files in their order; files listed in an ``index.json`` in its order, so ``chunk-0-10`` is not third.
 
-    MDS can keep a shard both compressed and not; then it is read once.
+    MDS can keep a shard both compressed and uncompressed; then it is read once.
 
     Raises:
-        BadSourceError: an index is damaged, or lists a file that is not there.
+        BadSourceError: an index is damaged, or lists a missing file.
     """
     names = {entry.name for entry in entries}
     plain, *packed = samples.MDS_SUFFIXES

@@ -1,4 +1,4 @@
-"""parquet and Arrow with a column of token ids, and the counts that fms-fsdp keeps beside its Arrow files."""
+"""parquet and Arrow with a column of token ids, and the tables of counts that fms-fsdp keeps beside its Arrow files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COUNT_COLUMNS = ["dataset/filename", "documents", "tokens"]
 
 
 def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, TokenBatch]]:
-    """The documents of a table with a column of ids. If it holds no lists of ids, each record batch is a document."""
+    """The documents of a table with a column of ids. If the column holds no lists, each record batch is a document."""
     with tables.open_table(input_, span, rows=_ROWS_AT_ONCE, buffer_bytes=BATCH_BYTES) as (schema, batches):
         columns, loss = _columns(input_, schema, spec)
         assert spec.tokens is not None
@@ -74,7 +74,7 @@ def _columns(input_: Input, schema: pa.Schema, spec: RecordSpec) -> tuple[Column
 
 
 def _other_columns(input_: Input, spec: RecordSpec) -> Sequence[str]:
-    """The names of the columns next to that of the ids."""
+    """The names of the columns besides the column of ids."""
     with tables.open_table(input_, Span()) as (schema, _):
         used = set(_columns(input_, schema, spec)[0].paths)
         return [name for name in schema.names if name not in used]
@@ -118,7 +118,7 @@ def _lists(
 def _joined(
     input_: Input, span: Span, columns: Columns, batches: Iterable[tuple[pa.RecordBatch, int]]
 ) -> Iterator[TokenBatch]:
-    """Documents that are an array of ids each, as many at a time as a batch holds. Those of a file are counted."""
+    """Documents from arrays of ids, in batches. Documents and tokens of a file are counted."""
     held: list[NDArray[Any]] = []
     held_bytes = input_bytes = num_documents = num_tokens = 0
     for batch, num_bytes in batches:
@@ -137,15 +137,15 @@ def _joined(
 
 
 def _check_counts(input_: Input, num_documents: int, num_tokens: int | None) -> None:
-    """Refuse a file that holds something else than its line in a table of counts says, if there is one.
+    """Refuse a file that contradicts its line in a table of counts, if there is one.
 
     fms-fsdp keeps such tables as ``meta/*counts*.csv``, with a line for each file.
 
     Args:
-        num_tokens: None if they were not all read here.
+        num_tokens: tokens of the file; None if this task did not read all.
 
     Raises:
-        BadSourceError: with both numbers.
+        BadSourceError: the numbers differ; it names both.
     """
     folder = os.path.dirname(input_.location)
     for root in (folder, os.path.dirname(folder)):
@@ -163,7 +163,7 @@ def _check_counts(input_: Input, num_documents: int, num_tokens: int | None) -> 
 
 
 def _counts(folder: str) -> Mapping[str, tuple[int, int]]:
-    """File to its documents and tokens, from all tables of a folder; tables of other columns are passed over."""
+    """File to its documents and tokens, from all tables of a folder; tables with other columns are ignored."""
     store = open_store(folder)
     found = (name for name in sorted(present(store)) if "counts" in name and name.endswith(".csv"))
     return _read_counts(folder, tuple((name, store.stat(name).version) for name in found))
@@ -171,7 +171,7 @@ def _counts(folder: str) -> Mapping[str, tuple[int, int]]:
 
 @functools.lru_cache(maxsize=4)
 def _read_counts(folder: str, versions: Sequence[tuple[str, str]]) -> Mapping[str, tuple[int, int]]:
-    """What the tables of a folder say, each with its version: a later import may find others there."""
+    """The content of the tables of a folder, each with its version: a later import may find others there."""
     store = open_store(folder)
     found = {}
     for name, _ in versions:
@@ -185,10 +185,10 @@ def _read_counts(folder: str, versions: Sequence[tuple[str, str]]) -> Mapping[st
 
 
 def _without_corpora(store: Store, entries: Sequence[Entry], _: bool) -> Sequence[Entry]:
-    """Refuse a corpus of tokshard, of which an import would lose sources, records and kept columns.
+    """Refuse a corpus of tokshard: an import would lose its sources, records and kept columns.
 
     Raises:
-        UsageError: with its folder.
+        UsageError: it is a corpus; the error names its folder.
     """
     names = (entry.name.rpartition("/") for entry in entries)
     for place in sorted({folder for folder, _, base in names if base in {MANIFEST, SHARD_TABLE}}):

@@ -161,7 +161,7 @@ class TaskRunner:
     def __init__(self, build: Build, stage: Stage, report: Callable[[Progress], None]) -> None:
         self._build, self._stage, self._report = build, stage, report
         self._store, self._reader = build.workspace.store, InputReader(build)
-        self._maker = Maker(build.spec, build.config, build.tokenizer, lambda: self._store.get(TOKENIZER))
+        self._maker = Maker(build.spec, build.config, build.tokenizer, lambda: self._store.get(TOKENIZER), build.chat)
         sinks: dict[str, MakeSink] = {HASH: HashSink}
         if stage.levels is not None:
             sinks[DEAL] = functools.partial(DealSink, levels=stage.levels)

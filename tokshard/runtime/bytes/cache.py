@@ -1,7 +1,7 @@
-"""What was read of corpora that are not mapped: in memory, up to a limit, and read ahead of need.
+"""A cache in memory for corpora that are not mapped. It has a size limit, and is filled ahead of need.
 
 The corpora of a plan share one cache: its memory, its threads and its counts. A cache knows neither corpora nor tokens:
-it keeps *chunks* of one size, numbered by whoever reads them.
+it keeps *chunks* of one size, which their readers number.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tokshard.store import is_uri, without_secrets
 from tokshard.store.record_cache import RecordCache
 
 MEMORY_BYTES = 2 << 30
-"""Enough for the windows of five corpora, of 64M tokens of 16 bits each, that are read and fetched at a time."""
+"""Enough for the current and next windows of five corpora, with 64M tokens of 16 bits in a window."""
 
 CACHE_BYTES = 100 << 30
 
 CONNECTIONS = 64
-"""Requests at once: with 150 KB each and 40 ms of latency, 240 MB/s."""
+"""Concurrent requests: with 150 KB each and 40 ms of latency, 240 MB/s."""
 
 _MOST_CONNECTIONS = 1_024
 
 _CORPUS = 1 << 44
-"""Chunks of a corpus, to number those of several corpora in one sequence."""
+"""The range of chunk numbers of a corpus, so that several corpora share one sequence of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Request:
 
     Args:
         chunks: their numbers.
-        path: of the shard that they are part of.
-        work: gives their tokens, checked, one chunk after another; the last one may be short.
+        path: the shard that holds them.
+        work: returns their tokens, checked, chunk after chunk; the last one may be short.
     """
 
     chunks: range
@@ -58,13 +58,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Pieces cut where chunks begin; int64 [n] each.
+    """Pieces cut at the start of chunks; int64 [n] each.
 
     Args:
         chunks: the chunk that holds each part.
-        starts: token where it starts there.
+        starts: its first token in the chunk.
         lengths: its tokens.
-        at: where it goes.
+        at: its place in the output.
     """
 
     chunks: NDArray[np.int64]
@@ -77,23 +77,23 @@ class Parts:
 
 
 class Chunks(Protocol):
-    """What chunks of one corpus are."""
+    """The chunks of one corpus."""
 
     def requests(self, chunks: NDArray[np.int64]) -> Iterable[Request]:
-        """What brings some chunks, and perhaps others; int64 [n], each once. Under the lock of the cache."""
+        """The requests for some chunks, and perhaps more; int64 [n], each once. Called under the lock of the cache."""
 
     def waits_for(self, path: str) -> None:
-        """A shard is waited for."""
+        """Note that a reader waits for a shard."""
 
 
 class Memory:
     """Chunks in memory: slots of one array that is allocated once and filled as chunks come. Needs a lock around it.
 
-    Chunks that a reader has announced stay until it is done with them. Others are dropped when a slot is needed, those
-    first that were not used for longest. So memory grows to what readers announce at a time, and up to the limit.
+    Chunks that a reader has announced stay until the reader releases them. Others are dropped when a slot is needed,
+    least recently used first. So memory grows to what readers announce at a time, and up to the limit.
 
     Attributes:
-        content: uint8 [slots * chunk_bytes]; what no chunk was written to is not backed by memory.
+        content: uint8 [slots * chunk_bytes]; slots without a chunk are not backed by memory.
     """
 
     def __init__(self, num_slots: int, chunk_bytes: int) -> None:
@@ -110,11 +110,11 @@ class Memory:
 
     @property
     def room(self) -> int:
-        """Slots that are free or hold what no reader has announced."""
+        """Slots that are free or hold a chunk that no reader has announced."""
         return self._num_slots - len(self._slots) + len(self._idle)
 
     def slots(self, chunks: Sequence[int]) -> NDArray[np.int64]:
-        """The slot of each chunk, int64 [n]; -1: it is not here."""
+        """The slot of each chunk, int64 [n]; -1 if it is absent."""
         find, idle = self._slots.get, self._idle
         if idle:
             for chunk in chunks:
@@ -138,7 +138,7 @@ class Memory:
                 self._idle[chunk] = None
 
     def reserve(self, chunks: Iterable[int]) -> list[tuple[int, int]]:
-        """Pairs of a chunk that is not here and a slot, as far as there is room; the caller's until it is published."""
+        """Pairs of an absent chunk and a slot, as far as there is room. The caller owns the slots until `publish`."""
         return [(chunk, slot) for chunk in chunks if chunk not in self._slots and (slot := self._slot()) is not None]
 
     def fill(self, slot: int, content: NDArray[np.uint8]) -> None:
@@ -147,7 +147,7 @@ class Memory:
         self.content[start : start + len(content)] = content
 
     def publish(self, reserved: Iterable[tuple[int, int]]) -> None:
-        """Let all have the chunks of slots that were filled."""
+        """Make the chunks of filled slots visible to all readers."""
         for chunk, slot in reserved:
             if chunk in self._slots:  # of another fetch
                 self._free.append(slot)
@@ -170,19 +170,18 @@ class Memory:
 class Cache:
     """Memory and threads for reading corpora that are not mapped.
 
-    Pickles as its arguments: each process has its own memory and threads, a forked child too. The directory is shared
-    by all processes of a machine, also by those of other jobs and other plans.
+    Pickles as its arguments: each process has its own memory and threads, a forked child too. All processes of a
+    machine share the directory, also across jobs and plans.
 
     Args:
-        memory_bytes: how much is kept in memory. 2.5 windows of each corpus should fit; if they do not, strides are
-            fetched again.
-        cache_dir: a directory on a disk of this machine where strides are kept, too; default: nowhere.
-        cache_bytes: how much is kept there.
-        connections: requests at once.
+        memory_bytes: limit in memory. 2.5 windows of each corpus should fit; otherwise strides are fetched again.
+        cache_dir: a directory on a local disk, where strides are kept, too; default: none.
+        cache_bytes: limit of the directory.
+        connections: concurrent requests.
 
     Attributes:
-        counts: what was read so far, in this process.
-        disk: what is kept in the directory.
+        counts: reads of this process so far.
+        disk: the records in the directory.
 
     Raises:
         PlanError: a number is out of range.
@@ -202,7 +201,7 @@ class Cache:
         cache_bytes = integer("cache_bytes", cache_bytes, least=1)
         if cache_dir is not None and is_uri(os.fspath(cache_dir)):
             raise UsageError(
-                f"cache_dir is {without_secrets(os.fspath(cache_dir))}, and strides are kept on a disk of this machine",
+                f"cache_dir is {without_secrets(os.fspath(cache_dir))}, strides are kept on a local disk",
                 hint="give a directory",
             )
         directory = None if cache_dir is None else os.path.abspath(cache_dir)
@@ -230,7 +229,7 @@ class Cache:
         self._num_corpora = 0
 
     def join(self, chunk_bytes: int) -> int:
-        """The number of the first chunk of another corpus; a process that was forked begins with nothing.
+        """Add a corpus; returns the number of its first chunk. A forked process begins with an empty cache.
 
         Args:
             chunk_bytes: the same for all corpora.
@@ -250,7 +249,7 @@ class Cache:
                 setattr(self.counts, name, getattr(self.counts, name) + amount)
 
     def read(self, parts: Parts, out: NDArray[Any], corpus: Chunks) -> None:
-        """Copy tokens; what is not in memory is fetched, together.
+        """Copy tokens. Chunks that are not in memory are fetched together.
 
         Raises:
             DamagedCorpusError: bytes are missing or wrong.
@@ -282,7 +281,7 @@ class Cache:
             out[place : place + length] = found[begin : begin + length]
 
     def announce(self, chunks: NDArray[np.int64], corpus: Chunks) -> None:
-        """Fetch chunks that will be read, as far as there is room, and keep them.
+        """Fetch chunks that will be read, as far as there is room, and keep them until they are released.
 
         Args:
             chunks: int64 [n], in the order in which they are needed.
@@ -295,12 +294,12 @@ class Cache:
             self._fetches(chunks[missing[:room]], corpus, is_urgent=False)
 
     def release(self, chunks: NDArray[np.int64]) -> None:
-        """Chunks that were announced are not needed any more."""
+        """Release announced chunks."""
         # without the lock: readers that are freed call this, perhaps while this thread has it
         self._released.append(chunks)
 
     def _current(self) -> Memory:
-        """The memory, without what was released. Under the lock."""
+        """The memory, after pending releases. Called under the lock."""
         memory = self._memory
         assert memory is not None, "a corpus joined"
         while self._released:
@@ -310,7 +309,7 @@ class Cache:
     def _fetches(
         self, chunks: NDArray[np.int64], corpus: Chunks, *, is_urgent: bool
     ) -> list[tuple[Request, Future[NDArray[Any]]]]:
-        """What brings some chunks: fetches that are under way, and new ones. Under the lock."""
+        """The fetches that bring some chunks: running ones and new ones. Called under the lock."""
         running = self._running
         numbers = chunks.tolist()
         found = {id(fetch): fetch for number in numbers if (fetch := running.get(number)) is not None}

@@ -16,13 +16,13 @@ GATHER_BELOW = 350
 """Mean tokens of a piece below which gathering is faster than slices. Changes speed only, not results."""
 
 HALVES_FROM, HALVES_BELOW, MANY = 30, 1_500, 1_000
-"""Mean tokens of a piece from which and below which so many pieces are copied as halves faster than in other ways."""
+"""Least and greatest mean tokens of a piece for which so many pieces are copied fastest as halves."""
 
 _GATHER_TOKENS = 1 << 15
 """Tokens that are gathered at a time, so that their index stays in the cache."""
 
 _HALVES_TOKENS = 1 << 17
-"""Tokens of first halves that are copied before the second ones, which overlap them: they should be in the cache."""
+"""Tokens of first halves copied before the second halves, which overlap them: they should stay in the cache."""
 
 
 @cache
@@ -31,10 +31,10 @@ def _numbers() -> NDArray[np.int64]:
 
 
 def spread(first: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Stretches of consecutive numbers, one after another: which stretch each number is of, and the number.
+    """Runs of consecutive numbers, one after another: the run of each number, and the number.
 
     Args:
-        first, counts: int64 [n], the first number of each stretch, and how many there are.
+        first, counts: int64 [n], the first number of each run, and its length.
     """
     owners = np.repeat(np.arange(len(counts)), counts)
     return owners, np.arange(len(owners)) + np.repeat(first - np.cumsum(counts) + counts, counts)
@@ -43,10 +43,10 @@ def spread(first: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArray
 def cut_at(
     bounds: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Stretches cut where units begin, such as shards.
+    """Stretches cut at the start of units, such as shards.
 
     Args:
-        bounds: int64 [units + 1], where each begins, and the end of the last one.
+        bounds: int64 [units + 1], the start of each unit, and the end of the last one.
         starts, stops: int64 [n], each start below its stop.
 
     Returns:
@@ -81,7 +81,7 @@ def copy_halves(
     out: NDArray[Any],
     at: NDArray[np.int64],
 ) -> None:
-    """Copy each piece of one array as the first and the last 2**k of its tokens, the most that it has.
+    """Copy each piece of one array as its first and its last 2**k tokens, for the largest k that fits.
 
     Many pieces with the same k take two calls, in which an item is 2**k tokens. Arguments as for `gather`.
     """
@@ -103,7 +103,7 @@ def copy_halves(
 
 
 def _stretches(array: NDArray[Any], size: int) -> NDArray[Any]:
-    """All stretches of so many elements as an array, which overlap: item i starts at element i."""
+    """Overlapping windows of so many elements as an array: item i starts at element i."""
     items = array[:size].view(np.dtype((np.void, size * array.itemsize)))
     shape, strides = (len(array) - size + 1,), array.strides
     return np.lib.stride_tricks.as_strided(items, shape, strides, writeable=array.flags.writeable)
@@ -119,8 +119,8 @@ def gather(
     """Copy pieces of one array with an index.
 
     Args:
-        memory: one-dimensional. What lies outside of the pieces is not touched.
-        elements, lengths: int64 [n], where in it each piece starts, and its tokens.
+        memory: one-dimensional. Bytes outside of the pieces are not touched.
+        elements, lengths: int64 [n], the start of each piece in it, and its tokens.
         out, at: as in `TokenSource.read`.
     """
     ends = np.cumsum(lengths)
@@ -170,7 +170,7 @@ def copy_slices(
 
 
 def _runs(lengths: NDArray[np.int64], at: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    """Pieces that follow each other without a gap: the one after the last, and the places from and to which they go."""
+    """Runs of pieces without a gap: the piece after each run, and the start and stop of the run in `at`."""
     stops = at + lengths
     is_last = np.ones(len(at), np.bool_)
     np.not_equal(at[1:], stops[:-1], out=is_last[:-1])

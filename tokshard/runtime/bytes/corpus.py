@@ -26,11 +26,10 @@ _SHARDS_AT_ONCE = 32
 class CorpusSource(TokenSource):
     """A corpus as one sequence of tokens, shard after shard.
 
-    Shards are memory-mapped. With ``access="pread"``, and of a corpus in an object store or on a web server, blocks are
-    read by range, many at a time and ahead of need, into a cache; their tokens are checked against the hashes of the
-    corpus. That suits network file systems, too: a shard that is cut or vanishes under a running job raises an error
-    then, where a map would kill the process with SIGBUS. A shard that is replaced in a store under a running job is
-    refused.
+    Shards on disk are memory-mapped. In an object store, on a web server, or with ``access="pread"``, blocks are read
+    by range, many at a time and ahead of need, into a cache; their tokens are checked against the hashes of the corpus.
+    ``"pread"`` suits network file systems, too: if a shard is cut or vanishes during the run, it raises an error; a map
+    would kill the process with SIGBUS. A shard that is replaced in a store during the run is refused.
 
     Pickles as its arguments, so that a worker process opens the corpus for itself.
 
@@ -39,13 +38,13 @@ class CorpusSource(TokenSource):
         access: ``"mmap"`` or ``"pread"``.
         generation: read the documents up to this generation; default: the newest. A copy in another process reads the
             same, whatever is appended meanwhile.
-        cache: for what is not mapped; corpora may share one. Default: one of its own.
+        cache: for reads by range; corpora may share one. Default: one of its own.
 
     Attributes:
         corpus: the open corpus.
         num_tokens, dtype, fingerprint, tokenizer, is_in_memory, earlier_fingerprints, has_spans: as `TokenSource` says.
         eos_id: the token that ends every document.
-        cache: what was read of it, unless it is mapped.
+        cache: the cache of its reads, unless it is mapped.
 
     Raises:
         CorpusError: the corpus cannot be opened.
@@ -84,24 +83,24 @@ class CorpusSource(TokenSource):
 
     @property
     def reading(self) -> str | None:
-        """Path of the shard that was touched last: if a read hangs, it hangs there."""
+        """Path of the shard that was read last. A read that hangs, hangs there."""
         return self._reader.reading
 
     @property
     def counts(self) -> ReadCounts | None:
-        """What was read through the cache; None: the corpus is mapped."""
+        """Counts of reads through the cache; None: the corpus is mapped."""
         return None if self.is_in_memory else self.cache.counts
 
     @property
     def memory_bytes(self) -> int:
-        """What the cache may keep in memory."""
+        """Bytes that the cache may keep in memory."""
         return 0 if self.is_in_memory else self.cache.memory_bytes
 
     def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where documents end in stretches of the corpus, as `TokenSource.ends` does.
 
         Raises:
-            DamagedCorpusError: a shard is missing or not what the manifest says.
+            DamagedCorpusError: a shard is missing, or differs from the manifest.
         """
         return self._reader.ends(starts, stops)
 
@@ -111,7 +110,7 @@ class CorpusSource(TokenSource):
         """Copy the tokens of pieces, as `TokenSource.read` does.
 
         Raises:
-            DamagedCorpusError: a shard is missing or not what the manifest says.
+            DamagedCorpusError: a shard is missing, or differs from the manifest.
         """
         self._reader.read(starts, lengths, out, at)
 
@@ -119,16 +118,16 @@ class CorpusSource(TokenSource):
         """The loss spans in stretches of the corpus, as `TokenSource.targets` gives them.
 
         Raises:
-            DamagedCorpusError: they are missing, or not those of the manifest.
+            DamagedCorpusError: they are missing, or differ from the manifest.
         """
         return self._reader.targets(starts, stops)
 
     def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        """Fetch these blocks in the background; does nothing with maps, of which the kernel reads ahead by itself."""
+        """Fetch these blocks in the background. Does nothing with maps, because the kernel reads ahead."""
         self._reader.will_read(starts, stops)
 
     def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        """Forget blocks that were announced to `will_read`. Opens nothing: it may be called when all else is gone."""
+        """Forget blocks that were announced to `will_read`. Opens nothing, so it is safe at interpreter exit."""
         if self._opened is not None and self._opened[0] == os.getpid():
             self._opened[1].has_read(starts, stops)
 
@@ -137,7 +136,7 @@ class CorpusSource(TokenSource):
         return 0 if self.is_in_memory else num_blocks * stride_tokens_of(block_tokens) * self.dtype.itemsize
 
     def numbers_file(self, name: str, ids_file: str | os.PathLike[str]) -> str | None:
-        """A file of numbers made of a list of ids, as `numbers_of_list` does it."""
+        """The file of document numbers for a list of ids; see `numbers_of_list`."""
         with open_corpus(self.location, generation=self.corpus.num_generations - 1) as corpus:  # apart from the reader
             return numbers_of_list(corpus, name, ids_file)
 
@@ -145,7 +144,7 @@ class CorpusSource(TokenSource):
         """The document that holds a token.
 
         Raises:
-            DamagedCorpusError: a shard is missing or not what the manifest says.
+            DamagedCorpusError: a shard is missing, or differs from the manifest.
         """
         document, start, stop = self._reader.document_at(position)
         return self._span(document, start, stop)
@@ -155,7 +154,7 @@ class CorpusSource(TokenSource):
 
         Raises:
             IndexError: the corpus has no such document.
-            DamagedCorpusError: a shard is missing or not what the manifest says.
+            DamagedCorpusError: a shard is missing, or differs from the manifest.
         """
         if document < 0:
             raise IndexError(f"document {document}; documents are numbered from 0")
@@ -164,14 +163,14 @@ class CorpusSource(TokenSource):
         return self._span(document, int(starts[0]), int(stops[0]))
 
     def spans_of(self, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Starts and stops in the corpus of many documents: int64 [n] each. Those of a shard are read together.
+        """Starts and stops in the corpus of many documents: int64 [n] each. Documents of one shard are read together.
 
         Args:
             documents: int64 [n], numbers in the corpus, ascending, at least one.
 
         Raises:
             IndexError: the corpus has no such document.
-            DamagedCorpusError: a shard is missing or not what the manifest says.
+            DamagedCorpusError: a shard is missing, or differs from the manifest.
         """
         first_documents = self.corpus.shards.first_documents
         if documents[0] < 0 or documents[-1] >= first_documents[-1]:
@@ -196,7 +195,7 @@ class CorpusSource(TokenSource):
 
     @property
     def _reader(self) -> MappedCorpus | RangedCorpus:
-        """What reads it in this process: a forked one begins anew, because a lock may have been held at the fork."""
+        """The reader of this process. A forked process makes a new one: a lock may have been held at the fork."""
         opened = self._opened
         if opened is None or opened[0] != os.getpid():
             reader = MappedCorpus(self.corpus) if self.is_in_memory else RangedCorpus(self.corpus, self.cache)
@@ -209,7 +208,7 @@ def _reopened(location: str, access: str, generation: int, cache: Cache, fingerp
     if source.fingerprint != fingerprint:
         raise DamagedCorpusError(
             f"{location} has the content {source.fingerprint[:12]}, expected {fingerprint[:12]}: the corpus was "
-            "replaced under the running job",
+            "replaced during the run",
             hint=REPLACED,
         )
     return source

@@ -24,23 +24,23 @@ from tokshard.runtime.bytes.cache import Cache
 from tokshard.store.record_cache import RecordFile
 
 _GAP_BYTES = 32 << 10
-"""Ranges of a shard that are nearer to each other are asked for as one: bytes for a millisecond, a request for tens."""
+"""Ranges of a shard with a smaller gap are requested as one: the gap costs a millisecond, a request tens of them."""
 
 _MAX_HASHES = 16 << 20
-"""Hashes that are kept, of 4 bytes each: all those of a corpus of 137 billion tokens."""
+"""Hashes that are kept, of 4 bytes each: enough for a corpus of 137 billion tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """A shard as its corpus knows it.
+    """A shard as its corpus describes it.
 
     Args:
-        index: in the corpus.
-        name: in the store.
+        index: number in the corpus.
+        name: name in the store.
         path: for messages.
-        num_bytes: as the shard table says.
-        strides: its strides as records of the cache on disk.
-        token_ranges: where the bytes of the tokens ``[start, stop)`` lie, as far as there are any.
+        num_bytes: size in the shard table.
+        strides: its strides, as records of the cache on disk.
+        token_ranges: the byte ranges of the tokens ``[start, stop)``, cut to the shard.
     """
 
     index: int
@@ -52,11 +52,10 @@ class ShardFile:
 
 
 class Fetch:
-    """Fetches strides, and gives no others than those that the corpus was built with; and bytes that no hash covers.
+    """Fetches strides and checks their hashes; also fetches bytes that no hash covers.
 
-    The hashes of the strides come from the corpus, whose shard table vouches for them, and are kept. So another corpus
-    that took the place of this one is refused, and so is what another program wrote into the cache. Threads may share
-    it.
+    The hashes of the strides come from the corpus and are kept; its shard table vouches for them. So a corpus that
+    replaced this one is refused, and so are foreign bytes in the cache. Threads may share it.
 
     Args:
         stride_tokens: tokens of a stride.
@@ -69,10 +68,10 @@ class Fetch:
         self._groups: OrderedDict[tuple[int, int], Future[NDArray[np.uint32]]] = OrderedDict()
 
     def strides(self, shard: ShardFile, first: int, stop: int) -> Callable[[], NDArray[Any]]:
-        """What fetches the tokens of some strides of a shard; their hashes are asked for now, unless they are here.
+        """A function that fetches the tokens of some strides of a shard. Missing hashes are requested now.
 
-        One thread at a time calls it. What it returns is for a thread of the cache, and raises `DamagedCorpusError` if
-        the shard is missing, or its bytes are wrong, also when they are asked for again; `StoreError` if the store does
+        One thread at a time calls this method. A thread of the cache calls the function, which raises
+        `DamagedCorpusError` if the shard is missing, or if its bytes are wrong twice; `StoreError` if the store does
         not answer.
         """
         groups = range(first // HASH_GROUP, (stop - 1) // HASH_GROUP + 1)
@@ -122,7 +121,7 @@ class Fetch:
     def _request(
         self, shard: ShardFile, first: int, stop: int, hashes: Callable[[int, int], NDArray[np.uint32]]
     ) -> bytes:
-        """Strides from the store, checked. Their hashes may come while they do."""
+        """Strides from the store, checked. Their hashes may arrive at the same time."""
         for is_again in (False, True):  # they may have changed on the way
             parts = self._read(shard, shard.token_ranges(first * self._stride_tokens, stop * self._stride_tokens))
             content = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -143,10 +142,10 @@ class Fetch:
         )
 
     def read_unhashed(self, shard: ShardFile, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Parts of one shard that no hash covers, each given as its first byte and its length.
+        """Read parts of one shard that no hash covers, each given as its first byte and its length.
 
-        A shard in another store keeps the version that it has when it is first read so: another one is refused. In a
-        directory its size has to stay; a file may be touched or moved back.
+        In an object store, the shard's version is pinned at the first such read, and another version is refused. In a
+        directory only the size must stay; a file may be touched or moved back.
 
         Raises:
             DamagedCorpusError: the shard is missing, was replaced, or is not what the manifest says.
@@ -159,7 +158,7 @@ class Fetch:
         return found
 
     def _version(self, shard: ShardFile) -> str:
-        """The version of a shard when it was first asked for, of the size that the shard table says."""
+        """The version of a shard at its first read, when its size must match the shard table."""
         version = self._versions.get(shard.name)
         if version is None:
             try:
@@ -200,26 +199,26 @@ def _cut(shard: ShardFile, content: bytes) -> list[memoryview]:
 
 
 def _problem(shard: ShardFile, error: OSError) -> CorpusError:
-    """What the failure of a read says about a shard."""
+    """The problem of a shard, from the failure of a read."""
     if isinstance(error, FileNotFoundError):
         return DamagedCorpusError(f"{shard.path} is missing", hint=RESTORE)
     if error.errno == errno.ESTALE:
         return DamagedCorpusError(
-            f"{shard.path} was replaced under the running job",
-            hint="start the job again from its last checkpoint; 'tokshard verify' tells whether the shard is the same "
-            "as before",
+            f"{shard.path} was replaced during the run",
+            hint="restart the job from its last checkpoint; 'tokshard verify' tells whether the shard is the same as "
+            "before",
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return CorpusError(
             f"{shard.path} cannot be opened: {error.strerror}", hint="raise the limit of open files: 'ulimit -n'"
         )
     if error.errno == errno.ENODATA:
-        return DamagedCorpusError(f"{shard.path}: {error.strerror}: it was cut under the running job", hint=RESTORE)
+        return DamagedCorpusError(f"{shard.path}: {error.strerror}: it was cut during the run", hint=RESTORE)
     return DamagedCorpusError(f"{shard.path} cannot be read: {error.strerror}", hint=RESTORE)
 
 
 def joined_ranges(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The first byte and the length of ranges that cover some others, ascending, with no short gap between two."""
+    """Ranges joined where the gap between two is short: first byte and length of each, ascending."""
     found: list[tuple[int, int]] = []
     for position, length in sorted(places):
         if found and position <= sum(found[-1]) + _GAP_BYTES:

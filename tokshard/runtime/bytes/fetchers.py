@@ -1,4 +1,4 @@
-"""A pool of threads with two queues: what is waited for comes before what is read ahead."""
+"""A pool of threads with two queues: urgent tasks come before reads ahead."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXIT_SECONDS = 5.0
 
 
 class _Queue:
-    """What the threads share, so that none of them keeps `Fetchers` from being freed."""
+    """The state that the threads share, apart from `Fetchers`, so that `Fetchers` can be freed."""
 
     def __init__(self, num_threads: int) -> None:
         self.changed = threading.Condition()
@@ -31,7 +31,7 @@ class _Queue:
         _queues.add(self)
 
     def run(self) -> None:
-        """Work off what is asked for, until it is closed."""
+        """Run tasks until it is closed."""
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.urgent or self.ahead or self.is_closed)
@@ -55,7 +55,7 @@ class _Queue:
             del future, work, answer, failure  # an answer is not kept until the next one comes
 
     def close(self) -> None:
-        """Drop what has not begun, and let the threads end."""
+        """Drop tasks that have not begun, and let the threads end."""
         if self._pid != os.getpid():  # threads of the parent, of which one may have had the lock when it forked
             return
         with self.changed:
@@ -71,7 +71,7 @@ _queues: weakref.WeakSet[_Queue] = weakref.WeakSet()
 
 
 class Fetchers:
-    """Threads that start when there is something to do, and end with this object.
+    """Threads that start with the first task, and end with this object.
 
     Args:
         num_threads: how many at most.
@@ -82,10 +82,10 @@ class Fetchers:
         weakref.finalize(self, self._queue.close).atexit = False
 
     def start(self, work: Callable[[], Answer], *, is_urgent: bool) -> Future[Answer]:
-        """Fetch something in a thread.
+        """Run a task in a thread.
 
         Args:
-            is_urgent: before all that is not.
+            is_urgent: run before all tasks that are not.
         """
         queue, future = self._queue, Future[Answer]()
         with queue.changed:
@@ -101,7 +101,7 @@ class Fetchers:
         return future
 
     def hurry(self, future: Future[Any]) -> None:
-        """Somebody waits for what was not urgent."""
+        """Make a task urgent: somebody waits for it."""
         with self._queue.changed:
             if (work := self._queue.ahead.pop(future, None)) is not None:
                 self._queue.urgent[future] = work

@@ -1,4 +1,4 @@
-"""Documents that a list names by their ids, as the file of numbers that a mask is made of."""
+"""Lists of document ids, converted to the file of numbers that a mask reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def numbers_of_list(corpus: Corpus, name: str, ids_file: str | os.PathLike[str])
         ids_file: as `read_document_list` takes it.
 
     Raises:
-        PlanError: the list cannot be read, changes meanwhile, or lies where nothing can be written.
+        PlanError: the list cannot be read, changes meanwhile, or its directory is not writable.
         CorpusError: the corpus cannot be read.
     """
     location = absolute_location(ids_file)
@@ -40,7 +40,7 @@ def numbers_of_list(corpus: Corpus, name: str, ids_file: str | os.PathLike[str])
         if file not in present(store):
             found = find_listed(corpus, location)
             if _hash(store, list_name) != before:
-                raise PlanError(f"{location} changed while it was read", hint="call mask again once it is whole")
+                raise PlanError(f"{location} changed while it was read", hint="call mask again when it is complete")
             store.put(file, "".join(f"{number}\n" for number in found.documents.tolist()).encode())
             if found.num_missing:
                 verb, more = "names" if found.num_missing == 1 else "name", len(found.missing) < found.num_missing

@@ -25,7 +25,7 @@ class MappedTokens:
 
     They are viewed as one array, from the lowest address to the highest. Most of that array is not mapped, and never
     read: callers check that every piece lies within a record batch. Threads that `add` at the same time need a lock.
-    Reading needs none, because what was added stays.
+    Reading needs none, because record batches are never removed.
 
     Args:
         first_tokens: int64 [record batches + 1], position of the first token of each, and the end of the corpus.
@@ -42,7 +42,7 @@ class MappedTokens:
         return len(self._values)
 
     def missing(self, batches: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which of some record batches were not added."""
+        """The record batches that were not added, among some."""
         found: NDArray[np.int64] = batches[self._addresses[batches] == 0]
         return found
 
@@ -80,8 +80,8 @@ class MappedTokens:
 class MappedCorpus:
     """The record batches of a corpus, memory-mapped when they are first touched.
 
-    Sizes are checked when a shard is first touched; offsets whenever they are read, because a map shows what is
-    written to the file later.
+    Sizes are checked when a shard is first touched; offsets at every read, because a map shows later writes to the
+    file.
 
     Attributes:
         reading: path of the shard that was opened, or whose offsets were read, last.
@@ -111,7 +111,7 @@ class MappedCorpus:
         """Copy the tokens of pieces, as `TokenSource.read` does.
 
         Raises:
-            DamagedCorpusError: a shard is missing or not what the manifest says.
+            DamagedCorpusError: a shard is missing, or differs from the manifest.
         """
         if not len(starts):
             return
@@ -119,7 +119,7 @@ class MappedCorpus:
         batches = np.minimum(self._first_tokens.searchsorted(starts, "right") - 1, len(self._first_tokens) - 2)
         is_wrong = (starts + lengths > self._first_tokens[batches + 1]) | (batches < 0)
         if is_wrong.any():
-            raise self._damage(int(batches[int(np.argmax(is_wrong))]), "a document reaches beyond its record batch")
+            raise self._damage(int(batches[int(np.argmax(is_wrong))]), "a document extends beyond its record batch")
         tokens = self._tokens
         if len(tokens.missing(batches)):
             tokens, _ = self._open(np.unique(batches))
@@ -129,7 +129,7 @@ class MappedCorpus:
         """Where documents end in stretches of the corpus, as `TokenSource.ends` does.
 
         Raises:
-            DamagedCorpusError: a shard is missing or not what the manifest says.
+            DamagedCorpusError: a shard is missing, or differs from the manifest.
         """
         stretches, batches, begins, ends = cut_at(self._first_tokens, starts, stops)
         bases = self._first_tokens[batches]
@@ -180,13 +180,14 @@ class MappedCorpus:
             offsets, within = self._offsets_of(batch), rows[mine] - first_rows[number]
             lows, highs = offsets[within], offsets[within + 1]
             base = int(self._first_tokens[batch])
-            if bool(((lows < 0) | (lows >= highs) | (base + highs > self._first_tokens[batch + 1])).any()):
+            size = int(self._first_tokens[batch + 1]) - base  # a changed offset may be so large that a sum overflows
+            if bool(((lows < 0) | (lows >= highs) | (highs > size)).any()):
                 raise self._changed(batch)
             starts[mine], stops[mine] = base + lows, base + highs
         return starts, stops
 
     def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        """Do nothing: the kernel reads ahead by itself."""
+        """Do nothing: the kernel reads ahead."""
 
     has_read = will_read
 
@@ -199,10 +200,10 @@ class MappedCorpus:
         return offsets
 
     def _open(self, batches: NDArray[np.int64]) -> tuple[MappedTokens, dict[int, tuple[NDArray[np.int64], str]]]:
-        """Open those of some record batches that are not open.
+        """Open record batches that are not open yet.
 
         Returns:
-            Tokens and offsets of all of them, which stay when another thread opens more than are kept.
+            Their tokens and offsets, which stay valid if another thread opens more than are kept.
         """
         with self._lock:
             tokens, offsets_of = self._tokens, self._offsets
@@ -214,7 +215,7 @@ class MappedCorpus:
                 path = self.reading = self._corpus.store.where(self._corpus.shards[index].name)
                 offsets, values = self._values(index, batch - self._first_batches[index])
                 if not values.flags.aligned:
-                    raise self._damage(batch, "its tokens are not aligned, as those of a shard are")
+                    raise self._damage(batch, "its tokens are not aligned, as a shard's tokens must be")
                 tokens.add(batch, values)
                 offsets_of[batch] = offsets, path
             self._tokens, self._offsets = tokens, offsets_of
@@ -240,10 +241,10 @@ class MappedCorpus:
         )
 
     def _damage(self, batch: int, problem: str) -> DamagedCorpusError:
-        """A record batch is not what it was when it was opened."""
+        """The error for a record batch that changed after it was opened."""
         if (cut := changed_shard(self._corpus)) is not None:
             return DamagedCorpusError(
-                f"{cut} is not as long as its manifest says: it was cut under the running job", hint=RESTORE
+                f"{cut} is not as long as its manifest says: it was cut during the run", hint=RESTORE
             )
         shard = self._shard_of(max(0, batch))
         path = self._corpus.store.where(self._corpus.shards[shard].name)
@@ -251,7 +252,7 @@ class MappedCorpus:
 
 
 def changed_shard(corpus: Corpus) -> str | None:
-    """The first shard that is gone, or whose size is not that of the manifest. Costs a stat per shard."""
+    """The first shard that is missing, or whose size differs from the manifest. Costs a stat per shard."""
     for shard in corpus.shards:
         try:
             size = corpus.store.stat(shard.name).size

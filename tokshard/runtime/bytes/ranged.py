@@ -1,4 +1,4 @@
-"""A corpus of which only the strides that hold what is asked for are read, ahead of need where that is known.
+"""A corpus read by range: only the strides that are needed, ahead of need where that is known.
 
 A stride is `HASH_STRIDE` tokens of one shard; the last of a shard may be shorter. The *place* of a token is its
 position in the corpus if every shard were padded to whole strides. A chunk of the cache is a stride of 16-bit tokens,
@@ -31,19 +31,19 @@ from tokshard.runtime.bytes.targets import TargetReader
 from tokshard.store.record_cache import RecordFile
 
 _MAX_SHARDS = 8_192
-"""Shards whose places of record batches are kept."""
+"""The number of shards for which the places of record batches are kept."""
 
 _RUN_STRIDES = 32
 """Strides of one request: 256k tokens."""
 
 
 class Strides:
-    """Where the strides of a corpus lie, and what chunks they are; chunks are numbered through the corpus.
+    """Where the strides of a corpus lie, and which chunks they are. Chunks are numbered through the corpus.
 
     Args:
         first_tokens: int64 [shards + 1], position of the first token of each shard, and the end of the corpus.
-        tokens: of a stride.
-        chunks: of a stride.
+        tokens: tokens of a stride.
+        chunks: chunks of a stride.
     """
 
     def __init__(self, first_tokens: NDArray[np.int64], tokens: int, chunks: int) -> None:
@@ -55,11 +55,11 @@ class Strides:
         self._bounds: list[int] = firsts.tolist()
 
     def cut(self, starts: NDArray[np.int64], lengths: NDArray[np.int64], at: NDArray[np.int64]) -> Parts:
-        """Cut pieces, each of which lies in one shard, where chunks begin.
+        """Cut pieces at the start of chunks. Each piece lies in one shard.
 
         Args:
             starts, lengths: int64 [n], positions and tokens of the pieces; at least 1 token.
-            at: int64 [n], where each goes.
+            at: int64 [n], the place of each in the output.
         """
         size = self._chunk_tokens
         places = self._places(starts)
@@ -74,10 +74,10 @@ class Strides:
         return Parts(chunks, begins - chunks * size, ends - begins, at[pieces] + begins - places[pieces])
 
     def covering(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The chunks of the strides that hold some stretches of the corpus, each once, in the order of the stretches.
+        """The chunks of the strides that hold stretches of the corpus, each once, in the order of the stretches.
 
         Args:
-            starts, stops: int64 [n], each start below its stop. A stretch may go over several shards.
+            starts, stops: int64 [n], each start below its stop. A stretch may span several shards.
         """
         first = self._places(starts) // self._tokens
         counts = self._places(stops - 1) // self._tokens - first + 1
@@ -87,13 +87,13 @@ class Strides:
         return chunks
 
     def runs(self, chunks: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-        """Put strides together that follow each other in a shard, in the order in which their chunks are given.
+        """Join strides that follow each other in a shard, in the order of their chunks.
 
         Args:
             chunks: int64 [n].
 
         Yields:
-            The shard, and the first stride and the one after the last, counted through the corpus.
+            The shard, the first stride, and the one after the last, counted through the corpus.
         """
         strides = list(dict.fromkeys((chunks // self._chunks).tolist()))
         low = 0
@@ -116,10 +116,10 @@ class Strides:
 
 
 class RangedShard:
-    """Where the tokens and offsets of one shard are, and what those mean.
+    """Where the tokens and offsets of one shard are, and how to read the offsets.
 
-    Reads nothing, but for `rows` and `num_ends` in a corpus whose shard table is read in parts. Positions of tokens and
-    documents count from the first ones of the shard.
+    Reads nothing, except `rows` and `num_ends` in a corpus whose shard table is read in parts. Tokens and documents
+    count from the first of the shard.
     """
 
     def __init__(self, corpus: Corpus, index: int, stride_tokens: int) -> None:
@@ -144,21 +144,21 @@ class RangedShard:
         )
 
     def token_ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Where the tokens ``[start, stop)`` are, as far as there are any: a place for each record batch."""
+        """The places of the tokens ``[start, stop)``, cut to the shard: one for each record batch."""
         return [
             (self._places[batch].values_position + low * self._item, (high - low) * self._item)
             for batch, low, high in _parts(self._starts, start, stop)
         ]
 
     def offset_ranges(self, first: int, stop: int) -> list[tuple[int, int]]:
-        """Where the offsets of the documents ``[first, stop)`` are: a place for each record batch."""
+        """The places of the offsets of the documents ``[first, stop)``: one for each record batch."""
         return [
             (self._places[batch].offsets_position + 8 * low, 8 * (high - low + 1))
             for batch, low, high in _parts(self._first_documents, first, stop)
         ]
 
     def rows(self, start: int, stop: int) -> tuple[int, int]:
-        """The first document that may end in a stretch of tokens, and the one after the last, as the table says."""
+        """The first document that may end in a stretch of tokens, and the one after the last, from the shard table."""
         # the documents of the strides that hold the first and the last token bound those in between
         beyond, documents = -(-stop // ORDINAL_STRIDE), self._stride_documents()
         last = int(documents[beyond]) + 1 if beyond < len(documents) else self._first_documents[-1]
@@ -167,7 +167,7 @@ class RangedShard:
     def num_ends(
         self, starts: NDArray[np.int64], stops: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """How many documents end in stretches of tokens at least and at most, as the shard table says: int64 [n]."""
+        """The least and greatest number of documents that end in each stretch, from the shard table: int64 [n]."""
         # of the tokens at multiples of the stride the table names the document, and so how many end before them
         inside, beyond = -(-starts // ORDINAL_STRIDE), -(-stops // ORDINAL_STRIDE)
         last = np.where(stops == self._starts[-1], beyond, stops // ORDINAL_STRIDE)
@@ -175,14 +175,14 @@ class RangedShard:
         return np.maximum(ended[last] - ended[inside], 0), ended[beyond] - ended[starts // ORDINAL_STRIDE]
 
     def _stride_documents(self) -> NDArray[np.int64]:
-        # not kept: those of thousands of shards would take hundreds of megabytes
+        # not kept: for thousands of shards, they would take hundreds of megabytes
         return self._shards.stride_documents(self._index)
 
     def offsets(self, first: int, stop: int, answers: Sequence[bytes]) -> NDArray[np.int64]:
-        """Starts of the documents ``[first, stop)``, and where the last one ends.
+        """Starts of the documents ``[first, stop)``, and the end of the last one.
 
         Args:
-            answers: what lies in `offset_ranges`.
+            answers: the bytes of `offset_ranges`.
 
         Raises:
             DamagedCorpusError: they do not ascend within their record batches.
@@ -203,17 +203,17 @@ class RangedShard:
 
 
 class RangedCorpus:
-    """A corpus of which only the strides that hold what is asked for are read, checked, and kept in a cache.
+    """A corpus read by range: strides are read when they are needed, checked, and kept in a cache.
 
-    A block is read as the strides that cover it and the token after it, the label of a document that goes on. Where
-    documents end follows from their delimiters. Only the places of single documents are read from the offsets, and all
-    ends if the delimiter begins documents too.
+    A block is read as the strides that cover it and the token after it, which may be a label. Document ends are found
+    by their delimiters. Offsets are read only for the places of single documents, and for all ends if documents also
+    begin with the delimiter.
 
     Args:
         cache: where strides are kept.
 
     Attributes:
-        reading: path of the shard that was waited for last.
+        reading: path of the shard that a reader waited for last.
     """
 
     def __init__(self, corpus: Corpus, cache: Cache) -> None:
@@ -230,7 +230,7 @@ class RangedCorpus:
         self._targets = TargetReader(np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens)]), self._load_targets)
 
     def requests(self, chunks: NDArray[np.int64]) -> Iterator[Request]:
-        """What brings some chunks, as `Chunks.requests` says."""
+        """The requests for some chunks, as `Chunks.requests` says."""
         size = self._chunks_of_stride
         for index, first, stop in self._strides.runs(chunks - self._base):
             shard, base = self._shard(index).file, self._strides.first(index)
@@ -238,7 +238,7 @@ class RangedCorpus:
             yield Request(range(self._base + size * first, self._base + size * stop), shard.path, work)
 
     def waits_for(self, path: str) -> None:
-        """Remember a shard that is waited for."""
+        """Note that a reader waits for a shard."""
         self.reading = path
 
     def read(
@@ -247,7 +247,7 @@ class RangedCorpus:
         """Copy the tokens of pieces, as `TokenSource.read` does.
 
         Raises:
-            DamagedCorpusError: a shard is missing or not what the manifest says.
+            DamagedCorpusError: a shard is missing, or differs from the manifest.
             StoreError: the store does not answer.
         """
         if len(starts):
@@ -265,7 +265,7 @@ class RangedCorpus:
         """The loss spans in stretches of the corpus, as `TokenSource.targets` gives them.
 
         Raises:
-            DamagedCorpusError: a shard is missing or not what the manifest says.
+            DamagedCorpusError: a shard is missing, or differs from the manifest.
             StoreError: the store does not answer.
         """
         return self._targets.find(starts, stops)
@@ -294,7 +294,7 @@ class RangedCorpus:
         """Where documents end in stretches of the corpus, as `TokenSource.ends` does.
 
         Raises:
-            DamagedCorpusError: a shard is missing or not what the manifest says.
+            DamagedCorpusError: a shard is missing, or differs from the manifest.
             StoreError: the store does not answer.
         """
         stretches, shards, begins, stops = cut_at(self._first_tokens, starts, stops)
@@ -348,11 +348,11 @@ class RangedCorpus:
     def _check_counts(
         self, shards: NDArray[np.int64], begins: NDArray[np.int64], stops: NDArray[np.int64], counts: NDArray[np.int64]
     ) -> None:
-        """Refuse delimiters inside documents, as far as the shard table tells.
+        """Refuse delimiters inside documents, as far as the shard table shows them.
 
         Args:
-            shards, begins, stops: int64 [n], of each stretch its shard, and its tokens there.
-            counts: int64 [n], documents that end in it.
+            shards, begins, stops: int64 [n], the shard of each stretch, and its tokens there.
+            counts: int64 [n], documents that end in each.
         """
         for index in np.unique(shards).tolist():
             shard, mine = self._shard(index), np.flatnonzero(shards == index)
@@ -368,10 +368,10 @@ class RangedCorpus:
     def _ends_by_offsets(
         self, inside: Sequence[tuple[int, int, int]], delimiters: Sequence[NDArray[np.int64]]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Ends of documents that begin with a delimiter, too: the offsets say which of the delimiters are the last.
+        """Ends of documents that also begin with a delimiter: the offsets show which delimiters are ends.
 
         Args:
-            inside: of each stretch its shard, and its first token there and the one after its last.
+            inside: the shard of each stretch, its first token there, and the one after its last.
             delimiters: int64, the tokens after those of each stretch, in the shard.
         """
         start = self._cache.fetchers.start
@@ -390,7 +390,7 @@ class RangedCorpus:
         return np.repeat(np.arange(len(found)), [len(ends) for ends in found]), np.concatenate(found)
 
     def _offsets_around(self, index: int, start: int, stop: int) -> tuple[int, NDArray[np.int64]]:
-        """Of the documents that hold some tokens of a shard: the first, and where they start and the last one stops."""
+        """The documents that hold some tokens of a shard: the first, all starts, and the stop of the last."""
         shard = self._shard(index)
         self.reading = shard.file.path
         first, last = shard.rows(start, stop)
@@ -404,7 +404,7 @@ class RangedCorpus:
         return first, offsets
 
     def _chunks_of_blocks(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The chunks that hold blocks, and the token after each, which may be the label of its last one."""
+        """The chunks that hold blocks and the token after each block, which may be a label."""
         shards = self._first_tokens.searchsorted(stops - 1, "right") - 1
         return self._base + self._strides.covering(starts, np.minimum(stops + 1, self._first_tokens[shards + 1]))
 
@@ -420,7 +420,7 @@ class RangedCorpus:
 
 
 def stride_tokens_of(block_tokens: int) -> int:
-    """Tokens of the strides that hold a block and the token after it, wherever it begins."""
+    """The most tokens of the strides that hold a block and the token after it."""
     return (-(-block_tokens // HASH_STRIDE) + 1) * HASH_STRIDE
 
 

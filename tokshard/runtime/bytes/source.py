@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
+
+_REQUESTS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +40,16 @@ class DocumentSpan:
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What was read through a cache since it was made, by this process.
+    """Reads through a cache by this process, since the cache was made.
 
     Args:
-        hits: parts of documents that were in memory when they were needed.
-        misses: those that had to be waited for.
-        requests: to stores.
-        fetched_bytes: from stores, hashes included.
-        disk_bytes: from the directory of the cache.
-        wrong_strides: strides of wrong bytes, which were fetched again.
-        wait_seconds: time that readers waited.
+        hits: parts of documents that were in memory when needed.
+        misses: parts of documents that a reader waited for.
+        requests: requests to stores.
+        fetched_bytes: bytes from stores, hashes included.
+        disk_bytes: bytes from the directory of the cache.
+        wrong_strides: strides with wrong bytes, which were fetched again.
+        wait_seconds: seconds that readers waited.
     """
 
     hits: int = 0
@@ -76,16 +79,16 @@ class SpansIn(NamedTuple):
 class TokenSource(ABC):
     """The tokens of a corpus, shard after shard, as one sequence. Positions count its tokens from 0.
 
-    What is not abstract has a default: hints are ignored, nothing is kept in memory.
+    Methods that are not abstract have a default: hints are ignored, and nothing is kept in memory.
 
     Attributes:
         num_tokens: tokens in the corpus.
         fingerprint: content fingerprint, 64 hexadecimal digits.
-        dtype: of a token id, uint16 or uint32.
-        tokenizer: hash of the tokenizer, which all corpora of a plan share.
-        is_in_memory: whether reading never waits for longer than a page fault. Changes speed only. If all sources of
-            a plan are in memory, several batches are read at once, which takes fewer calls. Otherwise each batch is
-            read by itself, so that none waits for the reads of later ones.
+        dtype: dtype of a token id, uint16 or uint32.
+        tokenizer: hash of the tokenizer; all corpora of a plan share it.
+        is_in_memory: whether a read never waits for longer than a page fault. Changes only speed. If all sources of a
+            plan are in memory, several batches are read at once, which takes fewer calls. Otherwise each batch is read
+            by itself, so none waits for the reads of later ones.
         earlier_fingerprints: content fingerprints of the corpus before each time that it grew.
         has_spans: whether loss spans say which tokens are targets; if not, all but each document's first are.
     """
@@ -107,7 +110,7 @@ class TokenSource(ABC):
         """A document by its number; IndexError if the corpus has no such document."""
 
     def numbers_file(self, name: str, ids_file: str | os.PathLike[str]) -> str | None:
-        """The file of the numbers of the documents that a list names by id; None if it names none of the corpus.
+        """The file with the numbers of documents that a list names by id; None if it names none of the corpus.
 
         Args:
             name: of the corpus in the plan, for messages.
@@ -140,15 +143,15 @@ class TokenSource(ABC):
 
         Args:
             starts, lengths: int64 [n], position and tokens of each piece; at least 1 token.
-            out: one-dimensional, of `dtype`. What no piece covers stays as it was.
+            out: one-dimensional, of `dtype`. Elements that no piece covers keep their values.
             at: int64 [n], where in `out` each piece starts; pieces do not overlap.
         """
 
     def targets(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> SpansIn:
-        """The loss spans in stretches of the corpus, cut to them. Only asked for if the source `has_spans`.
+        """The loss spans in stretches of the corpus, cut to them. Called only if the source `has_spans`.
 
         Args:
-            starts, stops: int64 [n]; each stretch lies within one document, and has a token.
+            starts, stops: int64 [n]; each stretch lies within one document, and is not empty.
         """
         raise NotImplementedError
 
@@ -165,36 +168,44 @@ class TokenSource(ABC):
         """A hint that these blocks of the corpus will be read next, in about this order. Most sources ignore it.
 
         Args:
-            starts, stops: int64 [n], positions of the first token of each and of the one after its last.
+            starts, stops: int64 [n], positions of the first token of each, and of the one after its last.
         """
 
     def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:  # noqa: B027 - a hint
         """A hint that the reader that announced these blocks to `will_read` is done with them.
 
-        Any thread may call it at any time, also while it reads.
+        Any thread may call it at any time, even during a read.
         """
 
     @property
     def reading(self) -> str | None:
-        """The file that was read last, or is read; None: there is none. If a read hangs, it hangs there."""
+        """The file that is read, or was read last; None if there is none. A read that hangs, hangs there."""
         return None
 
     @property
     def counts(self) -> ReadCounts | None:
-        """What was read by range; sources that share a memory share it. None: nothing is read so."""
+        """Counts of reads by range; sources that share a cache share them. None: nothing is read by range."""
         return None
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that this source, and those with the same `counts`, may keep in memory."""
+        """Bytes that this source, together with sources of the same `counts`, may keep in memory."""
         return 0
 
     def kept_bytes(self, num_blocks: int, block_tokens: int) -> int:  # noqa: ARG002 - nothing is kept
-        """Bytes that so many blocks take in that memory."""
+        """Bytes that so many blocks occupy in that memory."""
         return 0
 
 
 def fetched(sources: Iterable[TokenSource]) -> dict[str, float]:
-    """What this process has read of sources by range: sums of their `ReadCounts`, by name."""
+    """Reads of sources by range in this process: sums of their `ReadCounts`, by name."""
     found = {id(counts): counts for source in sources if (counts := source.counts) is not None}.values()
     return {item.name: sum(getattr(each, item.name) for each in found) for item in fields(ReadCounts)}
+
+
+def documents_at(source: TokenSource, positions: list[int]) -> list[DocumentSpan]:
+    """The documents that hold some tokens; looked up concurrently where each costs a request."""
+    if source.is_in_memory:
+        return list(map(source.document_at, positions))
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+        return list(pool.map(source.document_at, positions))

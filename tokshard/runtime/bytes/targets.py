@@ -17,7 +17,7 @@ from tokshard.runtime.bytes.fetchers import Fetchers
 from tokshard.runtime.bytes.source import SpansIn
 
 KEPT_BYTES = 512 << 20
-"""Spans that a corpus keeps in each process: 8 bytes each, those of some 40 billion tokens of conversations."""
+"""Spans that a corpus keeps in each process, 8 bytes each: enough for some 40 billion tokens of conversations."""
 
 
 class _Kept(NamedTuple):
@@ -34,7 +34,7 @@ class TargetReader:
 
     Args:
         first_tokens: int64 [record batches + 1], position of the first token of each, and the end of the corpus.
-        load: gives the targets of a record batch, by its number in the corpus.
+        load: returns the targets of a record batch, by its number in the corpus.
     """
 
     def __init__(self, first_tokens: NDArray[np.int64], load: Callable[[int], Targets]) -> None:
@@ -45,7 +45,7 @@ class TargetReader:
         self._lock = threading.Lock()
 
     def find(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> SpansIn:
-        """The spans in stretches, as `TokenSource.targets` gives them."""
+        """The spans in stretches, as `TokenSource.targets` returns them."""
         batches = self._first_tokens.searchsorted(starts, "right") - 1
         order = np.argsort(batches, kind="stable")
         bounds = np.flatnonzero(np.diff(batches[order], prepend=-1, append=-1))
@@ -60,7 +60,7 @@ class TargetReader:
         return SpansIn(*(np.concatenate(parts)[in_order] for parts in zip(*found, strict=True)))
 
     def ask(self, starts: NDArray[np.int64], stops: NDArray[np.int64], fetchers: Fetchers) -> None:
-        """Load ahead of need what stretches of the corpus need, in threads of `fetchers`."""
+        """Load the spans of stretches ahead of need, in threads of `fetchers`."""
         first, last = (self._first_tokens.searchsorted(places, "right") - 1 for places in (starts, stops - 1))
         for batch in dict.fromkeys(np.concatenate([first, last]).tolist()):
             with self._lock:
@@ -89,8 +89,8 @@ def _spans_in(
     """The spans in stretches of one record batch.
 
     Args:
-        lows, highs: int64 [n], the stretches, counted from the first token of the batch.
-        base: position of that in the corpus.
+        lows, highs: int64 [n], the stretches; they count from the first token of the batch.
+        base: position of that token in the corpus.
     """
     # the span that holds a stretch's first token counts, as does one that begins before its end
     first = kept.borders.searchsorted(lows, "right") // 2

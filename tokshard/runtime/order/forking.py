@@ -1,4 +1,4 @@
-"""A lock that is free in a forked child, also if a thread of the parent held it when the process forked.
+"""A lock that is free in a forked child, even if a thread of the parent held it at the fork.
 
 DataLoader forks its workers by default on Linux up to Python 3.13, while the prefetch thread of a loader may run.
 """
@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 
 class ForkLock:
-    """A re-entrant lock. What it guards must be usable at any moment, because another thread may fork."""
+    """A re-entrant lock. The guarded data must be usable at any moment, because another thread may fork."""
 
     def __init__(self) -> None:
         self._lock = RLock()

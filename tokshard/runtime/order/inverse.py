@@ -1,4 +1,4 @@
-"""The samples that read a stretch of a corpus: a plan followed backwards.
+"""The samples that read a stretch of a corpus: the inverse of a plan.
 
     document ──▶ blocks ──▶ places in the epoch of a part ──▶ window ──▶ pieces in the sequence ──▶ slices ──▶ samples
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.runtime.order.packing import ENDS_DOCUMENT, PADDING
 from tokshard.runtime.order.pieces import PieceReader
 from tokshard.runtime.order.windows import CorpusOrder, Window
 
@@ -34,7 +35,7 @@ class FoundTokens(NamedTuple):
 
 
 def find_document(reader: PieceReader, epoch: int, start: int, stop: int) -> list[FoundTokens]:
-    """The samples of an epoch that read a document. Costs the table of each window that holds one of its blocks.
+    """The samples of an epoch that read a document. Makes the table of each window that holds one of its blocks.
 
     Args:
         epoch: pass over each part, from 0.
@@ -44,11 +45,16 @@ def find_document(reader: PieceReader, epoch: int, start: int, stop: int) -> lis
         Each token of the document that is read, once; ascending by part, sample and position.
 
     Raises:
-        DamagedCorpusError: a window has no piece where the document lies: its shard was changed meanwhile.
+        DamagedCorpusError: a window has no piece at the document's place: its shard has changed meanwhile.
     """
     order, size = reader.order, reader.order.shape.block_tokens
     blocks = np.arange(start // size, -(-stop // size))
     parts, places = places_of_blocks(order, epoch, blocks)
+    # a block has the sections that start in it; of a document that is cut at blocks, each token is one
+    bounds = np.clip(np.stack([blocks * size, (blocks + 1) * size]), start, stop) - start
+    section = max(1, order.section_tokens)
+    first, last = np.minimum(-(-bounds // section) * section, stop - start)
+    places[first == last] = -1
     found: list[FoundTokens] = []
     for part in np.unique(parts[places >= 0]).tolist():
         pass_stop = order.pass_stop(part)
@@ -57,57 +63,48 @@ def find_document(reader: PieceReader, epoch: int, start: int, stop: int) -> lis
         indices = np.minimum(places // order.shape.window_blocks, order.part_windows(part) - 1)
         indices[(places < 0) | (parts != part)] = -1
         for index in np.unique(indices[indices >= 0]).tolist():
-            window, here = order.window(part, epoch, index), np.flatnonzero(indices == index)
-            starts = np.maximum(blocks[here] * size, start)
-            lengths = np.minimum((blocks[here] + 1) * size, stop) - starts
-            in_window = (places[here] - index * order.shape.window_blocks) * size + starts - blocks[here] * size
-            found += _found_in_window(reader, window, in_window, starts, lengths)
+            window, here = order.window(part, epoch, index), indices == index
+            found += _found_in_window(reader, window, start, stop, int((last - first)[here].sum()))
     return sorted(found)
 
 
-def _found_in_window(
-    reader: PieceReader,
-    window: Window,
-    positions: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-) -> Iterator[FoundTokens]:
-    """The samples that read whole pieces of a window.
+def _found_in_window(reader: PieceReader, window: Window, start: int, stop: int, length: int) -> Iterator[FoundTokens]:
+    """The samples that read pieces of a document in a window.
 
     Args:
-        positions: int64 [pieces], of their first tokens in the window before it is shuffled.
-        starts, lengths: int64 [pieces], in the corpus.
+        start, stop: the document's tokens in the corpus.
+        length: how many of these tokens the window has.
     """
     table, slices = reader.table(window), reader.order.slices
-    entries = np.flatnonzero(np.isin(table.unshuffled_starts, positions.astype(np.uint32)))
-    entries = entries[np.argsort(table.unshuffled_starts[entries])]
-    by_position = np.argsort(positions)
-    starts, lengths = starts[by_position], lengths[by_position]
-    if not np.array_equal(table.shuffled_starts[entries + 1] - table.shuffled_starts[entries], lengths):
-        shard = reader.order.source.document_at(int(starts[0])).shard
+    positions = table.positions(slice(None))
+    entries = np.flatnonzero((positions >= start) & (positions < stop) & (table.kinds != PADDING))
+    starts, lengths = positions[entries], np.diff(table.shuffled_starts)[entries].astype(np.int64)
+    ends = (starts + lengths)[table.kinds[entries] == ENDS_DOCUMENT]
+    if lengths.sum() != length or (ends != stop).any():
+        shard = reader.order.source.document_at(start).shard
         raise DamagedCorpusError(
-            f"{shard}: the document at token {starts[0]} of the corpus is not a piece of window {window.index} of "
-            f"epoch {window.epoch}: the shard was changed under the running job",
+            f"{shard}: the document at token {start} of the corpus is not a piece of window {window.index} of "
+            f"epoch {window.epoch}: the shard was changed during the run",
             hint=RESTORE,
         )
     numbers: list[int] = []
     stretches: list[tuple[int, int]] = []
-    for entry, start, length in zip(entries.tolist(), starts.tolist(), lengths.tolist(), strict=True):
+    for entry, piece_start, piece_length in zip(entries.tolist(), starts.tolist(), lengths.tolist(), strict=True):
         # Python integers: a position can lie beyond 2**63
         position = window.start + int(table.shuffled_starts[entry])
         # slices before the first one are of another seq_len
-        begin, end = (slices.holding(window.part, place) for place in (position, position + length - 1))
+        begin, end = (slices.holding(window.part, place) for place in (position, position + piece_length - 1))
         for number in range(max(0, begin), end + 1):
             first = max(slices.starts(window.part, number), position)
-            last = min(slices.starts(window.part, number + 1), position + length)
+            last = min(slices.starts(window.part, number + 1), position + piece_length)
             numbers.append(number)
-            stretches.append((start + first - position, start + last - position))
+            stretches.append((piece_start + first - position, piece_start + last - position))
     for sample, stretch in zip(samples_of(reader.order, numbers, window), stretches, strict=True):
         yield FoundTokens(window.part, sample, *stretch)
 
 
 def samples_of(order: CorpusOrder, slices: list[int], window: Window) -> list[int]:
-    """The samples of a part that read slices which reach into a window: those of `CorpusOrder.runs`, backwards."""
+    """The samples of a part whose slices reach into a window: the inverse of `CorpusOrder.runs`."""
     first, permutation = order.slices.first_from(window.part, window.start), order.sample_permutation(window)
     inside = [number - first for number in slices if 0 <= number - first < permutation.length]
     known = dict(zip(inside, permutation.inverse(np.array(inside, np.uint64)).tolist(), strict=True))
@@ -123,13 +120,13 @@ def samples_of(order: CorpusOrder, slices: list[int], window: Window) -> list[in
 def places_of_blocks(
     order: CorpusOrder, epoch: int, blocks: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where the parts of a corpus have blocks in the shuffled order of an epoch: the inverse of `CorpusOrder.blocks`.
+    """The places of blocks in the shuffled order of an epoch, by part: the inverse of `CorpusOrder.blocks`.
 
     Args:
         blocks: int64 [n], numbers of blocks in the corpus; the tail comes after all full blocks.
 
     Returns:
-        int64 [n] each: the part, and the place there; -1 for blocks that `take` leaves out.
+        int64 [n] each: the part, and the place in it; -1 for blocks that `take` leaves out.
     """
     parts, places = np.full(len(blocks), order.num_parts - 1, np.int64), np.full(len(blocks), -1, np.int64)
     if order.tail_tokens:

@@ -1,4 +1,4 @@
-"""Which corpus a sample comes from, and which sample of that corpus it is, in closed form, for all streams at once.
+"""The corpus of each sample, and its number in that corpus, in closed form, for all streams at once.
 
 The corpora, in plan order, are the leaves of a balanced binary tree. Of its first n samples in a stream, a node gives
 its left half ``L(n) = (r + n * s) div 2**64``: the line of the half's share s, rounded. So a sample is found by walking
@@ -34,7 +34,7 @@ Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 ONE = 1 << 64
-"""Shares and remainders are integers in units of 2**-64: what is left of 1 is lost after 2**64 samples."""
+"""Shares and remainders are integers in units of 2**-64. Rounding could lose one sample only after 2**64 samples."""
 
 _END = (3 << 61) + 1
 """No run has so many samples: it may read on a little from 2**62."""
@@ -42,7 +42,7 @@ _END = (3 << 61) + 1
 _LOW, _BITS_32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 _KEPT_BYTES = 1 << 28
-"""Balances at the starts of segments are kept up to about this size; of more, only some of them."""
+"""Balances at the starts of segments are kept up to about this size; beyond it, only some of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +60,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Balance:
-    """What later samples need to know of all earlier ones.
+    """The state of the mixture after some samples: all that later samples depend on.
 
     Args:
         counts: int64 [corpora, streams], samples of each.
-        remainders: uint64 [nodes, streams], the rounding that each node carries on, in units of 2**-64.
+        remainders: uint64 [nodes, streams], the remainder that each node carries over, in units of 2**-64.
     """
 
     counts: Ints
@@ -74,8 +74,8 @@ class Balance:
     def at_start(cls, seed: int, num_streams: int, num_corpora: int) -> Balance:
         """The balance of a new run.
 
-        The streams start a node at staggered remainders, or all would round at the same time. So the root of C streams
-        gives what one that rounds once would give: ``floor(x) + floor(x + 1/C) + ... = floor(C x)`` (Hermite).
+        The streams start a node at staggered remainders; otherwise all would round at the same time. So the root over C
+        streams gives the same counts as one stream: ``floor(x) + floor(x + 1/C) + ... = floor(C x)`` (Hermite).
         """
         odd = 2 * _places(seed, num_streams, num_corpora - 1).astype(np.uint64) + np.uint64(1)
         quotient, rest = divmod(1 << 63, num_streams)
@@ -95,14 +95,14 @@ class Balance:
 class Mixture:
     """The corpora of a run's samples, under weights that change at given samples.
 
-    Any position is reached at once: a sample costs a step per level of the tree, and each segment before it so much
-    once, for all streams together.
+    Any position is reached at once: a sample costs a step per level of the tree. Each segment before it costs the same,
+    once for all streams.
 
     Args:
-        seed: of the plan.
-        num_streams: of the plan.
-        segments: by ascending start.
-        balance: at the start of the first segment; None: that is the start of the run.
+        seed: seed of the plan.
+        num_streams: streams of the plan.
+        segments: segments by ascending start.
+        balance: balance at the start of the first segment; None: the run starts there.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Mixture:
         return (_rebuild, (self.seed, self.num_streams, self.segments, self.balance))  # without what was counted
 
     def changed(self, segments: tuple[Segment, ...]) -> Mixture:
-        """The same with other segments, which keeps what was counted for those that are the same."""
+        """The same mixture with other segments. Counts of equal segments are kept."""
         changed = Mixture(seed=self.seed, num_streams=self.num_streams, segments=segments, balance=self.balance)
         num_same = 0
         for one, other in zip(self.segments, segments, strict=False):
@@ -142,7 +142,7 @@ class Mixture:
         return self.segments[self._segment_at(sample)].weights
 
     def locate(self, samples: Ints) -> tuple[Ints, Ints]:
-        """Corpus of each global sample, and which sample of that corpus it is in its stream.
+        """Corpus of each global sample, and its number among the samples of that corpus in its stream.
 
         Args:
             samples: int64 [n], in any order.
@@ -167,7 +167,7 @@ class Mixture:
         return corpora, corpus_samples
 
     def counts_before(self, sample: int) -> tuple[int, ...]:
-        """How many samples of each corpus come before a global sample, over all streams.
+        """The number of samples of each corpus before a global sample, over all streams.
 
         Raises:
             ValueError: the sample lies before the first segment.
@@ -189,7 +189,7 @@ class Mixture:
             corpora, corpus_samples, streams: int64 [n]; sample `corpus_samples` of a corpus in a stream.
 
         Returns:
-            int64 [n]; -1 where the corpus never gets so many in the stream, as far as samples are counted.
+            int64 [n]; -1 where the corpus never gets so many samples in the stream.
 
         Raises:
             ValueError: one of them came before the first segment.
@@ -221,7 +221,7 @@ class Mixture:
         return index
 
     def _balance_at(self, index: int) -> Balance:
-        """The balance at the start of a segment, or where samples end."""
+        """The balance at the start of a segment, or at the last possible sample."""
         known = index
         while known and known not in self._balances:
             known -= 1
@@ -236,7 +236,7 @@ class Mixture:
         return balance
 
     def _advanced(self, index: int, sample: int, balance: Balance | None = None) -> Balance:
-        """From the start of a segment to a sample."""
+        """The balance at a sample of a segment, from the balance at its start."""
         before, tree, shares = balance or self._balance_at(index), self._tree, self._shares_of(index)
         streams = np.arange(self.num_streams)
         start = samples_before(self.segments[index].start, streams, self.num_streams)
@@ -253,10 +253,10 @@ class Mixture:
 
         Args:
             inside: int64 [n], samples of the streams, counted from the start of the segment.
-            corpora: int64 [n], where to go; default: to the corpora that the samples are of.
+            corpora: int64 [n], the corpora to go to; default: the corpora of the samples.
 
         Returns:
-            int64 [n] twice: the corpora, and how many samples of them in the stream come before.
+            int64 [n] twice: the corpora, and how many of their samples in the stream come before.
         """
         balance, tree, shares = self._balance_at(index), self._tree, self._shares_of(index)
         first_leaf = self.num_corpora - 1
@@ -273,7 +273,7 @@ class Mixture:
         return at - first_leaf, numbers
 
     def _search(self, index: int, corpora: Ints, streams: Ints, missing: Ints) -> Ints:
-        """After how many samples of a segment, in which they get more than that, corpora have got so many.
+        """The number of samples of a segment after which corpora have got `missing` of them; they get more in it.
 
         Args:
             missing: int64 [n], samples of the corpora.
@@ -320,7 +320,7 @@ class _Tree(NamedTuple):
         lefts, rights: int64 [nodes], the halves of each.
         middles: int64 [nodes], the first corpus of the right half.
         levels: the nodes of each depth.
-        is_even: all leaves are at the same depth.
+        is_even: whether all leaves are at the same depth.
     """
 
     bounds: tuple[tuple[int, int, int], ...]
@@ -367,7 +367,7 @@ class _Shares(NamedTuple):
 
     @classmethod
     def of(cls, tree: _Tree, weights: Sequence[float]) -> _Shares:
-        """The shares under some weights; 0 for a node without weight."""
+        """The shares for weights; 0 for a node without weight."""
         sums = [0, *accumulate(_integers(weights))]
         found = []
         for start, middle, stop in tree.bounds:
@@ -379,7 +379,7 @@ class _Shares(NamedTuple):
         )
 
     def left(self, nodes: Ints, numbers: Ints, remainders: Words) -> tuple[Ints, Words]:
-        """How many of so many samples of nodes their left halves get, and the remainders after them."""
+        """How many of the nodes' samples their left halves get, and the remainders after them."""
         share, n = self.words[nodes], numbers.view(np.uint64)
         share_low, share_high, low, high = share & _LOW, share >> _BITS_32, n & _LOW, n >> _BITS_32
         middle = high * share_low + (low * share_low >> _BITS_32)
@@ -389,13 +389,13 @@ class _Shares(NamedTuple):
         return (product + (after < remainders) + n * self.is_all[nodes]).view(np.int64), after
 
     def grow(self, nodes: Ints, remainders: Words) -> NDArray[np.bool_]:
-        """Whether the left halves get one sample more, too."""
+        """Whether the left halves also get one sample more."""
         share = self.words[nodes]
         return (remainders + share < share) | self.is_all[nodes]
 
 
 def samples_before(sample: int, streams: Any, num_streams: int) -> Any:
-    """How many samples of a stream, or of each of an array of them, come before a global sample."""
+    """The number of samples of a stream, or of each in an array of streams, before a global sample."""
     return -(-(sample - streams) // num_streams)
 
 
@@ -410,7 +410,7 @@ def _places(seed: int, num_streams: int, num_nodes: int) -> NDArray[np.uint16]:
 
 
 def _integers(weights: Sequence[float]) -> list[int]:
-    """Weights in proportion, exactly: a float counts as the binary fraction that it is."""
+    """Integers in exact proportion to weights: a float is taken as a binary fraction."""
     ratios = [float(weight).as_integer_ratio() for weight in weights]
     scale = max(denominator for _, denominator in ratios)  # powers of two: the largest is a multiple of the others
     return [numerator * (scale // denominator) for numerator, denominator in ratios]

@@ -1,8 +1,8 @@
-"""All randomness of an order: keys, which are hashes of fixed-width fields, and permutations that they seed.
+"""All randomness of an order: keys, which are hashes of fixed-width fields, and permutations seeded by them.
 
-A key depends on nothing but the fields that are named here, so it can be computed anywhere, in any order, and two
-purposes, epochs or windows never share one by accident, as they would if numbers were added to a seed. A permutation is
-a bijection on ``range(n)`` that can be evaluated at any index.
+A key depends only on the fields below, so it can be computed anywhere, in any order. Two purposes, epochs or windows
+never share a key by accident, as they would if numbers were added to a seed. A permutation is a bijection on
+``range(n)`` that can be evaluated at any index.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ORDER_VERSION = 1
 """Names the rules of the order. Bump when any sample of any plan would change."""
 
 MAX_EPOCHS = 1 << 64
-"""Epochs that a key can tell apart."""
+"""The number of epochs that keys distinguish."""
 
 Purpose = Literal["deal", "blocks", "pieces", "samples", "phases", "transform"]
 
@@ -30,7 +30,7 @@ MAX_SORTED = 65_536
 """Up to this length the order comes from sorting hashes; above, from the cipher. Part of the order version."""
 
 NUM_ROUNDS = 8
-"""Rounds of the cipher. Four pass common tests, yet at 16,384 items 6 of 60 keys fail at power-of-two lags."""
+"""Rounds of the cipher. Four rounds pass common tests, yet at 16,384 items 6 of 60 keys fail at power-of-two lags."""
 
 KEY_WORDS = 2 * NUM_ROUNDS
 
@@ -60,7 +60,7 @@ def derive_key(
 
     Args:
         seed: in ``[0, 2**64)``.
-        corpus: 32 bytes; empty for keys that do not depend on a corpus.
+        corpus: 32 bytes; empty if the key does not depend on a corpus.
 
     Returns:
         uint64 [words].
@@ -92,8 +92,8 @@ class Permutation:
 
     Up to `MAX_SORTED` items it is the stable argsort of a 64-bit keyed hash of the index: 24 bytes per item while it is
     made, 8 when kept. Above, memory is O(1) in `length`: each index goes through `NUM_ROUNDS` steps of a linear
-    congruential generator modulo the next power of two, each followed by an xor-shift because the low bits of such a
-    generator are weak, and again through all of it until it is below `length` (less than twice on average). An index
+    congruential generator modulo the next power of two. An xor-shift follows each step, because the low bits of such a
+    generator are weak. All of it is repeated until the index is below `length` (less than twice on average). An index
     costs about 10 ns in bulk, 80 above 2**32 items. The order is pseudorandom, not uniform over all ``length!`` orders.
 
     Args:
@@ -110,7 +110,7 @@ class Permutation:
 
     @classmethod
     def seeded(cls, length: int, seed: int, purpose: Purpose, **fields: Any) -> Permutation:
-        """A permutation under the key of a purpose; fields as of `derive_key`."""
+        """A permutation with the key of a purpose; fields as in `derive_key`."""
         return cls(length=length, key=derive_key(seed, purpose, **fields, words=KEY_WORDS))
 
     def __post_init__(self) -> None:
@@ -152,7 +152,7 @@ class Permutation:
         return self._sorted if self.length <= MAX_SORTED else self(np.arange(self.length, dtype=np.uint64))
 
     def inverse(self, items: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Map items to their positions in the shuffled order, at about the cost of the way there.
+        """Map items to their positions in the shuffled order, at about the cost of a call.
 
         Args:
             items: uint64 [n], each in ``[0, length)``.
@@ -198,7 +198,7 @@ class Permutation:
 
     @cached_property
     def _word(self) -> type[np.uint32 | np.uint64]:
-        """Arithmetic modulo a power of two needs no more bits than that: half the width is several times faster."""
+        """The integer type for arithmetic modulo ``2**bits``: half the width is several times faster."""
         return np.uint32 if self.length <= 1 << 32 else np.uint64
 
     @cached_property
@@ -210,7 +210,7 @@ class Permutation:
         return steps, word(mask), word((bits + 1) // 2)
 
     def _encrypt(self, index: NDArray[Any]) -> NDArray[Any]:
-        """The bijection on ``range(2**bits)``; wraps modulo 2**32 or 2**64, of which 2**bits is a divisor."""
+        """The bijection on ``range(2**bits)``. Arithmetic wraps modulo 2**32 or 2**64, multiples of 2**bits."""
         rounds, mask, shift = self._rounds
         found = index.copy()
         scratch = np.empty_like(found[:_CHUNK])
@@ -256,7 +256,7 @@ def keyed_hashes(index: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray
 
 
 def mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of splitmix64, of each word."""
+    """The finalizer of splitmix64, applied to each word."""
     words = (words ^ (words >> np.uint64(30))) * _MIX_1
     words = (words ^ (words >> np.uint64(27))) * _MIX_2
     return words ^ (words >> np.uint64(31))

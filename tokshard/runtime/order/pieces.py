@@ -1,10 +1,10 @@
-"""The pieces of documents that samples read: the tables of windows, how they are made, kept and cut.
+"""The pieces of documents that samples read: tables of windows are made, kept and cut here.
 
-To make a table, the corpus is asked for its document ends, and the pieces between them are permuted: milliseconds for
-a window of 64M tokens in documents of 1,000, seconds in documents of 10. So the table of the next window is made
-shortly before the current one ends, in the thread that makes batches ahead. A source whose answers are slow learns
-the blocks well before, and its tables are made in small steps, so that no batch waits for one. ORDER.md, section 5, has
-the rules.
+To make a table, the document ends are read from the corpus, and the pieces between them are permuted. This takes
+milliseconds for a window of 64M tokens in documents of 1,000, and seconds in documents of 10. So the table of the next
+window is made shortly before the current window ends, in the thread that makes batches ahead. The blocks are announced
+to the source well before, and a table is made in small steps, so no batch waits for one. ORDER.md, section 5, has the
+rules.
 """
 
 from __future__ import annotations
@@ -22,24 +22,21 @@ from numpy.typing import NDArray
 
 from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.order.forking import ForkLock
+from tokshard.runtime.order.packing import ENDS_DOCUMENT, GOES_ON, PADDING, STEP_PIECES, STEP_TOKENS, Laid, packed_whole
 from tokshard.runtime.order.permutation import Permutation
 from tokshard.runtime.order.windows import CorpusOrder, Window
 
 _MAX_TABLES = 3
-"""Of a part: the current window and the next, or the next two if one of them is short."""
+"""Windows kept of a part: the current window and the next, or the next two if one of them is short."""
 
 _MAX_ANNOUNCED = 4
-"""Windows of a part: the current one, the next two, and one more if one of them is short."""
+"""Windows announced of a part: the current one, the next two, and one more if one of them is short."""
 
 _READY_AT = 0.8
-"""The table of the next window is made when this part of what a job reads of the current one has been read."""
+"""The table of the next window is made when a job has read this share of what it reads of the current window."""
 
 _MADE_FROM, _MADE_UNTIL = 0.65, 0.95
-"""Of a source that is not in memory it is made step by step between these parts."""
-
-_STEP_TOKENS, _STEP_PIECES = 1 << 22, 1 << 16
-"""Tokens of which the document ends are asked for in a step, and pieces that are shuffled in one: some milliseconds.
-Arrays of all pieces would be slower, because they leave the cache."""
+"""If the source is not in memory, the table is made step by step between these shares."""
 
 AHEAD = 1.5
 """Blocks are announced this many windows ahead. What is beyond the next window is fetched while its table is made: a
@@ -49,14 +46,14 @@ _ANNOUNCED_PER_READ = 2
 """At the start, two tokens are announced for each that is read, so that the first batches are not delayed."""
 
 _CUT_APART = 2
-"""Windows in so many tables are cut by themselves: to join two long tables takes as long as to make one. Those of many
-streams are joined, so that one call cuts all."""
+"""Windows in at most so many tables are cut separately: joining two long tables takes as long as making
+one. Tables of many streams are joined, so one call cuts all."""
 
 _SHORT = 0.25
-"""A window shorter than this part of a full one is prepared together with the one after it."""
+"""A window shorter than this share of a full one is prepared together with the window after it."""
 
 _Blocks = tuple[NDArray[np.int64], NDArray[np.int64], int]
-"""Where the blocks of a window start and stop, and how many of them were announced."""
+"""Starts and stops of the blocks of a window, and the number of announced blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +63,7 @@ class Pieces:
     Args:
         starts: int64 [n], position of the first token of each in its corpus.
         lengths: int64 [n], tokens of each.
-        ends_document: bool [n], whether its last token is the document's delimiter.
+        ends_document: bool [n], whether the last token is the document's delimiter.
     """
 
     starts: NDArray[np.int64]
@@ -76,28 +73,26 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceTable:
-    """The pieces of windows in their shuffled order. 8 bytes per piece, 12 while it is made.
+    """The pieces of windows in their shuffled order. 9 bytes per piece, 13 while it is made.
 
-    A table has one window, or several, each of which starts at a multiple of `block_tokens`. What is between two of
-    them is no piece. Unshuffled positions count tokens before the pieces are permuted: block after block.
+    A table has one window, or several, each starting at a multiple of `block_tokens`. The gaps between windows hold no
+    pieces. Unshuffled positions count tokens before the pieces are permuted: block after block.
 
     Args:
-        shuffled_starts: uint32 [n + 1], or int64 if the windows have 2**32 tokens together: where each piece starts,
-            and where each window stops.
-        unshuffled_starts: like them, [n], the unshuffled position of each piece's first token; of no meaning where a
-            window stops.
-        block_tokens: tokens of each block but a tail.
+        shuffled_starts: uint32 [n + 1], or int64 if the windows have 2**32 tokens together: the start of each piece,
+            and the stop of each window.
+        unshuffled_starts: same dtype, [n], the unshuffled position of each piece's first token; undefined at the stop
+            of a window, and for padding.
+        kinds: uint8 [n], `GOES_ON`, `ENDS_DOCUMENT` or `PADDING`.
+        block_tokens: unshuffled positions of each block except a tail.
         block_starts: int64 [blocks], position in the corpus of each block's first token.
-        block_stops: int64 [blocks], the unshuffled position after each block's last token.
-        ends_document: bool [blocks], whether the last token of each block is a delimiter.
     """
 
     shuffled_starts: NDArray[Any]
     unshuffled_starts: NDArray[Any]
+    kinds: NDArray[np.uint8]
     block_tokens: int
     block_starts: NDArray[np.int64]
-    block_stops: NDArray[np.int64]
-    ends_document: NDArray[np.bool_]
 
     def cut(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], Pieces]:
         """The pieces in stretches of the windows.
@@ -106,8 +101,8 @@ class PieceTable:
             starts, lengths: int64 [stretches], each within a window; each length at least 1.
 
         Returns:
-            int64 [stretches], how many pieces each has, and the pieces of all of them one after another. The first
-            and the last piece of a stretch are cut to it.
+            int64 [stretches], the number of pieces of each, and the pieces of all, one after another, without padding.
+            The first and the last piece of a stretch are cut to it.
         """
         shuffled, stops = self.shuffled_starts, starts + lengths
         # the first and the last token of a stretch in turn: in a large table, they are found in the same cache lines
@@ -123,22 +118,33 @@ class PieceTable:
         cut_starts, cut_stops = piece_starts.copy(), piece_stops.copy()
         cut_starts[before] = starts
         cut_stops[after - 1] = stops
-        positions = self.unshuffled_starts[entry] + (cut_starts - piece_starts)
-        lengths_cut = cut_stops - cut_starts
-        blocks = positions // self.block_tokens
-        # a whole piece ends with its document, unless it ends with its block, of which that is known
-        at_block_end = positions + lengths_cut == self.block_stops[blocks]
-        ends = (cut_stops == piece_stops) & (~at_block_end | self.ends_document[blocks])
-        positions += self.block_starts[blocks] - blocks * self.block_tokens
-        return counts, Pieces(starts=positions, lengths=lengths_cut, ends_document=ends)
+        kinds = self.kinds[entry]
+        is_padding = kinds[after - 1] == PADDING  # the last piece of a row
+        if is_padding.any():
+            is_left = np.ones(len(entry), np.bool_)
+            is_left[after[is_padding] - 1] = False
+            entry, kinds, piece_starts, piece_stops, cut_starts, cut_stops = (
+                values[is_left] for values in (entry, kinds, piece_starts, piece_stops, cut_starts, cut_stops)
+            )
+            counts = counts - is_padding
+        ends = (cut_stops == piece_stops) & (kinds == ENDS_DOCUMENT)
+        starts_cut = self.positions(entry) + (cut_starts - piece_starts)
+        return counts, Pieces(starts=starts_cut, lengths=cut_stops - cut_starts, ends_document=ends)
+
+    def positions(self, entries: Any) -> NDArray[np.int64]:
+        """Starts of pieces in the corpus: int64 [n], by their numbers or a slice."""
+        found: NDArray[np.int64] = self.unshuffled_starts[entries].astype(np.int64)
+        blocks = found // self.block_tokens
+        found += self.block_starts[blocks] - blocks * self.block_tokens
+        return found
 
     @property
     def num_pieces(self) -> int:
-        """Pieces of a table of one window."""
+        """The number of pieces of a table with one window."""
         return len(self.unshuffled_starts)
 
     def window(self, start: int, stop: int) -> PieceTable:
-        """The table of one of the windows alone."""
+        """The table of only one of the windows."""
         first = int(np.searchsorted(self.shuffled_starts, start, "right")) - 1
         last = int(np.searchsorted(self.shuffled_starts, stop, "left"))
         if last - first == self.num_pieces:
@@ -147,15 +153,14 @@ class PieceTable:
         return PieceTable(
             shuffled_starts=(self.shuffled_starts[first : last + 1] - start).astype(np.uint32),
             unshuffled_starts=(self.unshuffled_starts[first:last] - start).astype(np.uint32),
+            kinds=self.kinds[first:last],
             block_tokens=self.block_tokens,
             block_starts=self.block_starts[blocks],
-            block_stops=self.block_stops[blocks] - start,
-            ends_document=self.ends_document[blocks],
         )
 
     @classmethod
     def joined(cls, tables: Sequence[PieceTable]) -> tuple[PieceTable, list[int]]:
-        """One table for several of one window each, and where each of these starts in it."""
+        """One table from several tables of one window each, and the start of each in it."""
         size = tables[0].block_tokens
         *starts, length = itertools.accumulate((len(table.block_starts) * size for table in tables), initial=0)
         dtype = np.uint32 if length < 1 << 32 else np.int64
@@ -166,23 +171,22 @@ class PieceTable:
         return cls(
             shuffled_starts=moved((table.shuffled_starts for table in tables), dtype),
             unshuffled_starts=moved((np.append(table.unshuffled_starts, 0) for table in tables), dtype)[:-1],
+            kinds=np.concatenate([np.append(table.kinds, np.uint8(PADDING)) for table in tables])[:-1],
             block_tokens=size,
             block_starts=np.concatenate([table.block_starts for table in tables]),
-            block_stops=moved((table.block_stops for table in tables), np.int64),
-            ends_document=np.concatenate([table.ends_document for table in tables]),
         ), starts
 
 
 def table_steps(
-    order: CorpusOrder, window: Window, block_starts: NDArray[np.int64], block_ends: NDArray[np.int64]
+    order: CorpusOrder, window: Window, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64]
 ) -> Iterator[float | PieceTable]:
     """Make the table of a window step by step.
 
     Args:
-        block_starts, block_ends: as `CorpusOrder.blocks` has them.
+        block_starts, block_stops: as `CorpusOrder.blocks` has them.
 
     Yields:
-        After each step the part that is done, and at last the table.
+        After each step the finished part, and at last the table.
 
     Raises:
         ValueError: the window has 2**32 tokens or more.
@@ -190,49 +194,65 @@ def table_steps(
     length = window.stop - window.start
     if length >= 1 << 32:
         raise ValueError(f"a window of {length} tokens does not fit: give a smaller window_blocks")
-    block_stops = np.cumsum(block_ends - block_starts)
-    shifts = block_stops - block_ends  # from positions in the corpus to unshuffled ones
-    at_once = max(1, _STEP_TOKENS // order.shape.block_tokens)
-    ends_document, parts = np.zeros(len(block_starts), np.bool_), []
+    laid = packed_whole if order.pack == "whole" else _shuffled
+    for step in laid(order, window, block_starts, block_stops):
+        if isinstance(step, float):
+            yield step
+            continue
+        unshuffled_starts, lengths, kinds = step
+        shuffled_starts = np.zeros(len(lengths) + 1, np.uint32)
+        np.cumsum(lengths, out=shuffled_starts[1:])
+        yield PieceTable(
+            shuffled_starts=shuffled_starts,
+            unshuffled_starts=unshuffled_starts,
+            kinds=kinds,
+            block_tokens=order.block_room,
+            block_starts=block_starts,
+        )
+
+
+def _shuffled(
+    order: CorpusOrder, window: Window, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64]
+) -> Iterator[float | Laid]:
+    """The pieces of a window, cut at documents and blocks, in shuffled order, step by step."""
+    shifts = np.cumsum(block_stops - block_starts) - block_stops  # from positions in the corpus to unshuffled ones
+    at_once = max(1, STEP_TOKENS // order.shape.block_tokens)
+    parts, kinds_of_parts = [], []
     for low in range(0, len(block_starts), at_once):
         some = slice(low, low + at_once)
-        offsets, ends = order.source.ends(block_starts[some], block_ends[some])
+        offsets, ends = order.source.ends(block_starts[some], block_stops[some])
         counts = np.diff(offsets)
         has_end = np.flatnonzero(counts)
-        ends_document[low + has_end] = ends[offsets[1:][has_end] - 1] == block_ends[low + has_end]
+        ends_document = np.zeros(len(counts), np.bool_)
+        ends_document[has_end] = ends[offsets[1:][has_end] - 1] == block_stops[some][has_end]
         # a piece starts at the start of each block, and at each end of a document but that of the block
         ends += np.repeat(shifts[some], counts)
         found = np.insert(ends, offsets[:-1], block_starts[some] + shifts[some])
         last = offsets[1:] + np.arange(len(counts))
-        parts.append(np.delete(found, last[ends_document[some]]).astype(np.uint32))
+        parts.append(np.delete(found, last[ends_document]).astype(np.uint32))
+        kinds = np.full(len(parts[-1]), ENDS_DOCUMENT, np.uint8)
+        kinds[(np.cumsum(counts + ~ends_document) - 1)[~ends_document]] = GOES_ON
+        kinds_of_parts.append(kinds)
         yield min(0.5, 0.5 * (low + at_once) / len(block_starts))
-    starts = np.concatenate([*parts, np.array([length], np.uint32)])
-    count = len(starts) - 1
+    starts = np.concatenate([*parts, np.array([window.stop - window.start], np.uint32)])
+    all_kinds, count = np.concatenate(kinds_of_parts), len(starts) - 1
     permutation = order.piece_permutation(window, count)
-    shuffled_starts, unshuffled_starts = np.zeros(count + 1, np.uint32), np.empty(count, np.uint32)
-    for first in range(0, count, _STEP_PIECES):
+    laid = np.empty(count, np.uint32), np.empty(count, np.uint32), np.empty(count, np.uint8)
+    for first in range(0, count, STEP_PIECES):
         yield 0.5 + 0.5 * first / count
-        stop = min(first + _STEP_PIECES, count)
-        entry = permutation(np.arange(first, stop)).view(np.int64)
-        unshuffled_starts[first:stop] = begins = starts[entry]
-        shuffled = shuffled_starts[first + 1 : stop + 1]
-        np.cumsum(starts[entry + 1] - begins, out=shuffled)
-        shuffled += shuffled_starts[first]
-    yield PieceTable(
-        shuffled_starts=shuffled_starts,
-        unshuffled_starts=unshuffled_starts,
-        block_tokens=order.shape.block_tokens,
-        block_starts=block_starts,
-        block_stops=block_stops,
-        ends_document=ends_document,
-    )
+        some = slice(first, min(first + STEP_PIECES, count))
+        entry = permutation(np.arange(some.start, some.stop)).view(np.int64)
+        laid[0][some] = begins = starts[entry]
+        np.subtract(starts[entry + 1], begins, out=laid[1][some])
+        laid[2][some] = all_kinds[entry]
+    yield laid
 
 
 _NOTHING = None, 0.0, 0.0
 
 
 class _Kept(NamedTuple):
-    """A window that a reader keeps: where its table has it, and the order of its slices."""
+    """A window that a reader keeps: its place in its table, and the order of its slices."""
 
     window: Window
     table: PieceTable
@@ -246,9 +266,9 @@ class _Kept(NamedTuple):
 class PieceReader:
     """The pieces that samples of one corpus read.
 
-    Making the table of a window scans its document boundaries. The tables of a few windows of each part are kept, and
-    if samples read many of them together, they are joined. Safe to use from several threads, and in a forked child.
-    Readers at different places have one each.
+    Making the table of a window scans its document boundaries. The tables of a few windows of each part are kept. If
+    samples read many of them together, they are joined. Safe to use from several threads, and in a forked child. Make
+    one reader for each position of reading.
     """
 
     def __init__(self, order: CorpusOrder) -> None:
@@ -268,15 +288,15 @@ class PieceReader:
     ) -> tuple[NDArray[np.int64], Pieces]:
         """The pieces that samples read.
 
-        A slice that continues in the next window is read last, so the next window is not needed earlier.
+        A slice that continues in the next window is read last, so that window is not needed earlier.
 
         Args:
-            parts: int64 [n], the part of each sample; those of a part are side by side.
-            samples: int64 [n], of the parts, ascending within each.
-            is_sequential: the following samples will be read next, so tables are made ahead.
+            parts: int64 [n], the part of each sample; samples of one part are adjacent.
+            samples: int64 [n], numbers within the parts, ascending within each.
+            is_sequential: whether the following samples will be read next; then tables are made ahead.
 
         Returns:
-            int64 [n], how many pieces each sample has, and the pieces of all of them one after another.
+            int64 [n], the number of pieces of each sample, and the pieces of all, one after another.
         """
         if not len(samples):
             none = np.empty(0, np.int64)
@@ -288,7 +308,7 @@ class PieceReader:
         rooms = (runs.stop - runs.start).astype(np.int64)
 
         def spread(values: NDArray[Any]) -> NDArray[Any]:
-            """A value of each run as one of each sample."""
+            """Repeat a value of each run for each of its samples."""
             return values if len(values) == 1 else values.repeat(bounds[1:] - firsts)
 
         if is_sequential:  # before the numbers are permuted
@@ -315,12 +335,12 @@ class PieceReader:
     def _cut_over(
         self, kept: list[_Kept], stretches: NDArray[np.int64], left: NDArray[np.int64] | int
     ) -> tuple[NDArray[np.int64], Pieces]:
-        """Cut slices of which some go on in the next window, or in several if they are short.
+        """Cut slices, of which some continue in the next window, or in several short ones.
 
         Args:
-            stretches: int64 [4, n], of each slice: its number, the number of its window in `kept`, and where in its
-                window it starts, and its tokens there.
-            left: int64 [n], tokens of each slice in all windows; or of every slice.
+            stretches: int64 [4, n], for each slice: its number, the number of its window in `kept`, its start in that
+                window, and its tokens there.
+            left: int64 [n], tokens of each slice in all windows; or one number for all slices.
         """
         found, rest, windows = [stretches], left - stretches[3], [one.window for one in kept]
         while len(is_over := rest.nonzero()[0]):
@@ -335,12 +355,12 @@ class PieceReader:
         return np.add.reduceat(counts, np.flatnonzero(np.diff(numbers, prepend=-1))), pieces
 
     def table(self, window: Window) -> PieceTable:
-        """The pieces of one window, found when they are first needed."""
+        """The pieces of one window, made when they are first needed."""
         with self._lock:
             return self._window(window).alone()
 
     def _windows(self, windows: list[Window], known: Sequence[_Kept] = ()) -> list[_Kept]:
-        """Windows in few tables, after known ones."""
+        """Put windows into few tables, after the known ones."""
         if windows == self._last[0] and not known:
             return self._last[1]
         with self._lock:
@@ -359,7 +379,7 @@ class PieceReader:
         return kept[window]
 
     def _make(self, window: Window, part: float) -> None:
-        """Go on with the table of a window until this part of it is done."""
+        """Continue making the table of a window until this part of it is done."""
         kept, begun = self._kept[window.part], self._begun[window.part]
         # taken out while it runs: a fork finds none that does, and one that failed is not used again
         steps = begun.pop(window, None) or table_steps(self.order, window, *self._announce(window))
@@ -374,7 +394,7 @@ class PieceReader:
                 tables.pop(next(iter(tables)))
 
     def _joined(self, found: list[_Kept], tables: Collection[int]) -> list[_Kept]:
-        """The same windows in one table, together with what is kept of other parts in their tables."""
+        """The same windows in one table, together with the kept windows of other parts in their tables."""
         windows, parts = {one.window: one for one in found}, {one.window.part for one in found}
         for part in self._kept.keys() - parts:
             windows |= {window: one for window, one in self._kept[part].items() if id(one.table) in tables}
@@ -386,7 +406,7 @@ class PieceReader:
         return [windows[one.window] for one in found]
 
     def _look_ahead(self, windows: list[Window], before: NDArray[np.float64], after: NDArray[np.float64]) -> None:
-        """Do what is due: of the windows, these parts are read before and after some samples."""
+        """Make tables and announce blocks when they are due."""
         for window, begun, until in zip(windows, before.tolist(), after.tolist(), strict=True):
             reading, begun_at, due_at = self._reading.get(window.part, _NOTHING)
             if reading != window:
@@ -395,7 +415,7 @@ class PieceReader:
                 self._prepare(window, begun_at, until)
 
     def _begin(self, window: Window, before: float, after: float) -> None:
-        """A part begins to be read in a window, of which this is read before and after some samples."""
+        """Note that a part is now read in a window, and which share of it is read before and after some samples."""
         order = self.order
         is_last = order.epochs is not None and order.pass_stop(window.part) <= window.stop
         make_at = math.inf if is_last else before + _READY_AT * (1 - before)
@@ -408,7 +428,7 @@ class PieceReader:
         """Make the next table shortly before a window ends, and announce blocks.
 
         Args:
-            begun_at, after: the part of the window before its reading began, and after some samples.
+            begun_at, after: the share of the window before its reading began, and after some samples.
         """
         since, part = 1.0 if begun_at >= 1 else (after - begun_at) / (1 - begun_at), math.inf
         if not self.order.source.is_in_memory:
@@ -419,7 +439,7 @@ class PieceReader:
             self._make_next(window, begun_at, part)
 
     def _make_next(self, window: Window, begun_at: float, part: float) -> None:
-        """Make this part of the table of the next window; if it is very short, of the one after it, too."""
+        """Make this share of the table of the next window; if that window is very short, also of the one after it."""
         following = [self.order.window_at(window.part, window.stop)]
         if following[0].stop - following[0].start < _SHORT * self.order.window_tokens:
             following.append(self.order.window_at(window.part, following[0].stop))
@@ -434,7 +454,7 @@ class PieceReader:
         """Announce the blocks of the next windows little by little.
 
         Args:
-            since, after: the part of the window that is read, of what there was when its reading began and of all.
+            since, after: the share of the window that is read, relative to the rest when reading began, and to all.
         """
         order, windows = self.order, [window]
         size = min(order.window_tokens, order.part_tokens(window.part))
@@ -449,7 +469,7 @@ class PieceReader:
             self._announce(one, (reach - one.start) / (one.stop - one.start))
 
     def _announce(self, window: Window, share: float = 1.0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Announce the blocks of a window, up to a share of them, and say where they are."""
+        """Announce the blocks of a window, up to a share of them, and return their places."""
         announced = self._announced[window.part]
         starts, stops, done = announced.get(window) or (*self.order.blocks(window), 0)
         high = min(len(starts), math.ceil(share * len(starts)))
@@ -464,11 +484,11 @@ class PieceReader:
 def _cut(
     kept: Sequence[_Kept], of: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], Pieces]:
-    """The pieces in stretches of windows, as `PieceTable.cut` gives them.
+    """The pieces in stretches of windows, as `PieceTable.cut` returns them.
 
     Args:
-        of: int64 [stretches], which of the windows each is in.
-        starts, lengths: int64 [stretches], where each starts in its window, and its tokens.
+        of: int64 [stretches], the window of each.
+        starts, lengths: int64 [stretches], start of each in its window, and its tokens.
     """
     starts = starts + np.array([one.start for one in kept])[of]
     tables = {id(one.table): one.table for one in kept}
@@ -491,12 +511,12 @@ def _cut(
 
 
 def _listed(windows: Window) -> list[Window]:
-    """Windows one by one, of Python integers."""
+    """The windows one by one, with Python integers."""
     return [Window(*fields) for fields in zip(*(field.tolist() for field in windows), strict=True)]
 
 
 def _release(source: TokenSource, announced: OrderedDict[Window, _Blocks], kept: Collection[Window]) -> None:
-    """The reader is done with all but these windows."""
+    """Release all windows but these."""
     for window in [window for window in announced if window not in kept]:
         starts, stops, done = announced.pop(window)
         source.has_read(starts[:done], stops[:done])

@@ -1,10 +1,10 @@
 """The order of one corpus as arithmetic: parts, epochs, windows and slices. ORDER.md, sections 4 and 6, has the rules.
 
-A corpus is cut into blocks. Its full blocks are dealt once to the streams of a plan, in an order that no seed changes,
-so that what a stream reads never changes place. Of a small corpus a part would be too little to shuffle: it stays
-whole, as part 0, and the streams read its samples in turn. Every epoch of a part permutes its blocks, and consecutive
-blocks of that order form windows. Windows and epochs follow each other without a gap, so that the window of any sample
-is found by a division. `pieces` has what is inside a window.
+A corpus is cut into blocks. Its full blocks are dealt once to the streams of a plan, in an order that does not depend
+on the seed, so a stream always reads the same blocks. A part of a small corpus would be too small to shuffle: the
+corpus stays whole, as part 0, and the streams read its samples in turn. Every epoch of a part permutes its blocks, and
+consecutive blocks of that order form windows. Windows and epochs follow each other without a gap, so a division finds
+the window of any sample. `pieces` handles the inside of a window.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.order.permutation import MAX_EPOCHS, Permutation
 
 MIN_PART_WINDOWS = 4
-"""A corpus is dealt to streams if the part of each has so many windows."""
+"""A corpus is dealt to streams if each part has at least so many windows."""
 
 _MANY = (1 << 63) - 1
 """More samples than a run has."""
@@ -33,14 +33,20 @@ _SAFE = 1 << 62
 """Positions below it are int64, also after the tokens of an epoch are added."""
 
 _MAX_PERMUTATIONS, _MAX_DEALS = 8, 64
-"""Permutations that are kept, because those of up to 65,536 items take milliseconds to make."""
+"""The number of kept permutations. Up to 65,536 items, a permutation takes milliseconds to make."""
+
+Pack = Literal["cut", "whole"]
+"""How the rows of a corpus are filled: slices of the sequence of its pieces, or chunks that are not cut."""
+
+BLOCK_SECTIONS = 128
+"""Sections of a block of a corpus that is packed whole."""
 
 Ints = Any
 """A Python integer, or an array of integers: int64, or Python's where positions exceed 2**63."""
 
 
 def min_blocks(window_blocks: int, num_streams: int) -> int:
-    """Full blocks from which on a corpus is dealt to streams."""
+    """The number of full blocks from which a corpus is dealt to streams."""
     return MIN_PART_WINDOWS * num_streams * window_blocks
 
 
@@ -83,11 +89,11 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Place:
-    """Where a corpus goes on after a run changed its `seq_len`: STATE.md, section 5.
+    """Where a corpus continues after a run changed its `seq_len`: STATE.md, section 5.
 
     Args:
-        bases: int64 [streams], samples that it was given in each before.
-        origins: [parts], the position at which the slices of each begin: int64, or Python's integers above 2**62.
+        bases: int64 [streams], samples of the corpus in each stream before.
+        origins: [parts], the position at which the slices of each part begin: int64, or Python integers above 2**62.
     """
 
     bases: NDArray[np.int64]
@@ -96,11 +102,11 @@ class Place:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Slices:
-    """Where the slices of the sequences of parts are. Whatever turns numbers of samples into positions asks here.
+    """The positions of slices in the sequences of parts. Only this class turns numbers of samples into positions.
 
     Args:
         seq_len: tokens of a slice.
-        origins: as of `Place`; None: all 0.
+        origins: as in `Place`; None: all 0.
     """
 
     seq_len: int
@@ -139,14 +145,15 @@ class Slices:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CorpusOrder:
-    """One corpus in the order of a plan. It is a value, and keeps permutations that are slow to make.
+    """One corpus in the order of a plan: an immutable value. It caches permutations that are slow to make.
 
     Args:
-        start_epoch: epoch that counts as the first.
+        start_epoch: number of the first epoch.
         take: read only this part of the full blocks; a smaller part lies inside a larger one.
-        num_streams: of the plan.
-        epochs: after which the sequence of each part ends; None: it is endless.
-        place: where it goes on with this `seq_len`; None: from its start.
+        num_streams: streams of the plan.
+        pack: how its rows are filled. The sequence of a corpus that is packed whole is its rows with their padding.
+        epochs: number of epochs after which the sequence of each part ends; None: it is endless.
+        place: where it continues with this `seq_len`; None: at its start.
     """
 
     source: TokenSource
@@ -155,6 +162,7 @@ class CorpusOrder:
     start_epoch: int = 0
     take: float = 1.0
     num_streams: int = 1
+    pack: Pack = "cut"
     epochs: Fraction | float | None = None
     place: Place | None = None
 
@@ -170,7 +178,7 @@ class CorpusOrder:
 
     @cached_property
     def tail_tokens(self) -> int:
-        """Tokens that are left over from the full blocks and are read, by the last part at the end of its epochs."""
+        """Tokens after the last full block, if they are read: by the last part, at the end of its epochs."""
         return self.source.num_tokens % self.shape.block_tokens if self.take == 1 else 0
 
     @cached_property
@@ -179,13 +187,35 @@ class CorpusOrder:
         return self.num_full_blocks * self.shape.block_tokens + self.tail_tokens
 
     @cached_property
+    def section_tokens(self) -> int:
+        """Tokens of a section, which belongs to one block and may end in the next; 0: blocks cut documents."""
+        return self.shape.block_tokens // BLOCK_SECTIONS if self.pack == "whole" else 0
+
+    @cached_property
+    def block_room(self) -> int:
+        """Positions of a full block in the sequence of a part."""
+        return self.shape.block_tokens + self.section_tokens
+
+    @cached_property
+    def tail_room(self) -> int:
+        """Positions of the tail in the sequence of a part."""
+        if not self.section_tokens or not self.tail_tokens:
+            return self.tail_tokens
+        return -(-(self.tail_tokens + self.section_tokens) // self.shape.seq_len) * self.shape.seq_len
+
+    @cached_property
+    def padded_tokens(self) -> int:
+        """Tokens of the samples of an epoch, padding included, of all parts together."""
+        return self.num_full_blocks * self.block_room + self.tail_room
+
+    @cached_property
     def is_dealt(self) -> bool:
-        """Whether each stream owns a part of it."""
+        """Whether each stream owns a part of the corpus."""
         return is_dealt(self.num_full_blocks, self.shape.window_blocks, self.num_streams)
 
     @cached_property
     def num_parts(self) -> int:
-        """Parts that are shuffled by themselves."""
+        """The number of parts. Each is shuffled separately."""
         return self.num_streams if self.is_dealt else 1
 
     @cached_property
@@ -195,8 +225,8 @@ class CorpusOrder:
 
     @cached_property
     def window_tokens(self) -> int:
-        """Tokens of every window but the last of an epoch."""
-        return self.shape.window_blocks * self.shape.block_tokens
+        """Tokens of every window but the last of an epoch, with padding."""
+        return self.shape.window_blocks * self.block_room
 
     @cached_property
     def slices(self) -> Slices:
@@ -208,8 +238,8 @@ class CorpusOrder:
         return -((part - self.num_full_blocks) // self.num_parts)
 
     def part_tokens(self, part: Ints) -> Ints:
-        """Tokens of an epoch of parts."""
-        return self.part_blocks(part) * self.shape.block_tokens + (part == self.num_parts - 1) * self.tail_tokens
+        """Tokens of an epoch of parts, with padding."""
+        return self.part_blocks(part) * self.block_room + (part == self.num_parts - 1) * self.tail_room
 
     def part_windows(self, part: Ints) -> Ints:
         """Windows of an epoch of parts."""
@@ -237,8 +267,8 @@ class CorpusOrder:
             samples: int64 [n], of the parts, ascending within each.
 
         Returns:
-            The windows of the runs; int64 [runs + 1], the bounds of the runs; int64 [n], the number of each sample
-            among those of its window; int64 [runs], where in its window the first slice starts.
+            The windows of the runs; int64 [runs + 1], the bounds of the runs; int64 [n], the number of each sample in
+            its window; int64 [runs], the start of the first slice in its window.
         """
         slices = self.slices
         found = self.window_at(parts, slices.starts(parts, samples))
@@ -269,7 +299,11 @@ class CorpusOrder:
         return Window(part, epoch, index, start, stop)
 
     def blocks(self, window: Window) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the blocks of a window start and stop in the corpus: int64 [blocks] each, the tail last."""
+        """The starts of a window's blocks in the corpus, and the latest stops of their tokens.
+
+        Returns:
+            int64 [blocks] each, the tail last.
+        """
         blocks = self.part_blocks(window.part)
         first = window.index * self.shape.window_blocks
         places = np.arange(first, min(first + self.shape.window_blocks, blocks), dtype=np.uint64)
@@ -277,10 +311,10 @@ class CorpusOrder:
         starts = self.deal(numbers * np.uint64(self.num_parts) + np.uint64(window.part)).view(np.int64)
         starts = starts * self.shape.block_tokens
         stops = starts + self.shape.block_tokens
-        if window.stop - window.start > len(places) * self.shape.block_tokens:
+        if window.stop - window.start > len(places) * self.block_room:
             starts = np.append(starts, self.num_corpus_blocks * self.shape.block_tokens)
             stops = np.append(stops, self.source.num_tokens)
-        return starts, stops
+        return starts, np.minimum(stops + self.section_tokens, self.source.num_tokens)
 
     def by_part(
         self, samples: NDArray[np.int64], corpus_samples: NDArray[np.int64]
@@ -292,8 +326,8 @@ class CorpusOrder:
             corpus_samples: int64 [n], which samples of this corpus they are in their streams.
 
         Returns:
-            int64 [n] each, part after part: which of the samples they are, the part of each, and which sample of the
-            part it is, ascending within the part.
+            int64 [n] each, part after part: the index of each in `samples`, its part, and its number in the part,
+            ascending within the part.
         """
         parts = np.zeros(len(samples), np.int64)
         if self.place is not None:
@@ -309,12 +343,12 @@ class CorpusOrder:
         return order, parts, numbers[order]
 
     def stream_of(self, part: int, part_sample: int) -> tuple[int, int]:
-        """The stream that reads a sample of a part, and which sample of this corpus it is there."""
+        """The stream that reads a sample of a part, and the sample's number in this corpus there."""
         corpus_sample, stream = (part_sample, part) if self.is_dealt else divmod(part_sample, self.num_streams)
         return stream, corpus_sample + (0 if self.place is None else int(self.place.bases[stream]))
 
     def num_samples(self, epochs: float) -> NDArray[np.int64]:
-        """Samples of this corpus in each stream before its part, or the whole corpus, was read so often."""
+        """Samples of this corpus in each stream until its part, or the whole corpus, is read a number of times."""
         streams = np.arange(self.num_streams)
         parts = streams[: self.num_parts]
         if self.place is None:  # the parts have few sizes
@@ -326,16 +360,16 @@ class CorpusOrder:
         return found if self.place is None else np.minimum(found, _MANY - self.place.bases) + self.place.bases
 
     def resized(self, counts: NDArray[np.int64], seq_len: int) -> tuple[CorpusOrder, int]:
-        """The order after samples of each stream, with samples of another length: STATE.md, section 5.
+        """The order with another length of samples, after some samples of each stream: STATE.md, section 5.
 
-        Every part goes on in its first window of which nothing was read.
+        Every part continues at its first unread window.
 
         Args:
-            counts: int64 [streams], samples that this corpus was given in each.
+            counts: int64 [streams], samples of this corpus in each so far.
 
         Returns:
-            The order from there on, and how many tokens it leaves out: at most what one window had left, and what some
-            streams of a whole corpus had not read when others had.
+            The order from there on, and the number of tokens that it leaves out: at most the rest of one window, and
+            tokens of a whole corpus that slower streams had not read yet.
         """
         streams, parts = np.arange(self.num_streams), np.arange(self.num_parts)
         given = counts if self.place is None else counts - self.place.bases
@@ -347,15 +381,19 @@ class CorpusOrder:
         firsts = np.zeros(self.num_parts, object)
         firsts[begun] = self.slices.first_from(parts[begun], self.window_at(parts[begun], last).stop)
         origins = self.slices.starts(parts, firsts)
+        resized = replace(self, shape=replace(self.shape, seq_len=seq_len))
+        if resized.tail_room != self.tail_room:  # the epochs before have other lengths now
+            tokens = self.part_tokens(parts).astype(object)
+            origins = origins + origins // tokens * (resized.part_tokens(parts) - tokens)
         if not len(origins) or int(origins.max()) < _SAFE:
             origins = origins.astype(np.int64)
         left_out = (int(firsts.sum()) - int(given.sum())) * self.shape.seq_len
         place = Place(counts, origins)
-        return replace(self, shape=replace(self.shape, seq_len=seq_len), place=place), left_out
+        return replace(resized, place=place), left_out
 
     @cached_property
     def deal(self) -> Permutation:
-        """The order in which full blocks are taken and dealt to streams, for every plan and seed."""
+        """The order in which full blocks are taken and dealt to streams: the same for every plan and seed."""
         return _deal(self._content, self.num_corpus_blocks)
 
     @cached_property
@@ -383,9 +421,9 @@ class CorpusOrder:
         epoch += self.start_epoch
         if epoch >= MAX_EPOCHS:
             raise PlanError(
-                f"epoch {epoch} of a corpus was asked for, and an order has 2**64 epochs "
+                f"epoch {epoch} of a corpus was requested, and an order has 2**64 epochs "
                 f"(num_tokens is {self.num_tokens}, seq_len {self.shape.seq_len})",
-                hint="ask for an earlier sample, or read a larger corpus",
+                hint="read an earlier sample, or a larger corpus",
             )
         fields = {"corpus": self._content, "stream": part, "epoch": epoch, "window": window}
         return Permutation.seeded(length, self.seed, purpose, **fields)

@@ -1,7 +1,7 @@
-"""From narrow batches to those that a training loop gets: compact and full ones. `StreamingLoader` lists their arrays.
+"""Makes the batches of a training loop, compact or full, from narrow ones. `StreamingLoader` lists their arrays.
 
-A full batch has 24 bytes per token, a compact one little more than 2, and making it is hardly more than copying. What
-it leaves out, labels and positions, can be made where the model runs.
+A full batch has 24 bytes per token. A compact one has little more than 2, and making it costs little more than a copy.
+It lacks labels and positions, which can be made where the model runs.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def compact_batch(narrow: NarrowBatch, recycler: Recycler | None = None) -> dict
 
 
 def full_batch(narrow: NarrowBatch, recycler: Recycler | None = None) -> dict[str, NDArray[Any]]:
-    """The full batch; arguments as of `compact_batch`."""
+    """The full batch; arguments as for `compact_batch`."""
     return _expanded(_fields(narrow), narrow.tokens, recycler)
 
 
 def _fields(narrow: NarrowBatch) -> dict[str, NDArray[Any]]:
-    """All of a compact batch but its tokens."""
+    """All arrays of a compact batch except its tokens."""
     lengths, count = narrow.piece_lengths, len(narrow.piece_lengths)
     # few sizes, so that a compiled model sees few shapes: the last boundary is repeated, and so is its label
     size = max(_MIN_CU_SEQLENS, 1 << count.bit_length()) - 1
@@ -80,14 +80,14 @@ def expand(
 @overload
 def expand(batch: Mapping[str, NDArray[Any]], device: None = None) -> dict[str, NDArray[Any]]: ...
 def expand(batch: Mapping[str, Any], device: torch.device | str | int | None = None) -> dict[str, Any]:
-    """The full batch of a compact one, equal to what the loader gives without ``compact=True``.
+    """The full batch of a compact one, equal to the loader's batch without ``compact=True``.
 
-    Tensors go to the device narrow, and labels and positions are made there, without waiting for the device; of a
-    pinned batch the copy does not wait either. Arrays of numpy stay arrays of numpy.
+    Tensors are copied to the device in their narrow dtype, and labels and positions are made there, without waiting for
+    the device. If the batch is pinned, the copy does not wait either. numpy arrays stay numpy arrays.
 
     Args:
-        batch: of a loader with ``compact=True``.
-        device: of the result; default: where the tensors are.
+        batch: a batch of a loader with ``compact=True``.
+        device: device of the result; default: the device of the tensors.
 
     Raises:
         ValueError: the batch is not compact, or a device is given for numpy arrays.
@@ -148,10 +148,10 @@ def _derived(
         batch: a compact batch; its tokens are not used.
         input_ids: int64 [rows, seq_len].
         labels: memory for them, of the same form.
-        numbers: 0, 1, ...: int64 [rows * seq_len].
-        repeat, subtract: of arrays or tensors; a difference may be made in memory that is given to it.
+        numbers: int64 [rows * seq_len]: 0, 1, ...
+        repeat, subtract: functions of arrays or tensors; `subtract` may write into memory that it is given.
         ignore: makes labels `IGNORED` where flags are true.
-        may_look: whether flags may be looked at, to save work. A device would have to be waited for.
+        may_look: whether flags may be read, to save work. On a device this would wait.
     """
     flat, seq_len = labels.reshape(-1), labels.shape[1]
     starts, stops, num_tokens = batch["cu_seqlens"][:-1], batch["cu_seqlens"][1:], batch["num_tokens"]

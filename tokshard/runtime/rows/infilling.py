@@ -21,14 +21,14 @@ class FillInTheMiddle:
     A piece is cut at two random places into prefix, middle and suffix. In PSM order it becomes ``<pre> a <suf> c <mid>
     b``, in SPM order ``<pre> <suf> c <mid> a b`` (the variant that keeps prefix and middle together). The sample keeps
     its length: the three sentinels take the place of the last three tokens of the middle, so a piece needs more than
-    six. A delimiter at the end of the piece stays there. A piece that is cut by the sample has no label for its last
-    token, because what comes next in the document does not follow the middle. A piece of which only some tokens are
-    targets stays as it is.
+    six. A delimiter at the end of the piece stays there. A piece that the sample cuts has no label for its last token,
+    because the next token of the document does not follow the middle. A piece in which only some tokens are targets is
+    not changed.
 
     Args:
-        prefix_id, suffix_id, middle_id: the sentinels, ids that the tokenizer has for them.
+        prefix_id, suffix_id, middle_id: ids of the sentinels in the tokenizer.
         rate: share of the pieces that are changed.
-        spm_rate: share of those that are in SPM order.
+        spm_rate: share of the changed pieces that get SPM order.
 
     Raises:
         PlanError: an id is negative or given twice, or a rate is not from 0 to 1.
@@ -48,12 +48,12 @@ class FillInTheMiddle:
         rates = [real(name, getattr(self, name)) for name in ("rate", "spm_rate")]
         if min(ids) < 0 or len(ids) < _NUM_SENTINELS or not all(0 <= rate <= 1 for rate in rates):
             raise PlanError(
-                f"{self!r}: ids are three different ones from 0 on, rates from 0 to 1",
-                hint="give the ids that the tokenizer has for its sentinels",
+                f"{self!r}: the three ids must differ and be at least 0, and rates are from 0 to 1",
+                hint="give the ids of the tokenizer's sentinels",
             )
 
     def __call__(self, sample: Sample, random: SampleRandom) -> Sample:
-        """Change a part of the pieces; four numbers are drawn per piece, whether or not it is changed."""
+        """Change some of the pieces. Four numbers are drawn per piece, changed or not."""
         largest = max(self.prefix_id, self.suffix_id, self.middle_id)
         if largest > np.iinfo(sample.tokens.dtype).max:
             raise PlanError(

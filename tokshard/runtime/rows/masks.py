@@ -1,8 +1,8 @@
-"""Documents that are taken out of the loss in the middle of a run: which, from which sample on, and on record.
+"""Documents that are taken out of the loss during a run: which ones, and from which sample on.
 
-A mask belongs to the content of a corpus, and counts from a global sample on, so that earlier samples stay what they
-were. It changes labels and nothing else: STATE.md has the rules. Documents are listed in a file, which may grow. A
-state holds its path, and length and hash of what counted of it.
+A mask belongs to the content of a corpus. It counts from a global sample on, so earlier samples do not change. It
+changes only labels: STATE.md has the rules. Documents are listed in a file, which may grow. A state holds the file's
+path, and length and hash of the part that counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tokshard.runtime.bytes.source import TokenSource
 from tokshard.store import absolute_location, locate
 
 _MAX_BYTES = 1 << 30
-"""Of a file of document numbers."""
+"""The largest file of document numbers, in bytes."""
 
 _NPY = b"\x93NUMPY"
 _HINT = "give a file with one document number in each line, or a .npy file of integers"
@@ -36,13 +36,13 @@ class Mask:
 
     Args:
         fingerprint: content fingerprint of the corpus.
-        name: of the corpus in the plan when they were masked, for messages.
+        name: name of the corpus in the plan when they were masked, for messages.
         file: path or URI of the file that lists them.
-        calls: the first global sample in which a call of `mask` counts, and how many bytes the file had then; both
-            ascend. What the file got behind these bytes later is not masked.
-        sha256: of the bytes of the last call.
+        calls: for each call of `mask`, the first global sample in which it counts, and the bytes that the file had
+            then; both ascend. Lines appended after the last call are not masked.
+        sha256: hash of the file's bytes at the last call.
         documents: int64 [n], their numbers in the corpus, ascending.
-        since: int64 [n], the first global sample in which each of them is out of the loss.
+        since: int64 [n], the first global sample in which each is out of the loss.
     """
 
     fingerprint: str
@@ -64,7 +64,7 @@ def masking(
     """Masks with the documents that a file lists; the same masks if its whole content was masked before.
 
     Raises:
-        PlanError: it cannot be read, does not list documents, or has changed other than by lines that were appended.
+        PlanError: the file cannot be read, does not list documents, or has other changes than appended lines.
     """
     if not isinstance(file, str | os.PathLike):
         raise PlanError(f"{file!r:.100} is not a file of document numbers", hint=_HINT)
@@ -77,8 +77,9 @@ def masking(
     before = next((mask for mask in mine if mask.file == path), None)
     if before is not None and not _begins_with(content, before.calls[-1][1], before.sha256, is_whole_line=True):
         raise PlanError(
-            f"{path}, of which the run masks documents of corpus {name!r} already, has changed in what it listed",
-            hint="append lines to it, or list further documents in another file; what was masked stays so",
+            f"{path}, which lists documents that the run masks in corpus {name!r} already, "
+            "has other changes than appended lines",
+            hint="append lines only, or list more documents in another file; masked documents stay masked",
         )
     past = () if before is None else tuple(call for call in before.calls if call[0] < sample)
     calls = (*past, (sample, len(content)))
@@ -87,7 +88,7 @@ def masking(
 
 
 def load_mask(path: str, calls: Calls, sha256: str, *, fingerprint: str, name: str) -> Mask:
-    """A mask of a state; arguments as for `Mask`.
+    """A mask from a state; arguments as for `Mask`.
 
     Raises:
         PlanMismatchError: the file is gone or was changed.
@@ -97,14 +98,14 @@ def load_mask(path: str, calls: Calls, sha256: str, *, fingerprint: str, name: s
     except PlanError as error:
         raise PlanMismatchError(
             f"the run masks documents of corpus {name!r} that are listed in {path}: {error.problem}",
-            hint="put the file of that run back there; without it, the documents would be in the loss again",
+            hint="put the file of that run back there; without it, the documents would count in the loss again",
         ) from error
     num_bytes = calls[-1][1]
     if not _begins_with(content, num_bytes, sha256):
         raise PlanMismatchError(
             f"{path}, which lists the documents of corpus {name!r} that the run masks, was changed: the SHA-256 of its "
             f"first {num_bytes} bytes is {_sha256(content[:num_bytes])[:12]}, expected {sha256[:12]}",
-            hint="put the file of that run back; further documents are appended to it, or listed in another file",
+            hint="put the file of that run back; to mask more documents, append lines to it, or use another file",
         )
     return _mask(content, path, calls, sha256, fingerprint=fingerprint, name=name)
 
@@ -121,7 +122,7 @@ def _read(path: str) -> bytes:
 
 
 def _begins_with(content: bytes, num_bytes: int, sha256: str, *, is_whole_line: bool = False) -> bool:
-    """Whether a file has what was masked of it before. It may have grown, unless it is a .npy file."""
+    """Whether a file begins with the bytes that were masked before. It may have grown, unless it is a .npy file."""
     counted, rest = content[:num_bytes], content[num_bytes:]
     is_torn = is_whole_line and not counted.endswith((b"\r", b"\n")) and not rest.startswith((b"\r", b"\n"))
     return _sha256(counted) == sha256 and not (rest and (is_torn or content.startswith(_NPY)))
@@ -143,7 +144,7 @@ def _mask(content: bytes, path: str, calls: Calls, sha256: str, *, fingerprint: 
 
 
 def _listed(content: bytes, path: str, *, is_npy: bool) -> NDArray[np.int64]:
-    """The numbers in a part of a file that ends where a line does."""
+    """The numbers in a part of a file, which ends at the end of a line."""
     try:
         if not is_npy:
             return np.array([int(line) for line in content.splitlines() if line.strip()], np.int64)
@@ -164,15 +165,15 @@ class MaskedTokens:
     """The masks of a cursor as stretches of the corpora of a plan.
 
     Args:
-        spans: by the number of a corpus in the plan, for each masked document by ascending position: where its tokens
-            start and stop, and the first global sample in which it is out of the loss: int64 [3, n].
+        spans: by the number of a corpus in the plan, int64 [3, n]: start and stop of each masked document, ascending,
+            and the first global sample in which it is out of the loss.
     """
 
     spans: Mapping[int, NDArray[np.int64]]
 
     @property
     def num_documents(self) -> int:
-        """Documents of these corpora that are masked."""
+        """Masked documents of these corpora."""
         return sum(spans.shape[1] for spans in self.spans.values())
 
     def covers(
@@ -181,8 +182,8 @@ class MaskedTokens:
         """Whether pieces are out of the loss: bool [n].
 
         Args:
-            corpora: the number in the plan, of the corpus of all or int64 [n] of each.
-            starts: int64 [n], where in the corpus each piece starts; a piece lies in one document.
+            corpora: number of the corpus in the plan: one for all pieces, or int64 [n].
+            starts: int64 [n], start of each piece in its corpus; a piece lies in one document.
             samples: int64 [n], the global sample of each.
         """
         covered = np.zeros(len(starts), np.bool_)
@@ -196,9 +197,9 @@ class MaskedTokens:
 
 
 def masked_tokens(masks: Sequence[Mask], sources: Sequence[TokenSource]) -> MaskedTokens | None:
-    """Find masked documents in the corpora of a plan; those of other corpora wait until these come back.
+    """Find masked documents in the corpora of a plan. Masks of other corpora wait until these corpora come back.
 
-    Costs a look at the bounds of each document: a request in a corpus that is read by range.
+    Reads the bounds of each document, which costs a request in a corpus that is read by range.
 
     Returns:
         None if nothing was ever masked.

@@ -2,9 +2,9 @@
 
     pieces of each corpus ──lay_out──▶ Layout ──read──▶ NarrowBatch ──expand──▶ the batch of a training loop
 
-Laying out is arithmetic on arrays of pieces, for many batches at once: for a few rows alone the calls would cost more
-than the copying. A narrow batch is the only form inside: token ids in the dtype of the corpus, and what does not follow
-from them. `tokshard.runtime.rows.expand` makes of it what a loop gets.
+Laying out is arithmetic on arrays of pieces, for many batches at once: for a few rows, the calls would cost more than
+the copying. Inside, batches are always narrow: token ids in the dtype of the corpus, and the data that does not follow
+from them. `tokshard.runtime.rows.expand` turns them into batches for a loop.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from tokshard.runtime.order.pieces import Pieces
 from tokshard.runtime.rows.masks import MaskedTokens
 
 IGNORED = -100
-"""The label that cross-entropy leaves out, as in torch and transformers."""
+"""The label that cross-entropy ignores, as in torch and transformers."""
 
 PADDING_INDEX = -1
-"""sample_index and corpus_index of a row that is padding."""
+"""sample_index and corpus_index of a padding row."""
 
 READ_TOKENS = 1 << 21
-"""Corpora in memory are read about so many tokens at a time, because every call costs. Changes speed only."""
+"""Corpora in memory are read about so many tokens at a time, because every call has a cost. Changes only speed."""
 
 
 class LabelSpans(NamedTuple):
-    """Which labels of rows count, by their place in the flattened rows.
+    """The labels that count, by their place in the flattened rows.
 
     Args:
-        bounds: int64 [2 n + 1]: 0, start, stop, start, stop, ..., ascending. A label counts if it lies in a
-            ``[start, stop)``, and is no `IGNORED` for another reason.
-        weights: float32 [n], of each of these stretches.
+        bounds: int64 [2 n + 1]: 0, start, stop, start, stop, ..., ascending. A label counts if it lies in a ``[start,
+            stop)``, and is not `IGNORED` for another reason.
+        weights: float32 [n], the weight of each stretch.
     """
 
     bounds: NDArray[np.int64]
@@ -61,19 +61,19 @@ class LabelSpans(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NarrowBatch:
-    """The rows of a batch: what is read, and the labels that do not follow from it.
+    """The rows of a batch: their tokens, and the labels that do not follow from them.
 
     Args:
         tokens: uint16 or uint32 [rows, seq_len], 0 where a row is padding.
         piece_lengths: int32 [pieces], in order; they add up to rows * seq_len. Padding of a row is a piece of its own.
         next_tokens: int64 [pieces], the label of the last token of each, -100 for none. All other labels are the next
-            token of the row, but for padding, which has none.
+            token of the row; padding has none.
         num_tokens: int32 [rows], tokens of each row that are not padding.
         corpus_index: int64 [rows], corpus in plan order, or `PADDING_INDEX`.
         sample_index: int64 [rows], global sample, or `PADDING_INDEX`.
         is_masked: bool [pieces], whether each is out of the loss; None without masks.
-        loss: of the labels, if a corpus of the plan has loss spans.
-        num_read_tokens: read for these rows, labels that are no token of them included.
+        loss: the labels that count, if a corpus of the plan has loss spans.
+        num_read_tokens: tokens read for these rows, including labels that are not among them.
     """
 
     tokens: NDArray[Any]
@@ -96,21 +96,21 @@ class NarrowBatch:
 class Layout:
     """Rows of one or many batches, piece by piece, ready to be read.
 
-    A label is the next token of the document. Within a piece that is the next token of the row, and a piece that ends
-    with its row is read one token further. Only where a block ends inside a document, the label comes from elsewhere.
+    A label is the next token of the document. Within a piece it is the next token of the row, and a piece at the end of
+    its row is read with one more token. Only at a block's end inside a document, the label is read from elsewhere.
 
     Args:
         sources: the corpora, in plan order.
         samples, corpora: int64 [rows], as in `NarrowBatch`.
         num_tokens: int32 [rows], as in `NarrowBatch`.
         seq_len: tokens of a row.
-        first_pieces: which piece each row begins with: rows + 1 entries.
-        read_before: tokens that are read for the rows before each: rows + 1 entries.
+        first_pieces: the first piece of each row: rows + 1 entries.
+        read_before: tokens read for the rows before each row: rows + 1 entries.
         numbers: int64 [pieces], the corpus of each; `PADDING_INDEX` for padding.
-        starts: int64 [pieces], where in the corpus each starts.
+        starts: int64 [pieces], start of each in its corpus.
         lengths: int32 [pieces], tokens of each.
-        labels_in_row: bool [pieces], whether the last label of each is the token that is read after it.
-        labels_elsewhere: bool [pieces], whether that is a token which is read alone.
+        labels_in_row: bool [pieces], whether the last label is the token that is read after the piece.
+        labels_elsewhere: bool [pieces], whether the last label is a token that is read alone.
         is_masked: bool [pieces], as in `NarrowBatch`.
     """
 
@@ -154,7 +154,7 @@ class Layout:
         )
 
     def _read_rows(self, start: int, stop: int) -> None:
-        """Read rows, and if all corpora are in memory some later ones, which are kept for the next calls."""
+        """Read rows. If all corpora are in memory, read some later rows too, and keep them for the next calls."""
         row_tokens = self.seq_len + 1  # the last one is only a label
         if all(self.sources[number].is_in_memory for number in np.unique(self.corpora).tolist() if number >= 0):
             stop = max(stop, min(len(self.samples), start + READ_TOKENS // row_tokens))
@@ -185,10 +185,10 @@ class Layout:
         self._start, self._stop = start, stop
 
     def _label_spans(self, pieces: slice, begins: NDArray[np.int64]) -> LabelSpans:
-        """Which labels of pieces count: those that are targets, in corpora with loss spans, else all.
+        """The labels of pieces that count: in corpora with loss spans only the targets, otherwise all.
 
         Args:
-            begins: int64 [pieces], where in the flattened rows each begins.
+            begins: int64 [pieces], start of each in the flattened rows.
         """
         numbers, firsts = self.numbers[pieces], self.starts[pieces] + 1  # a label is the token after
         lasts = firsts + self.lengths[pieces] - ~(self.labels_in_row | self.labels_elsewhere)[pieces]
@@ -246,9 +246,9 @@ def lay_out(
     """The pieces of all corpora in the order of the rows.
 
     Args:
-        parts: the number of a corpus, int64 [pieces] the row of each of its pieces, and these pieces.
+        parts: for each corpus its number, the row of each of its pieces (int64 [pieces]), and these pieces.
         sources: the corpora, in plan order.
-        samples, corpora: int64 [rows], `PADDING_INDEX` for rows that are padding.
+        samples, corpora: int64 [rows], `PADDING_INDEX` for padding rows.
         masked: documents that are out of the loss.
     """
     num_rows = len(samples)

@@ -13,11 +13,11 @@ class Recycler:
     """Arrays that are reused once nothing else refers to them.
 
     In new memory, a batch of some hundred kilobytes costs more in page faults than in copying, and the allocator
-    returns such memory as soon as it is freed. Reference counts say whether an array is in use: tensors and views of
-    it count, a device that copies from it does not. Without the GIL, counts are not exact, and nothing is reused.
+    returns such memory as soon as it is freed. Reference counts tell whether an array is in use: tensors and views
+    count, a device that copies from it does not. Without the GIL, counts are not exact, and nothing is reused.
 
     Args:
-        size: arrays that are kept.
+        size: the number of arrays kept.
     """
 
     def __init__(self, size: int) -> None:

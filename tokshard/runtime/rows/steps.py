@@ -1,4 +1,4 @@
-"""The rows of a step that a data-parallel rank reads, and how many steps are laid out at once."""
+"""The rows of a step for each data-parallel rank, and the number of steps in a layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tokshard.runtime.rows.narrow import PADDING_INDEX
 
 _LAYOUT_PIECES = 16_384
 _ROWS_PER_CORPUS = 24
-"""A layout has at least this many rows per corpus and stream: they share the calls that each of them costs."""
+"""A layout has at least this many rows per corpus and stream, which share the cost of its calls."""
 
 _MAX_LAYOUT_PIECES = 65_536
 """A layout has no more pieces than this, so that no step takes long."""
@@ -26,30 +26,32 @@ _MAX_LAYOUT_PIECES = 65_536
 _MAX_LAYOUT_ROWS = 2_048
 
 _LAYOUTS_PER_WINDOW = 32
-"""Of corpora that are not in memory, a layout covers at most this part of a window: blocks are dropped when their rows
-are read, and the next table is made between layouts, in steps so small that no batch waits for one."""
+"""For corpora that are not in memory, a window has at least so many layouts: blocks are dropped when their rows are
+read, and the next table is made between layouts, in small steps, so no batch waits for one."""
 
 _MAX_BATCH = 1 << 40
 _MAX_BATCH_TOKENS = (1 << 31) - 1
-"""Of one rank: cu_seqlens is int32, as attention kernels require."""
+"""The most tokens of a rank's batch: cu_seqlens is int32, as attention kernels require."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRows:
     """The rows of each global batch that one data-parallel rank reads: one of its contiguous parts.
 
-    With one stream, a hash of the step turns the parts, so that a rank reads of all corpora. With several, a step has
-    equally many rows of each, stream after stream, and a rank keeps its part, so that it reads few of them.
+    With one stream, a hash of the step rotates the parts, so each rank reads from all corpora. With several streams, a
+    step has the same number of rows from each, stream after stream, and a rank always has the same part, so it reads
+    few streams.
 
     Args:
         global_batch_size: rows of a step over all ranks.
-        rank, world_size: data-parallel, not global under tensor, context or pipeline parallelism.
+        rank, world_size: data-parallel rank and world size, not the global ones under tensor, context or pipeline
+            parallelism.
         uneven: ``"refuse"`` a world size that does not divide the batch, or ``"pad"`` every rank to the same number
             of rows.
-        num_streams: of the plan.
+        num_streams: streams of the plan.
 
     Raises:
-        PlanError: the numbers do not fit each other.
+        PlanError: the numbers do not fit together.
     """
 
     global_batch_size: int
@@ -76,7 +78,7 @@ class RankRows:
             near = size - size % self.num_streams or self.num_streams
             raise PlanError(
                 f"a global batch of {size} samples is not a multiple of the {self.num_streams} streams of the plan",
-                hint=f"give a global_batch_size such as {near}: every step has equally many samples of each stream",
+                hint=f"give a global_batch_size such as {near}: a step has equally many samples of each stream",
             )
         for name, value in {"global_batch_size": size, "rank": rank, "world_size": world_size}.items():
             object.__setattr__(self, name, value)  # numpy's integers become Python's
@@ -95,7 +97,7 @@ class RankRows:
         return max(1, last // per_stream - first // per_stream + 1)
 
     def row_of(self, sample: int, start: int) -> int:
-        """The row of the global batch that has a sample of the step which begins at `start`."""
+        """The row of a sample in the global batch of the step that begins at `start`."""
         per_stream = self.global_batch_size // self.num_streams
         return sample % self.num_streams * per_stream + (sample - start) // self.num_streams
 
@@ -113,11 +115,11 @@ class RankRows:
             )
 
     def samples(self, starts: NDArray[np.int64], end: int | None = None) -> NDArray[np.int64]:
-        """This rank's samples of the steps that begin at some global samples.
+        """This rank's samples in steps, given by their first global samples.
 
         Args:
             starts: int64 [steps].
-            end: the sample from which on rows are padding; None: there is none.
+            end: the first sample that is padding; None: there is none.
 
         Returns:
             int64 [steps * rows_per_rank]; `PADDING_INDEX` for rows beyond the batch or the end.
@@ -133,29 +135,29 @@ class RankRows:
         return found.ravel()
 
     def steps_at_once(self, pieces_per_row: float, num_corpora: int) -> int:
-        """Steps of a layout, so that rows share its calls and no step takes long."""
+        """The number of steps in a layout: many, to share its calls among rows, but none that takes long."""
         wanted = max(_LAYOUT_PIECES / pieces_per_row, _ROWS_PER_CORPUS * num_corpora * self.num_own_streams)
         most = min(wanted, _MAX_LAYOUT_PIECES / pieces_per_row, _MAX_LAYOUT_ROWS)
         return max(1, int(most / self.rows_per_rank))
 
 
 def turns(starts: NDArray[np.int64], world_size: int, num_streams: int) -> NDArray[np.int64]:
-    """By how many ranks the parts of the steps that begin at some samples are turned.
+    """The rotation of the parts of steps, in ranks; steps are given by their first samples.
 
-    Weights that alternate would else give a rank the same corpora at every step. With several streams, none is turned.
+    Without it, alternating weights would give a rank the same corpora at every step. 0 with several streams.
     """
     hashed = mixed(starts.view(np.uint64) * GOLDEN) % np.uint64(world_size)
     return hashed.view(np.int64) if num_streams == 1 else np.zeros_like(starts)
 
 
 def steps_per_window(corpora: Sequence[CorpusOrder], weights: Sequence[float], step_tokens: int) -> list[float]:
-    """Steps that read from one window of each corpus; with streams, from one window of each of them.
+    """How many steps a window of each corpus lasts; with streams, a window of each stream.
 
     Infinite where the whole corpus is one window, or its weight is 0.
 
     Args:
-        weights: of the corpora.
-        step_tokens: of all ranks together.
+        weights: weights of the corpora.
+        step_tokens: tokens of a step over all ranks.
     """
     found = []
     for corpus, weight in zip(corpora, weights, strict=True):
@@ -165,7 +167,7 @@ def steps_per_window(corpora: Sequence[CorpusOrder], weights: Sequence[float], s
 
 
 def steps_of_shortest_window(corpora: Sequence[CorpusOrder], weights: Sequence[float], step_tokens: int) -> int:
-    """Steps of a layout for which no window is too short; arguments as of `steps_per_window`."""
+    """The number of steps in a layout that no window is too short for; arguments as for `steps_per_window`."""
     if all(corpus.source.is_in_memory for corpus in corpora):
         return _MAX_LAYOUT_ROWS
     shortest = min(steps_per_window(corpora, weights, step_tokens))

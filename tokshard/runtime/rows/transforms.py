@@ -1,8 +1,8 @@
-"""Samples changed as they are read: any function of a sample and random numbers, and fill-in-the-middle.
+"""Transforms of samples at read time: any function of a sample and random numbers.
 
-A transform sees tokens and the bounds of the pieces, before labels are derived from them. Its random numbers follow
-from the plan's seed and the global number of the sample, so they are the same on every rank, world size and worker,
-and after every resume.
+A transform sees tokens and the lengths of pieces, before labels are derived from them. Its random numbers follow from
+the plan's seed and the global number of the sample, so they are the same on every rank, world size and worker, and
+after every resume.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime.order.permutation import derive_key, keyed_hashes
-from tokshard.runtime.rows.narrow import IGNORED, PADDING_INDEX, LabelSpans, NarrowBatch
+from tokshard.runtime.rows.narrow import IGNORED, LabelSpans, NarrowBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +49,14 @@ class Transform(Protocol):
 
 
 class SampleRandom:
-    """The random numbers of one global sample, one after another: the same everywhere and after every resume.
+    """The stream of random numbers of one global sample: the same everywhere, and after every resume.
 
-    Releases of numpy may change what its generators draw, and samples must not change with them: so the numbers are
-    made here, by the formulas of STATE.md. All transforms of a sample draw from one sequence.
+    Releases of numpy may change the output of its generators, and samples must not change: so the numbers are made
+    here, by the formulas of STATE.md. All transforms of a sample draw from one sequence.
 
     Args:
-        seed: of the plan.
-        sample: its global number.
+        seed: seed of the plan.
+        sample: global number of the sample.
     """
 
     def __init__(self, seed: int, sample: int) -> None:
@@ -75,7 +75,7 @@ class SampleRandom:
         return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def integers(self, below: int, count: int) -> NDArray[np.int64]:
-        """Integers in ``[0, below)``: int64 [count]. Each is off its exact chance by less than ``below / 2**32``.
+        """Integers in ``[0, below)``: int64 [count]. Each one's chance has a relative error < ``below / 2**32``.
 
         Raises:
             ValueError: `below` is not from 1 to 2**32.
@@ -87,10 +87,10 @@ class SampleRandom:
 
 
 def transformed(narrow: NarrowBatch, transforms: Sequence[Transform], seed: int) -> NarrowBatch:
-    """Rows with all transforms applied, one after the other.
+    """Rows after all transforms, applied in order.
 
     Raises:
-        PlanError: a transform did not return a sample of the same size and dtype, or moved what is masked.
+        PlanError: a transform returned a sample of another size or dtype, or moved masked tokens.
     """
     seq_len, tokens = narrow.tokens.shape[1], narrow.tokens.copy()
     firsts = np.searchsorted(np.cumsum(narrow.piece_lengths), np.arange(len(tokens) + 1) * seq_len, "right").tolist()
@@ -108,7 +108,7 @@ def transformed(narrow: NarrowBatch, transforms: Sequence[Transform], seed: int)
             next_tokens=narrow.next_tokens[first:stop].copy(),
             loss_weights=None if weights is None else weights[row, :size].copy(),
         )
-        if number != PADDING_INDEX:
+        if size:
             random = SampleRandom(seed, number)
             for transform in transforms:
                 sample = _checked(transform(sample, random), sample, transform)
@@ -138,10 +138,10 @@ def transformed(narrow: NarrowBatch, transforms: Sequence[Transform], seed: int)
 
 
 def _checked(found: Any, before: Sample, transform: Transform) -> Sample:
-    """What a transform returned for a sample.
+    """Check the sample that a transform returned.
 
     Raises:
-        PlanError: it is no such sample.
+        PlanError: it is not a valid sample.
     """
     tokens, weights = before.tokens, before.loss_weights
     if not isinstance(found, Sample):

@@ -1,6 +1,6 @@
 """The op of `varlen_attn` on the CPU, where torch has no kernel for it: the flash kernel, a call per piece.
 
-Its bits are those of scaled_dot_product_attention on each piece. Importing this module registers the kernel.
+It gives the same bits as scaled_dot_product_attention on each piece. Importing this module registers the kernel.
 """
 
 from __future__ import annotations

@@ -1,0 +1,178 @@
+"""Promise 12: the labels of an epoch are exactly the tokens of the loss spans, however a corpus is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.contract.conversations import CLOSE, Hand, build, by_hand, conversations, targets_of, write_tokenizer
+from tokshard import open_corpus
+from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan, expand
+
+SIZES: dict[str, Any] = {"seq_len": 16, "block_tokens": 2048, "window_blocks": 1, "seed": 5, "epochs": 1}
+"""Of windows that are many, whole or cut."""
+
+every_packing = pytest.mark.parametrize("pack", ["whole", "cut"])
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Hand]]:
+    """A corpus of conversations, built by the command in several shards, and what it must hold."""
+    records = conversations(80, seed=1)
+    folder = tmp_path_factory.mktemp("built")
+    write_tokenizer(folder / "tokenizer")
+    return build(records, folder, "chat", "--chat", "--shard-tokens", "5K"), [by_hand(record) for record in records]
+
+
+def plan_of(corpus: Path, pack: str, **sizes: Any) -> StreamPlan:
+    return StreamPlan({"chat": corpus}, pack=pack, allow_small_blocks=True, **{**SIZES, **sizes})
+
+
+def inputs_of(batch: Any, plan: StreamPlan, loader: Any) -> list[list[tuple[int, int]]]:
+    """What the plan says that each row of a batch reads: (document, place in it). Nothing, of a row that is padding."""
+    samples = np.asarray(batch["sample_index"])
+    traces = iter(plan.traces(samples[samples >= 0], loader.cursor))
+    return [
+        [(piece.document, place) for piece in next(traces) for place in range(piece.start, piece.stop)]
+        if sample >= 0
+        else []
+        for sample in samples
+    ]
+
+
+def targets_in(batches: Iterable[Any], plan: StreamPlan, loader: Any, documents: list[Hand]) -> Counter[Any]:
+    """The targets that batches ask for, as (document, place in it), each checked against the document."""
+    found: Counter[tuple[int, int]] = Counter()
+    for batch in batches:
+        rows = (np.asarray(batch[key]).tolist() for key in ("input_ids", "labels"))
+        for places, row, asked in zip(inputs_of(batch, plan, loader), *rows, strict=True):
+            assert [documents[document].ids[place] for document, place in places] == row[: len(places)]
+            assert set(asked[len(places) :]) <= {-100}  # padding is no target
+            for (document, place), label in zip(places, asked, strict=False):
+                if label != -100:
+                    assert documents[document].ids[place + 1] == label
+                    found[document, place + 1] += 1
+    return found
+
+
+def read(plan: StreamPlan, form: str, documents: list[Hand], *, ranks: int = 1) -> Counter[Any]:
+    """The targets of an epoch, over all ranks, through one form of batches."""
+    found: Counter[Any] = Counter()
+    for rank in range(ranks):
+        options: dict[str, Any] = {"global_batch_size": 6, "dp_rank": rank, "dp_world_size": ranks}
+        if form == "numpy":
+            with NumpyLoader(plan, **options) as loader:
+                found += targets_in(loader, plan, loader, documents)
+            continue
+        is_compact = form == "compact"
+        workers = 1 if form == "workers" else 0
+        with StreamingLoader(plan, compact=is_compact, num_workers=workers, **options) as loader:
+            batches = map(expand, loader) if is_compact else loader
+            found += targets_in(batches, plan, loader, documents)
+    return found
+
+
+def test_a_manifest_counts_the_targets_of_the_records(held: tuple[Path, list[Hand]]) -> None:
+    path, documents = held
+    with open_corpus(path) as corpus:
+        assert corpus.manifest.num_shards > 2
+        assert corpus.manifest.num_targets == targets_of(documents).total()
+        for index, document in enumerate(documents):
+            assert corpus.document(index).tolist() == document.ids
+            spans = corpus.loss_spans(index).reshape(-1, 2).tolist()
+            assert {place for start, stop in spans for place in range(start, stop)} == document.targets
+
+
+@every_packing
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("form", ["numpy", "full", "compact"])
+def test_the_targets_of_an_epoch_are_the_answers(
+    held: tuple[Path, list[Hand]], pack: str, form: str, ranks: int
+) -> None:
+    path, documents = held
+    assert read(plan_of(path, pack), form, documents, ranks=ranks) == targets_of(documents)
+
+
+@every_packing
+@pytest.mark.parametrize("seq_len", [1, 4, 8])
+def test_short_rows_have_the_targets_behind_their_ends(held: tuple[Path, list[Hand]], pack: str, seq_len: int) -> None:
+    path, documents = held
+    assert read(plan_of(path, pack, seq_len=seq_len), "numpy", documents) == targets_of(documents)
+
+
+@pytest.mark.slow
+@every_packing
+def test_worker_processes_change_no_target(held: tuple[Path, list[Hand]], pack: str) -> None:
+    path, documents = held
+    assert read(plan_of(path, pack), "workers", documents) == targets_of(documents)
+
+
+@every_packing
+def test_masked_conversations_have_no_targets(held: tuple[Path, list[Hand]], pack: str, tmp_path: Path) -> None:
+    path, documents = held
+    masked = set(range(0, len(documents), 7))
+    (tmp_path / "out.txt").write_text("".join(f"{index}\n" for index in masked))
+    plan = plan_of(path, pack)
+    with StreamingLoader(plan, global_batch_size=6) as loader:
+        loader.mask("chat", tmp_path / "out.txt")
+        found = targets_in(loader, plan, loader, documents)
+    assert found == Counter({key: n for key, n in targets_of(documents).items() if key[0] not in masked})
+
+
+@every_packing
+@pytest.mark.parametrize("changes", [(16, 4), (4, 16), (8, 2, 16)])
+def test_targets_of_a_run_that_changes_its_seq_len_are_those_of_the_tokens_that_it_reads(
+    held: tuple[Path, list[Hand]], pack: str, changes: tuple[int, ...]
+) -> None:
+    path, documents = held
+    found: Counter[Any] = Counter()
+    inputs: Counter[Any] = Counter()
+    state = None
+    for number, seq_len in enumerate(changes):
+        plan = plan_of(path, pack, seq_len=seq_len)
+        is_last = number == len(changes) - 1
+        # each part of the run on another number of ranks
+        for rank in range(ranks := number % 3 + 1):
+            with NumpyLoader(plan, global_batch_size=6, dp_rank=rank, dp_world_size=ranks) as loader:
+                if state is not None:
+                    loader.load_state_dict(state, seq_len="plan")
+                batches = list(islice(loader, None if is_last else 40))
+                found += targets_in(batches, plan, loader, documents)
+                inputs.update(place for batch in batches for row in inputs_of(batch, plan, loader) for place in row)
+                after, stats = loader.state_dict(), loader.stats()["corpora"]["chat"]
+        state = after
+    assert set(inputs.values()) == {1}
+    tokens = sum(len(document.ids) for document in documents)
+    assert stats["left_out"] > 0
+    assert abs(inputs.total() + stats["left_out"] - tokens) < max(changes)
+    assert found == Counter(key for key in targets_of(documents).elements() if (key[0], key[1] - 1) in inputs)
+
+
+def test_text_beside_conversations_has_every_token_but_the_first_of_each_document(
+    held: tuple[Path, list[Hand]],
+) -> None:
+    path, documents = held
+    contents = [bytes(range(97, 97 + length)) for length in (5, 1, 20, 13) * 20]
+    text = build([{"text": content.decode()} for content in contents], path.parent, "text", "--eos", "</s>")
+    texts = [Hand([*content, CLOSE], frozenset(range(1, len(content) + 1))) for content in contents]
+    weights = {"text": 0.5, "chat": 0.5}
+    sizes = {**SIZES, "epochs": None}
+    plan = StreamPlan({"text": text, "chat": path}, weights=weights, allow_small_blocks=True, **sizes)
+    assert [corpus.pack for corpus in plan.corpora] == ["cut", "whole"]
+    found: dict[str, Counter[Any]] = {"text": Counter(), "chat": Counter()}
+    wanted: dict[str, Counter[Any]] = {"text": Counter(), "chat": Counter()}
+    with NumpyLoader(plan, global_batch_size=1) as loader:
+        for batch in islice(loader, 400):
+            name = plan.names[batch["corpus_index"].item()]
+            these = {"text": texts, "chat": documents}[name]
+            found[name] += targets_in([batch], plan, loader, these)
+            (row,) = inputs_of(batch, plan, loader)
+            wanted[name].update((index, place + 1) for index, place in row if place + 1 in these[index].targets)
+    assert found == wanted
+    assert all(found.values())

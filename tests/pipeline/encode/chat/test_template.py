@@ -1,0 +1,100 @@
+"""Chat templates: what they are given, what is bounded, and what is refused before a record is read."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.pipeline.encode.chat.chats import said, template
+from tests.pipeline.encode.chat.templates import CHATML
+from tokshard.errors import UsageError
+from tokshard.pipeline.encode.chat.records import conversation
+from tokshard.pipeline.encode.chat.template import own_template, template_variables
+
+
+def render(text: str, record=None, **options) -> str:
+    return template(text, needs_spans=False, **options).render(conversation(record or said("q", "a")).values).text
+
+
+def test_blocks_take_their_line_and_json_keeps_order_and_letters():
+    text = (
+        "{% for tool in tools %}\n  {{ tool | tojson }}\n  {% if loop.first %}{% continue %}{% endif %}\n.{% endfor %}"
+    )
+    tools = [{"name": "zug", "arguments": {"b": "ü<", "a": [1]}}, {}]
+    assert render(text, said("q", tools=tools)) == '  {"name": "zug", "arguments": {"b": "ü<", "a": [1]}}\n  {}\n.'
+
+
+def test_spans_are_characters_of_the_text():
+    made = template(CHATML).render(conversation(said("q", "ü", "r", "")).values)
+    assert [made.text[start:stop] for start, stop in made.spans] == ["ü<|im_end|>", "<|im_end|>"]
+
+
+def test_a_record_adds_variables_and_the_tokenizer_gives_its_tokens():
+    text = "{{ bos_token }}{{ mode }}{{ add_generation_prompt }}{{ dict(a=1) }}{{ namespace(x=2).x }}"
+    assert render(text, said("q", chat_template_kwargs={"mode": "m"})) == "<s>mFalse{'a': 1}2"
+
+
+def test_the_date_is_the_one_that_is_given():
+    text = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}"
+    assert render(text, date="2026-11-23") == "23 Nov 2026"
+    with pytest.raises(UsageError, match="the date of today") as caught:
+        render(text)
+    assert "--chat-date 2026-11-23" in caught.value.hint
+    with pytest.raises(UsageError, match="chat_date is 'soon'"):
+        render(text, date="soon")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ raise_exception('roles alternate') }}",
+        "{{ messages[0].nothing.more }}",
+        "{% set r = range(9999) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(30) }}",
+        "{% for a in range(99999) %}{{ 'x' * 100 }}{% endfor %}",
+        "{{ 'x' * 9999999999 }}",
+        "{{ 9 ** 99999999 }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{% set n = namespace(__class__=1) %}",
+    ],
+)
+def test_a_template_that_fails_or_does_too_much_refuses_the_record(text):
+    made = template(text, needs_spans=False)
+    with pytest.raises(made.error):
+        made.render(conversation(said("q", "a")).values)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{% for %}", "cannot be read"),
+        ("{{ messages }}", "marks nothing"),
+        ("{% macro m() %}{% generation %}a{% endgeneration %}{% endmacro %}{{ m() }}", "in a macro"),
+        ("{% set x %}{% generation %}a{% endgeneration %}{% endset %}{{ x }}", "in a macro"),
+    ],
+)
+def test_a_template_without_exact_spans_is_refused(text, named):
+    with pytest.raises(UsageError, match=named):
+        template(text)
+
+
+def test_a_missing_jinja2_is_named_with_its_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(UsageError) as caught:
+        template(CHATML)
+    assert caught.value.hint == "pip install 'tokshard[chat]'"
+
+
+def test_the_template_of_a_tokenizer_is_its_file_then_its_configuration():
+    one = {"name": "default", "template": "a"}
+    assert own_template({"chat_template": "b"}, "file", "tok") == "file"
+    assert own_template({"chat_template": "b"}, None, "tok") == "b"
+    assert own_template({"chat_template": [one]}, None, "tok") == "a"
+    with pytest.raises(UsageError, match="several chat templates: default, tool_use"):
+        own_template({"chat_template": [one, {"name": "tool_use", "template": "c"}]}, None, "tok")
+    with pytest.raises(UsageError, match="tok has no chat template"):
+        own_template({}, None, "tok")
+    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None}
+    assert template_variables(config) == {"bos_token": "<s>", "eos_token": "</s>"}

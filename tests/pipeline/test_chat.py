@@ -1,0 +1,192 @@
+"""`tokshard build --chat`: conversations of files become a corpus with loss spans."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.pipeline.encode.chat import chats
+from tests.pipeline.encode.chat.chats import said
+from tests.pipeline.encode.chat.templates import BARE, CHATML
+from tests.pipeline.inputs import jsonl
+from tokshard import build_corpus, copy_corpus, open_corpus
+from tokshard.errors import BadRecordError, ConfigurationChangedError, UsageError
+
+RECORDS = [said("q", "one", "r", "two"), said("what is <|im_end|>?", "a ü 🧪"), said("x", "three")]
+LEARNED = [["one<|im_end|>", "two<|im_end|>"], ["a ü 🧪<|im_end|>"], ["three<|im_end|>"]]
+
+
+@pytest.fixture
+def tokenizer(tmp_path) -> Path:
+    """A tokenizer in which token k is the byte k, and that has a chat template."""
+    folder = tmp_path / "tok"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(chats.bytes_alone()))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**chats.VARIABLES, "chat_template": CHATML}))
+    return folder
+
+
+def build(source: Any, tokenizer: Path, out: Path, **options: Any) -> Any:
+    return build_corpus(source, tokenizer=str(tokenizer), out=str(out), **{"workers": 1, "chat": "own", **options})
+
+
+def learned(out: Path) -> list[list[str]]:
+    """The text of each span of each document."""
+    with open_corpus(out) as corpus:
+        assert corpus.has_spans
+        spans = [corpus.loss_spans(index).reshape(-1, 2).tolist() for index in range(len(corpus))]
+        return [
+            [_text(document[start:stop].tolist()) for start, stop in found]
+            for document, found in zip(corpus, spans, strict=True)
+        ]
+
+
+def _text(ids: list[int]) -> str:
+    added = {256 + n: token.encode() for n, token in enumerate([*chats.SPECIAL, *chats.MEANT])}
+    return b"".join(added[one] if one in added else bytes([one]) for one in ids).decode()
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+    else:
+        path.write_bytes(jsonl(records))
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_conversations_of_files_become_documents_with_their_answers_as_targets(name, workers, tmp_path, tokenizer):
+    build(write(tmp_path / name, RECORDS), tokenizer, tmp_path / "out", workers=workers)
+    assert learned(tmp_path / "out") == LEARNED
+    with open_corpus(tmp_path / "out") as corpus:
+        end = corpus.eos_id
+        assert [document.tolist().count(end) for document in corpus] == [1, 1, 1]
+        assert corpus.manifest.num_targets == sum(len(text.encode()) - 9 for spans in LEARNED for text in spans)
+
+
+def test_python_records_and_kept_fields(tmp_path, tokenizer):
+    records = [{**record, "id": str(n), "name": None} for n, record in enumerate(RECORDS)]
+    build(iter(records), tokenizer, tmp_path / "out", id_field="id")
+    assert learned(tmp_path / "out") == LEARNED
+    with open_corpus(tmp_path / "out") as corpus:
+        assert list(corpus.manifest.columns) == ["loss", "id"]
+
+
+def test_structs_of_parquet_lose_their_padding(tmp_path, tokenizer):
+    text = "{% for m in messages %}{% generation %}{{ m | tojson }}{% endgeneration %}{% endfor %}"
+    (tmp_path / "t.jinja").write_text(text)
+    record = said("q", "a")
+    record["messages"][1]["calls"] = [{"b": 1}, {"c": 2}]
+    out = tmp_path / "out"
+    build(write(tmp_path / "a.parquet", [record]), tokenizer, out, chat=str(tmp_path / "t.jinja"))
+    with open_corpus(out) as corpus:
+        text = _text(corpus.document(0).tolist()[:-1])
+    assert '"calls": [{"b": 1}, {"c": 2}]' in text
+    assert "null" not in text
+
+
+def test_bad_conversations_stop_a_build_or_are_skipped_and_those_without_targets_are_left_out(tmp_path, tokenizer):
+    bad = {"messages": [{"content": "x"}]}
+    pair = {"chosen": RECORDS[0]["messages"], "rejected": []}
+    idle = {"messages": [{"role": "user", "content": "x"}]}
+    path = write(tmp_path / "a.jsonl", [RECORDS[0], idle, bad, pair, {"text": "x"}, RECORDS[1]])
+    with pytest.raises(BadRecordError, match=r"a.jsonl, line 3: not a conversation: message 0 has no role"):
+        build(path, tokenizer, tmp_path / "out")
+    build(path, tokenizer, tmp_path / "out", on_bad_record="skip")
+    assert learned(tmp_path / "out") == LEARNED[:2]
+    with open_corpus(tmp_path / "out") as corpus:
+        assert corpus.manifest.records.left_out == {
+            "missing text": 1,
+            "not a conversation": 1,
+            "nothing to learn": 1,
+            "preference pair": 1,
+        }
+
+
+def test_long_conversations_are_left_out_or_cut_to_their_head(tmp_path, tokenizer):
+    path = write(tmp_path / "a.jsonl", RECORDS)
+    build(path, tokenizer, tmp_path / "out", max_tokens=35)
+    assert learned(tmp_path / "out") == LEARNED[2:]
+    build(path, tokenizer, tmp_path / "head", max_tokens=35, overlong="head")
+    with open_corpus(tmp_path / "head") as corpus:
+        assert all(len(document) <= 35 and document[-1] == corpus.eos_id for document in corpus)
+    assert learned(tmp_path / "head")[0][0] == "one<|im_end|>"
+
+
+def test_the_last_answer_another_end_and_the_recipe(tmp_path, tokenizer):
+    path = write(tmp_path / "a.jsonl", RECORDS)
+    build(path, tokenizer, tmp_path / "out", loss="last", document_end="<pad>")
+    assert learned(tmp_path / "out") == [LEARNED[0][1:], *LEARNED[1:]]
+    with open_corpus(tmp_path / "out") as corpus:
+        assert corpus.manifest.tokenizer.eos == "<pad>"
+        assert corpus.manifest.build.chat.loss == "last"
+    other = tmp_path / "other.jinja"
+    other.write_text(CHATML + "{# another #}")
+    with pytest.raises(ConfigurationChangedError, match="the chat template has changed"):
+        build(path, tokenizer, tmp_path / "out", loss="last", document_end="<pad>", chat=str(other))
+
+
+def test_a_template_that_does_not_teach_the_end_of_a_turn_is_noted(tmp_path, tokenizer):
+    (tmp_path / "bare.jinja").write_text(BARE)
+    path = write(tmp_path / "a.jsonl", RECORDS)
+    assert _notes(build(path, tokenizer, tmp_path / "a", chat=str(tmp_path / "bare.jinja")), "where to stop")
+    assert not _notes(build(path, tokenizer, tmp_path / "b"), "where to stop")
+
+
+def _notes(result: Any, words: str) -> bool:
+    return any(words in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"chat": None, "loss": "last"}, "loss is given without chat"),
+        ({"eos": "</s>"}, "eos is given with chat"),
+        ({"overlong": "head"}, "overlong is given without max_tokens"),
+        ({"chat": "nothing.jinja"}, "there is no chat template"),
+        ({"document_end": "<|im_end|>"}, "document_end is"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(tmp_path, tokenizer, options, named):
+    with pytest.raises(UsageError, match=named):
+        build(write(tmp_path / "a.jsonl", RECORDS), tokenizer, tmp_path / "out", **options)
+
+
+def test_texts_are_refused(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(UsageError, match="which hold texts"):
+        build(tmp_path / "a.txt", tokenizer, tmp_path / "out")
+    with pytest.raises(UsageError, match="does not end in"):
+        build(tmp_path / "a.txt", tokenizer, tmp_path / "out", chat=str(tmp_path / "a.txt"))
+
+
+def test_a_copy_keeps_the_spans(tmp_path, tokenizer):
+    build(write(tmp_path / "a.jsonl", RECORDS), tokenizer, tmp_path / "out")
+    copy_corpus(str(tmp_path / "out"), out=str(tmp_path / "copy"), shuffle=1, workers=1)
+    assert sorted(learned(tmp_path / "copy")) == sorted(LEARNED)
+
+
+def test_an_append_keeps_the_template_and_the_loss(tmp_path, tokenizer):
+    first, second = (
+        write(tmp_path / name, records) for name, records in (("a.jsonl", RECORDS[:2]), ("b.jsonl", RECORDS[2:]))
+    )
+    build(first, tokenizer, tmp_path / "out")
+    with pytest.raises(ConfigurationChangedError, match="an append keeps: --loss was assistant, now last"):
+        build(second, tokenizer, tmp_path / "out", append=True, loss="last")
+    write(tmp_path / "text.jsonl", [{"text": "x"}])
+    with pytest.raises(ConfigurationChangedError, match="an append keeps"):
+        build(tmp_path / "text.jsonl", tokenizer, tmp_path / "out", append=True, chat=None, eos="</s>")
+    build(second, tokenizer, tmp_path / "out", append=True)
+    assert learned(tmp_path / "out") == LEARNED
+
+
+def test_a_kept_field_cannot_take_the_column_of_the_spans(tmp_path, tokenizer):
+    source = write(tmp_path / "a.jsonl", [{**RECORDS[0], "loss": 0.5}])
+    with pytest.raises(UsageError, match="cannot be called 'loss' here"):
+        build(source, tokenizer, tmp_path / "out", keep_field=["loss:float64"])

@@ -1,0 +1,162 @@
+"""Conversations in a build: what is checked before the first is read, and documents of many."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.errors import UsageError
+from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
+from tokshard.pipeline.encode.chat.records import MALFORMED_CHAT, ChatRecordError, conversation
+from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, ChatDocument, ChatEncoder, Loss
+from tokshard.pipeline.encode.chat.template import ChatTemplate, own_template, template_variables
+from tokshard.pipeline.encode.chat.tokens import Speller, document_end
+from tokshard.pipeline.encode.encoder import EncodedTexts
+from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, read_config
+from tokshard.pipeline.sources.chats import OWN, TemplateSource
+from tokshard.pipeline.sources.records import Problem
+from tokshard.store import locate, look_at, open_store
+
+CUT_TOKENS = "loss begins inside a token"
+CUT_SHORT = "cut to max-tokens"
+_PROBE = ("Hello.", "Hi.", "Bye.")
+
+
+def read_template(location: str, tokenizer: TokenizerFile, *, name: str, date: str | None) -> TemplateSource:
+    """Read a chat template.
+
+    Args:
+        location: a file, the folder of a tokenizer, or `OWN`.
+        name: of the tokenizer, for messages.
+
+    Raises:
+        UsageError: it cannot be read, or there is none.
+    """
+    if location == OWN:
+        text = own_template(tokenizer.config, tokenizer.template, name)
+    elif (found := look_at(location)) is None:
+        raise UsageError(
+            f"there is no chat template {location}",
+            hint=f"give a file, the folder of a tokenizer, or --chat {OWN} for the tokenizer's own",
+        )
+    elif found.name.endswith("/"):
+        text = own_template(*read_config(open_store(location)), location)
+    else:
+        folder, file = locate(location)
+        try:
+            text = folder.get(file).decode()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{location} is not UTF-8: {error}", hint="give another chat template") from error
+    return TemplateSource(text=text, variables=template_variables(tokenizer.config), date=date)
+
+
+def checked_chat(
+    tokenizer: TokenizerFile, source: TemplateSource, *, loss: Loss, wanted_end: str | None, overlong: str
+) -> tuple[ChatConfig, TokenizerInfo, list[str]]:
+    """What a build says of its conversations, the tokenizer with the token that ends them, and notes.
+
+    Raises:
+        UsageError: the template or the tokenizer cannot be used.
+    """
+    template = ChatTemplate(source, needs_spans=loss != "all", max_characters=1 << 20)
+    speller = Speller(tokenizer.content)
+    end, end_id = document_end(
+        speller,
+        wanted_end,
+        config=source.variables,
+        literals=template.syntax.literals,
+        written=template.written_variables(),
+    )
+    special = sorted({**tokenizer.info.special_ids, end: end_id}.items(), key=lambda item: item[1])
+    info = msgspec.structs.replace(tokenizer.info, eos=end, eos_id=end_id, special_ids=dict(special))
+    config = ChatConfig(
+        template=source.sha256,
+        jinja2=importlib.metadata.version("jinja2"),
+        loss=loss,
+        chat_date=source.date,
+        overlong=overlong,
+    )
+    roles = zip(_PROBE, ("user", "assistant", "user"), strict=True)
+    probe = {"messages": [{"role": role, "content": text} for text, role in roles]}
+    notes = [f"each conversation ends in {end!r}, which is not a target"]
+    try:
+        document = ChatEncoder(template, speller, loss=loss, end_id=end_id)(conversation(probe))
+    except ChatRecordError as error:
+        return config, info, [*notes, f"the chat template fails on a short conversation: {error.detail}"]
+    last = document.ids[: document.loss[-1]]
+    text = speller.spell(last).decode(errors="replace")
+    if loss != "all" and text.rstrip().endswith(_PROBE[1]):
+        notes.append(
+            "the template marks answers without what ends their turn, so a model does not learn from them where to stop"
+        )
+    return config, info, notes
+
+
+class ChatTexts:
+    """Makes documents of conversations that are JSON.
+
+    Args:
+        content: of the ``tokenizer.json``.
+    """
+
+    def __init__(self, content: bytes, source: TemplateSource, config: BuildConfig, info: TokenizerInfo) -> None:
+        assert config.chat is not None
+        loss: Any = config.chat.loss
+        template = ChatTemplate(source, needs_spans=loss != "all", max_characters=config.max_document_bytes)
+        self._encode = ChatEncoder(template, Speller(content), loss=loss, end_id=info.eos_id)
+        self._most = config.max_tokens if config.chat.overlong == "head" else None
+
+    def __call__(self, texts: Sequence[str]) -> EncodedTexts:
+        """Make the documents of conversations."""
+        ids: list[NDArray[np.uint32]] = []
+        loss: list[NDArray[np.uint32]] = []
+        failed: dict[int, Problem] = {}
+        idle: list[int] = []
+        changes: dict[str, list[int]] = {}
+        for index, text in enumerate(texts):
+            try:
+                document = self._encode(conversation(_decoded(text)))
+                if self._most is not None and len(document.ids) > self._most:
+                    document = _head(document, self._most)
+                    changes.setdefault(CUT_SHORT, []).append(index)
+            except ChatRecordError as error:
+                if error.reason == NOTHING_TO_LEARN:
+                    idle.append(index)
+                else:
+                    failed[index] = error.reason, error.detail
+                continue
+            ids.append(document.ids)
+            loss.append(document.loss)
+            if document.num_cut:
+                changes.setdefault(CUT_TOKENS, []).append(index)
+        return EncodedTexts(
+            np.concatenate(ids) if ids else np.empty(0, np.uint32),
+            np.cumsum([len(found) for found in ids], dtype=np.int64),
+            (),
+            failed,
+            tuple(idle),
+            loss,
+            changes,
+        )
+
+
+def _decoded(text: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ChatRecordError(MALFORMED_CHAT, f"it is not JSON: {error}") from error
+    return found
+
+
+def _head(document: ChatDocument, most: int) -> ChatDocument:
+    """The first tokens of a document, and its end."""
+    borders = np.minimum(document.loss, most - 1).reshape(-1, 2)
+    loss = borders[borders[:, 0] < borders[:, 1]].reshape(-1)
+    if not len(loss):
+        raise ChatRecordError(NOTHING_TO_LEARN, "no token of its head is a target")
+    return ChatDocument(ids=np.append(document.ids[: most - 1], document.ids[-1:]), loss=loss, num_cut=document.num_cut)

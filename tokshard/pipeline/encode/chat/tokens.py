@@ -1,0 +1,309 @@
+"""Where tokens lie in a text: the bytes of each id, and the text that they must spell. Exact or refused."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.errors import TokenizerError
+from tokshard.pipeline.encode.encoder import Encoder
+
+_HINT = "give another tokenizer: a byte-level BPE, or a BPE with byte fallback, that changes text by NFC at most"
+_PROBE = "e\u0301 \u00e9 \ufb01 \u212b \u5b57\U0001f469\u200d\U0001f52c \0 \u00a0  a   b\n\n\n\tc\r\n<0x41> \u2581 "
+"""Accents, a ligature, a sign of another letter, CJK, emoji, NUL, white space, and how vocabularies spell bytes."""
+_SPACE = "\u2581"
+_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+
+Step = Callable[[str], str]
+
+
+def alternatives(tokens: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern for any of these tokens, the longest first as tokenizers do; None if there are none."""
+    ordered = sorted(set(tokens) - {""}, key=lambda token: (-len(token), token))
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+class Speller:
+    """A tokenizer of which it is known what each id spells.
+
+    Args:
+        content: of its ``tokenizer.json``.
+
+    Attributes:
+        special: special added tokens to their ids.
+        added: all added tokens to their ids.
+        unreachable: special tokens that no text is given as; the unknown token is one with byte fallback alone.
+        plain: encodes text in which all special tokens are spelled, not meant.
+
+    Raises:
+        TokenizerError: it is of a class for which tokens cannot be placed exactly, or the library does not load it.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._parsed: dict[str, Any] = json.loads(content)
+        model, entries = self._parsed["model"], self._parsed.get("added_tokens") or []
+        has_fallback = bool(model.get("byte_fallback"))
+        self.added = {entry["content"]: int(entry["id"]) for entry in entries}
+        self.special = {entry["content"]: int(entry["id"]) for entry in entries if entry.get("special")}
+        self.unreachable = {token for token in self.special if has_fallback or token != model.get("unk_token")}
+        self._steps = _steps(self._parsed.get("normalizer"))
+        self._metaspace = _metaspace(self._parsed.get("pre_tokenizer"))
+        _check_model(model)
+        _check_pre_tokenizer(_parts(self._parsed.get("pre_tokenizer"), "pretokenizers"), has_fallback=has_fallback)
+        for entry in entries:
+            self._check_added(entry)
+        self._bytes = _spelled(self._parsed, self.added, is_byte_level=not has_fallback)
+        self._lengths = np.fromiter(map(len, self._bytes), np.int64, len(self._bytes))
+        self.plain = self.engine(frozenset())
+        self.plain.probe()
+
+    def _check_added(self, entry: Mapping[str, Any]) -> None:
+        flags = [name for name in ("lstrip", "rstrip", "single_word") if entry.get(name)]
+        if entry.get("normalized") and self._normalized(entry["content"]) != entry["content"]:
+            flags.append("normalized")
+        if flags:
+            raise _refused(f"added token {entry['content']!r}", " and ".join(flags))
+
+    def engine(self, spelled: frozenset[str]) -> Engine:
+        """The tokenizer with some added tokens as text. Loads it.
+
+        Args:
+            spelled: added tokens that are not special, and are text like special ones here.
+        """
+        parsed = dict(self._parsed)
+        if spelled:
+            parsed["added_tokens"] = [
+                {**entry, "special": entry.get("special") or entry["content"] in spelled}
+                for entry in parsed["added_tokens"]
+            ]
+        first = rest = Encoder(json.dumps(parsed).encode())
+        if self._metaspace is not None and self._metaspace[1] == "first":
+            parsed["pre_tokenizer"] = {**parsed["pre_tokenizer"], "prepend_scheme": "never"}
+            rest = Encoder(json.dumps(parsed).encode())
+        inner = set(self.added) - set(self.special) - spelled
+        # a step that changes single characters does not see where a text is cut, and Gemma has 6,000 such tokens
+        is_local = self._parsed.get("normalizer") == _SPACES and not any(" " in token for token in inner)
+        return Engine(self, first, rest, alternatives(set() if is_local else inner))
+
+    @property
+    def is_plain(self) -> bool:
+        """Tokens spell the text itself, which nothing changes."""
+        return not self._steps and self._metaspace is None
+
+    def _normalized(self, part: str, *, is_start: bool = False) -> str:
+        """What the tokens of a text spell that has no added token."""
+        for step in self._steps:
+            part = step(part)
+        if self._metaspace is not None and part:
+            mark, scheme = self._metaspace
+            part = part.replace(" ", mark)
+            if (scheme == "always" or (scheme == "first" and is_start)) and not part.startswith(mark):
+                part = mark + part
+        return part
+
+    def normalized(self, text: str, inner: re.Pattern[str] | None, *, is_start: bool) -> str:
+        """What the tokens of a text spell.
+
+        Args:
+            inner: finds the added tokens that stay tokens in it.
+            is_start: nothing comes before it.
+        """
+        if self.is_plain:
+            return text
+        parts, position = [], 0
+        for found in inner.finditer(text) if inner is not None else ():
+            parts += [self._normalized(text[position : found.start()], is_start=is_start and not position), found[0]]
+            position = found.end()
+        parts.append(self._normalized(text[position:], is_start=is_start and not position))
+        return "".join(parts)
+
+    def spell(self, ids: NDArray[np.uint32]) -> bytes:
+        """The bytes that ids stand for, joined. Costs 50 ns per token."""
+        return b"".join(map(self._bytes.__getitem__, ids.tolist()))
+
+    def lengths(self, ids: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """The bytes that each id stands for: int64 [ids]."""
+        return self._lengths[ids]
+
+
+class Engine:
+    """Encodes the stretches of a text between its control tokens.
+
+    Args:
+        first: for what starts the text.
+        rest: for all else.
+        inner: finds the added tokens that stay tokens in a stretch.
+    """
+
+    def __init__(self, speller: Speller, first: Encoder, rest: Encoder, inner: re.Pattern[str] | None) -> None:
+        self._speller, self._first, self._rest, self._inner = speller, first, rest, inner
+
+    def encode(self, stretches: Sequence[str], *, has_start: bool) -> list[NDArray[np.uint32]]:
+        """The ids of each stretch.
+
+        Args:
+            has_start: the first one starts the text.
+
+        Raises:
+            EncodingError: the library fails on one of them.
+        """
+        num_first = int(has_start) if self._first is not self._rest else len(stretches)
+        return [*self._first(stretches[:num_first]), *self._rest(stretches[num_first:])]
+
+    def normalized(self, stretch: str, *, is_start: bool) -> str:
+        """What the ids of a stretch must spell."""
+        return self._speller.normalized(stretch, self._inner, is_start=is_start)
+
+    def probe(self) -> None:
+        """Refuse a tokenizer whose tokens do not spell a text that has everything in it."""
+        for is_start in (True, False):
+            (ids,) = self.encode([_PROBE], has_start=is_start)
+            if self._speller.spell(ids) != self.normalized(_PROBE, is_start=is_start).encode():
+                raise TokenizerError(
+                    "the tokens of this tokenizer do not spell the text that they are made of", hint=_HINT
+                )
+
+
+def _refused(part: str, found: Any) -> TokenizerError:
+    return TokenizerError(
+        f"the {part} of the tokenizer is {found}, for which the place of a token in a text is not known exactly",
+        hint=_HINT,
+    )
+
+
+def _check_model(model: Mapping[str, Any]) -> None:
+    """Refuse by name a model that is not known to keep every byte of a text."""
+    if model.get("type", "BPE") != "BPE":
+        raise _refused("model", model["type"])
+    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            raise _refused("model", f"a BPE with {name}")
+
+
+def _check_pre_tokenizer(parts: Sequence[Mapping[str, Any]], *, has_fallback: bool) -> None:
+    """Refuse by name a pre-tokenizer that is not known to keep every byte of a text."""
+    types = [part["type"] for part in parts]
+    if has_fallback:
+        is_known = types in ([], ["Split"], ["Metaspace"])
+    else:
+        is_known = types[-1:] == ["ByteLevel"] and set(types[:-1]) <= {"Split", "Digits"}
+    if not is_known:
+        raise _refused("pre-tokenizer", ", ".join(types) or "missing, without byte fallback")
+    if not has_fallback and parts[-1].get("add_prefix_space"):
+        raise _refused("pre-tokenizer", "ByteLevel with add_prefix_space")
+
+
+def _parts(part: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
+    """The parts of a sequence, of sequences too."""
+    if part is None:
+        return []
+    return [inner for one in part[key] for inner in _parts(one, key)] if part["type"] == "Sequence" else [part]
+
+
+def _metaspace(pre_tokenizer: Mapping[str, Any] | None) -> tuple[str, str] | None:
+    """What stands for a space, and where one is put in front: ``always``, ``first`` or ``never``."""
+    if pre_tokenizer is None or pre_tokenizer["type"] != "Metaspace":
+        return None
+    older = "always" if pre_tokenizer.get("add_prefix_space", True) else "never"
+    return pre_tokenizer.get("replacement", _SPACE), pre_tokenizer.get("prepend_scheme", older)
+
+
+def _steps(normalizer: Mapping[str, Any] | None) -> list[Step]:
+    """A normalizer as functions of text."""
+    if normalizer is None:
+        return []
+    kind = normalizer["type"]
+    if kind == "Sequence":
+        return [step for part in normalizer["normalizers"] for step in _steps(part)]
+    if kind == "NFC":
+        return [functools.partial(unicodedata.normalize, "NFC")]
+    if kind == "Replace" and "String" in normalizer["pattern"]:
+        old, new = normalizer["pattern"]["String"], normalizer["content"]
+        return [lambda text: text.replace(old, new)]
+    if kind == "Prepend":
+        return [lambda text: normalizer["prepend"] + text if text else text]
+    raise _refused("normalizer", f"{kind} of a pattern" if kind == "Replace" else kind)
+
+
+def _spelled(parsed: Mapping[str, Any], added: Mapping[str, int], *, is_byte_level: bool) -> list[bytes]:
+    """The bytes of each id; empty for ids that no token has."""
+    vocabulary: dict[str, int] = parsed["model"]["vocab"]
+    spelled = [b""] * (1 + max([*vocabulary.values(), *added.values()]))
+    if is_byte_level:
+        alphabet = _alphabet()
+        for token, index in vocabulary.items():
+            try:
+                spelled[index] = bytes([alphabet[character] for character in token])
+            except KeyError:
+                spelled[index] = token.encode()  # such a token is added, or never made
+    else:
+        for token, index in vocabulary.items():
+            spelled[index] = token.encode("utf-8", "surrogatepass")
+        for byte in range(256):
+            spelled[vocabulary[f"<0x{byte:02X}>"]] = bytes([byte])
+    for token, index in added.items():
+        spelled[index] = token.encode()
+    return spelled
+
+
+def _alphabet() -> dict[str, int]:
+    """The characters by which byte-level vocabularies spell bytes: GPT-2's."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def document_end(
+    speller: Speller,
+    wanted: str | None,
+    *,
+    config: Mapping[str, str],
+    literals: Collection[str],
+    written: Collection[str],
+) -> tuple[str, int]:
+    """The token that ends the document of a conversation, and its id: one that neither text nor template can make.
+
+    It is never learned, and nothing after it sees it, so which one it is does not matter for training.
+
+    Args:
+        wanted: what the user gives; None for the first of those that fit.
+        config: the tokenizer's own tokens, such as ``eos_token``.
+        literals: what the template may write of its own.
+        written: tokens that it may write through variables.
+
+    Raises:
+        TokenizerError: there is none, or `wanted` is not one.
+    """
+    fitting = [
+        token
+        for token in speller.special
+        if token in speller.unreachable and token not in written and not any(token in text for text in literals)
+    ]
+    preferred = [config.get("eos_token"), "<|endoftext|>", "<|end_of_text|>", "<eos>", config.get("pad_token")]
+    ranked = sorted(
+        fitting,
+        key=lambda token: (
+            preferred.index(token) if token in preferred else len(preferred),
+            "pad" not in token.lower(),
+            "unk" in token.lower(),
+        ),
+    )
+    if wanted is None and ranked:
+        return ranked[0], speller.special[ranked[0]]
+    if wanted in fitting:
+        assert wanted is not None
+        return wanted, speller.special[wanted]
+    shown = ", ".join(map(repr, ranked[:5]))
+    raise TokenizerError(
+        "the tokenizer has no special token that its chat template does not write, and a document has to end in one"
+        if wanted is None
+        else f"document_end is {wanted!r}, which is not a special token, or one that the chat template writes",
+        hint=f"give one of {shown} with --document-end" if shown else "add a special token to the tokenizer",
+    )
