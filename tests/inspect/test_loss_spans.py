@@ -105,7 +105,7 @@ def test_conditions_are_about_kept_columns_only(run, tmp_path):
 def test_plan_says_which_share_of_a_corpus_is_trained(run, tmp_path):
     corpus = corpus_at(tmp_path / "corpus")
     mix = tmp_path / "mix.toml"
-    mix.write_text(f'seq_len = 2\nseed = 1\nblock_tokens = 8\n[corpora]\nchat = "{corpus}"\n')
+    mix.write_text(f'seq_len = 2\nseed = 1\nblock_tokens = 256\n[corpora]\nchat = "{corpus}"\n')
     code, text = run("plan", mix, "--global-batch-size", "1")
     assert (code, "13 tokens (46.2% trained)" in text) == (0, True), text
 

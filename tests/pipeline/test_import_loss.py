@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.pipeline import foreign
 from tests.pipeline.inputs import arrow_bytes, parquet_bytes, special_token, write_byte_tokenizer
 from tokshard import copy_corpus, export_corpus, import_corpus, open_corpus
-from tokshard.errors import BadRecordError, BadSourceError, UsageError
+from tokshard.errors import BadRecordError, BadSourceError, ConfigurationChangedError, UsageError
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.interop.tokens import ends, flat, located
 from tokshard.interop.tokens.batches import TokenSpec
@@ -134,6 +134,12 @@ def test_packs_of_megatron_bridge_are_cut_and_shifted_back(place):
     assert found_in(place) == (DOCUMENTS, SPANS)
 
 
+def test_only_the_mask_of_packs_is_known_to_be_shifted(place):
+    columns = {"input_ids": [DOCUMENTS[0]], "labels": [LABELS[0]], "seq_start_id": [[0]]}
+    with pytest.raises(UsageError, match="only loss_mask is known to be shifted, and not labels"):
+        imported(place, parquet(place / "a.parquet", columns))
+
+
 @pytest.mark.parametrize("starts", [[1, 5], [0, 5, 5], [0, 8], []])
 def test_packs_whose_starts_do_not_ascend_are_damage(place, starts):
     columns = {"input_ids": [DOCUMENTS[0] + DOCUMENTS[1]], "loss_mask": [[0] * 7]}
@@ -167,6 +173,14 @@ def test_spans_follow_their_documents_through_a_build(place, options):
     for document, spans in pairs:
         trained = {place for start, stop in spans for place in range(start, stop)}
         assert [int(place in trained) for place in range(len(document))] == known[tuple(document)]
+
+
+def test_an_append_has_loss_spans_if_its_corpus_has(place):
+    plain, masked = foreign.datatrove(place / "a.ds", DOCUMENTS), masked_ds(place / "b.ds", [[3, EOS]], [[0, 1]])
+    for first, second in ((plain, masked), (masked, plain)):
+        imported(place, first, force=True)
+        with pytest.raises(ConfigurationChangedError, match="only one has loss spans"):
+            imported(place, second, append=True)
 
 
 def test_an_append_and_a_copy_keep_spans(place):

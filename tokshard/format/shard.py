@@ -112,9 +112,10 @@ class Shard:
         index = bisect_right(self._first_documents, row) - 1
         within = row - self._first_documents[index]
         start, stop = self.batch(index)[0][within : within + 2].tolist()
-        if self._targets is None or self._targets[0] != index:
-            self._targets = index, self.targets(index)
-        return self._targets[1], start, stop
+        held = self._targets  # read once: threads may share a shard
+        if held is None or held[0] != index:
+            held = self._targets = index, self.targets(index)
+        return held[1], start, stop
 
     def targets(self, index: int) -> Targets:
         """The targets of one record batch, checked each time. In a corpus without loss spans: all but each first token.

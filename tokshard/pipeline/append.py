@@ -14,6 +14,7 @@ from tokshard.format import names
 from tokshard.format.content import join_contents
 from tokshard.format.corpus import Corpus
 from tokshard.format.files import file_sha256
+from tokshard.format.loss import kept_columns
 from tokshard.format.manifest import Generation, Manifest, content_fingerprint, manifest_hash
 from tokshard.format.opening import open_corpus, read_generations, read_manifest
 from tokshard.format.source_table import read_sources
@@ -168,7 +169,9 @@ def _in_place(corpora: Sequence[Output], generation: int, last: Manifest, build:
 def _check_same(last: Manifest, build: Build) -> None:
     """Refuse settings that would make other documents than the corpus has."""
     before, now = (
-        settings_of(config, tokenizer) | {"keep_field": columns, "sha256": tokenizer.canonical_sha256}
+        settings_of(config, tokenizer)
+        | {"keep_field": kept_columns(columns), "sha256": tokenizer.canonical_sha256}
+        | {"loss_spans": columns.keys() - kept_columns(columns).keys()}
         for config, tokenizer, columns in (
             (last.build, last.tokenizer, last.columns),
             (build.config, build.tokenizer, build.columns),
@@ -185,7 +188,7 @@ def _check_same(last: Manifest, build: Build) -> None:
 
 _KEPT = (
     *("min_tokens", "max_tokens", "validation_fraction", "keep_field", "sha256", "eos", "bos", "special_tokens"),
-    *("template", "loss"),
+    *("template", "loss", "loss_spans"),
 )
 """Settings that are the same for all generations of a corpus."""
 

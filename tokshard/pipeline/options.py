@@ -476,6 +476,7 @@ _CHANGED = {
     "holds_some": "the corpora hold parts of other corpora",
     "recipes": "the corpora were made in another way",
     "drop_ids": "--drop-ids lists other documents",
+    "loss_spans": "only one has loss spans, or weights of them: 'tokshard copy' joins corpora with and without",
     "template": "the chat template has changed",
 }
 """Settings whose values would say nothing to a reader."""

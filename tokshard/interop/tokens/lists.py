@@ -13,7 +13,7 @@ from tokshard.errors import UsageError
 from tokshard.format.arrays import number_array
 from tokshard.interop.tokens.batches import DTYPES, TokenBatch
 from tokshard.interop.tokens.located import batches_of
-from tokshard.interop.tokens.loss import STARTS, LossField, aligned_values, find_loss, weights_of
+from tokshard.interop.tokens.loss import NO_LOSS, PACKED, STARTS, LossField, aligned_values, find_loss, weights_of
 
 USUAL_FIELDS = ("tokens", "input_ids", "token_ids")
 """Names of the column of ids, the first that is there."""
@@ -69,6 +69,11 @@ def loss_field(location: str, schema: pa.Schema, wanted: str | None) -> LossFiel
     name = find_loss(location, values, wanted)
     if name is None:
         return None
+    if STARTS in values and name != PACKED:
+        raise UsageError(
+            f"{location} has packs ({STARTS}), of which only {PACKED} is known to be shifted, and not {name}",
+            hint=f"give --loss-field {PACKED}, or {NO_LOSS} to leave masks and labels out",
+        )
     is_weighted = pa.types.is_floating(kinds[name])
     return LossField(name=name, is_weighted=is_weighted, is_shifted=STARTS in values)
 

@@ -20,8 +20,8 @@ from tokshard.store import Store
 LOSS_FIELDS = ("labels", "loss_mask", "assistant_masks", "completion_mask")
 """Usual names of a column of masks or labels."""
 
-STARTS = "seq_start_id"
-"""The column of Megatron-Bridge's packs that says where the documents of a row start."""
+STARTS, PACKED = "seq_start_id", "loss_mask"
+"""The columns of Megatron-Bridge's packs: where the documents of a row start, and the mask."""
 
 NO_LOSS = "none"
 """Given as the column where masks are there and shall not be read."""
