@@ -34,12 +34,12 @@ def num_cpus() -> int:
 
 @contextlib.contextmanager
 def connected(address: str, *, num_workers: int | None, observer: Observer) -> Iterator[None]:
-    """Connect to a cluster, unless the program has done so; then leave it as it was.
+    """Connect to a cluster, unless the program is connected already; then leave the connection as it is.
 
     Args:
-        address: ``local`` to start Ray on this machine, ``auto`` for the cluster that runs on it or that RAY_ADDRESS
-            names, or HOST:PORT.
-        num_workers: CPUs of a cluster that is started here.
+        address: ``local`` to start Ray on this machine, ``auto`` for the cluster on this machine or in RAY_ADDRESS, or
+            HOST:PORT.
+        num_workers: CPUs of a cluster started here.
 
     Raises:
         UsageError: there is no such cluster, or the program is connected to one already and another address is given.
@@ -108,10 +108,10 @@ _HINTS = {
 
 @contextlib.contextmanager
 def interrupted_at_end() -> Iterator[None]:
-    """Remember Ctrl-C until the context ends; a second one interrupts at once. Ray leaves no handler of SIGTERM behind.
+    """Defer Ctrl-C until the context ends; a second one interrupts at once. Ray's handler of SIGTERM is removed.
 
-    A terminal sends it to all processes. One that Ray has forked and that does not run its program yet would print a
-    traceback, and in this process it would be lost if it came while it forks.
+    A terminal sends Ctrl-C to all processes. A process that Ray has forked, but that does not run its program yet,
+    would print a traceback. In this process, Ctrl-C during a fork would be lost.
     """
     handler, owner = signal.getsignal(signal.SIGINT), os.getpid()
     terminated = signal.getsignal(signal.SIGTERM)
