@@ -98,6 +98,7 @@ class Executor(Protocol):
     @property
     def run_mapped(self) -> Callable[[Run], Iterator[Receipt]] | None:
         """Runs a stream in this process while all workers prepare its chunks and no other task runs.
+
         None: this executor has no workers for chunks.
         """
 

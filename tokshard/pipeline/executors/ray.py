@@ -247,7 +247,7 @@ def check_nodes(setup: Any) -> None:
     for answer, node in asked.items():
         if answer in silent:
             raise BuildError(
-                f"{node} did not answer within {_NODE_SECONDS:.0f} s", hint="look at the node with 'ray status'"
+                f"{node} did not answer within {_NODE_SECONDS:.0f} s", hint="check the node with 'ray status'"
             )
         try:
             problem = ray.get(answer)

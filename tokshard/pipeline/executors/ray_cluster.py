@@ -96,13 +96,13 @@ def _start(address: str, num_workers: int | None) -> None:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise UsageError(
                 f"Ray cannot be reached at --ray {address}: {str(error).partition(chr(10))[0]}",
-                hint=_HINTS.get(address, "look with 'ray status' on that machine whether the cluster runs"),
+                hint=_HINTS.get(address, "check with 'ray status' on that machine that the cluster runs"),
             ) from error
 
 
 _HINTS = {
     AUTO: "run the command on a node of a cluster ('ray start --head' starts one), or give its --ray",
-    LOCAL: "look with 'ray start --head' why Ray cannot start on this machine",
+    LOCAL: "run 'ray start --head' to see why Ray cannot start on this machine",
 }
 
 
