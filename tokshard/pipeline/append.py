@@ -34,7 +34,7 @@ def next_generation(build: Build) -> Build:
     It takes the sizes of shards and tasks from the corpus.
 
     Args:
-        build: as if it were for a corpus of its own.
+        build: planned like a build of a separate corpus.
 
     Raises:
         UsageError: there is no complete corpus to append to, or one of the sources is in it already.

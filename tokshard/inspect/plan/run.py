@@ -73,7 +73,7 @@ class Run:
     record: NDArray[np.int64] = field(default_factory=_NO_RECORD.copy, compare=False)
 
     def ranks(self, size: int | None = None, rank: int | None = None) -> RankRows:
-        """The rows of each step of a size that a rank reads; None: as if there was only one rank.
+        """The rows of each step of a size that a rank reads; None: the only rank.
 
         Raises:
             PlanError: the loader would refuse these sizes.
