@@ -198,7 +198,7 @@ def test_a_source_that_has_grown_since_is_refused_because_its_first_texts_would_
     one = shop.source("one", ["a", "b"])
     with pytest.raises(UsageError, match=r"one\.jsonl is in .* in generation 0, of 22 bytes then and 44 now") as caught:
         shop.build(one, append=True)
-    assert "what was added as a file of its own" in caught.value.hint
+    assert "put added records into a new file" in caught.value.hint
     shop.build(one, append=True, dedup="exact")
     assert texts_of(shop.open()) == ["a", "b"]
 

@@ -477,7 +477,7 @@ def test_a_copy_replaces_nothing_without_force_and_never_what_it_reads(corpus, t
         copy_corpus(corpus, out=out, shuffle=3, max_tokens=50)
     assert copy_corpus(corpus, out=out, shuffle=3, force=True).is_new
     for place in (corpus, corpus / "deep" / "inside", corpus.parent):
-        with pytest.raises(UsageError, match=r"a corpus that is read|lies inside the corpus"):
+        with pytest.raises(UsageError, match=r"which the copy reads|lies inside the corpus"):
             copy_corpus(corpus, out=place, force=True)
     with pytest.raises(UsageError, match="lies inside the corpus"):
         copy_corpus(corpus, out=out / "generation-01")

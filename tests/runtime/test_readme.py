@@ -108,10 +108,15 @@ def state_example() -> str:
     return "{" + ",\n ".join(fields) + "}"
 
 
+def examples_in(page: Path) -> list[str]:
+    """The blocks of code of the worked example in a page."""
+    _, _, rest = page.read_text(encoding="utf-8").partition("<!-- example: ")
+    section, _, _ = rest.partition("<!-- end of example -->")
+    return re.findall(r"```\n(.*?)\n```", section, re.DOTALL)
+
+
 def test_the_worked_example_is_what_the_code_does() -> None:
     # golden: other numbers are another order, so ORDER_VERSION goes up
     assert ORDER_VERSION == 1
-    _, _, rest = README.read_text(encoding="utf-8").partition("<!-- example: ")
-    section, _, _ = rest.partition("<!-- end of example -->")
-    shown = re.findall(r"```\n(.*?)\n```", section, re.DOTALL)
+    shown = [*examples_in(README), *examples_in(README.with_name("NOTES.md"))]
     assert shown == [blocks_example(), windows_example(), slices_example(), rows_example(), state_example()]

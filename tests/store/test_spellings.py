@@ -51,7 +51,7 @@ def test_all_spellings_of_a_place_are_one(spelled):
 def test_a_copy_over_its_own_corpus_is_refused(place, slashes, capsys):
     assert build(f"{place}/raw", "--out", f"{place}/corpus") == 0
     assert run(["copy", f"{place}/corpus", "--out", other(f"{place}/corpus", slashes), "--force"]) == 2
-    assert "a corpus that is read" in capsys.readouterr().err
+    assert "which the copy reads" in capsys.readouterr().err
     assert run(["verify", f"{place}/corpus"]) == 0
 
 

@@ -155,7 +155,7 @@ def test_a_damaged_checkpoint_that_is_older_than_the_one_to_load_does_not_matter
 
 def test_an_unreadable_directory_of_checkpoints_is_not_taken_for_a_new_run(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to(tmp_path / "a disk that is not mounted")
-    with pytest.raises(TrainerError, match="cannot be looked through"):
+    with pytest.raises(TrainerError, match="cannot be listed"):
         latest(tmp_path / "checkpoints")
 
 

@@ -45,7 +45,7 @@ def errors(directory: Path) -> list[dict[str, str]]:
         ("rank 0 cannot commit", "TrainerError: rank 0: .*step-00000001.partial could not be saved: .*No space left"),
         ("rank 1 cannot write", "TrainerError: rank 1: .*step-00000001.partial could not be saved: .*No space left"),
         ("a flipped bit in a file of rank 1's part", "TrainerError: rank 1: .*step-00000001 is damaged"),
-        ("the disks differ at the start", "TrainerError: rank 1: .*run.lock on .* is not what rank 0 has written"),
+        ("the disks differ at the start", "TrainerError: rank 1: .*run.lock on .* differs from what rank 0 wrote"),
         (
             "the disks differ in a save",
             "TrainerError: rank 0: .*: rank 0 does not see __1_0.distcp",
@@ -58,9 +58,9 @@ def errors(directory: Path) -> list[dict[str, str]]:
         ("the loader of rank 1 fails at the last batch of a pass", "LoaderError: rank 1: a read hangs"),
         ("the loader of rank 1 fails where a ramp makes another one", "LoaderError: rank 1: a read hangs"),
         ("rank 1 gets a signal in step 2", "TrainerError: signal 15, steps 1, 2, 3, the last saved"),
-        ("rank 1 lists other documents", "TrainerError: rank 1: other documents are out of the loss"),
+        ("rank 1 lists other documents", "TrainerError: rank 1: the masked documents differ from rank 0"),
         ("rank 1 lacks a list of the checkpoint", "PlanMismatchError: rank 1: the run masks documents .* No such file"),
-        ("the corpora of rank 1 are others", "TrainerError: rank 1: the plan of .data. is not that of rank 0"),
+        ("the corpora of rank 1 are others", "TrainerError: rank 1: the plan of .data. differs from rank 0"),
         ("the corpora of rank 1 are elsewhere", r"\w+Error: rank 1: .*nowhere"),
     ],
 )

@@ -35,7 +35,7 @@ def next_generation(build: Build) -> Build:
     It takes the sizes of shards and tasks from the corpus.
 
     Args:
-        build: as if it were for a corpus of its own.
+        build: planned like a build of a separate corpus.
 
     Raises:
         UsageError: there is no complete corpus to append to, or one of the sources is in it already.
@@ -134,7 +134,7 @@ def _corpora(workspace: Workspace) -> tuple[Output, ...]:
     if not outputs and load_request(workspace) is not None:
         raise UsageError(
             f"--append adds to a complete corpus, and {workspace.out} holds an unfinished build",
-            hint="run the command of that build again until it is done ('tokshard status' shows it), and append then",
+            hint="run the command of that build again until it is done ('tokshard status' shows it), then append",
         )
     if not outputs:
         raise UsageError(
@@ -226,11 +226,11 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> l
                 continue
             problem = f"{location} is in {corpus.corpus.location} already, in generation {number}"
             if source.num_bytes == sizes[location]:
-                hint = "give new sources only, or --dedup exact to leave out the texts that are there"
+                hint = "give only new sources, or --dedup exact to leave out the texts that are there"
                 raise UsageError(problem, hint=hint)
             raise UsageError(
                 f"{problem}, of {source.num_bytes:,} bytes then and {sizes[location]:,} now",
-                hint="give what was added as a file of its own, and a file with other texts under another name; or "
+                hint="put added records into a new file, and other texts under another name; or "
                 "give --dedup exact to leave out the texts that are there",
             )
     return unknown

@@ -313,7 +313,7 @@ def _not_found(build: Build, receipts: Iterable[Receipt]) -> Iterator[str]:
             listed = read_document_list(location, corpora)
         count, shown = rows_not_found(location, listed, found, most=_MAX_SHOWN_ROWS)
     except UsageError as error:  # the copy is done: whoever makes the corpus may not see the list
-        yield f"{error.problem}: how many of its rows name no document is not known"
+        yield f"{error.problem}: the number of its rows that name no document is unknown"
         return
     if count:
         more = "" if count == len(shown) else ", ..."

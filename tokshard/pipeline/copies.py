@@ -144,7 +144,7 @@ def _check_apart(out: str, corpora: Sequence[Corpus]) -> None:
     """
     for corpus in corpora:
         if f"{real_location(corpus.location)}/".startswith(f"{real_location(out)}/"):
-            raise UsageError(f"{corpus.location}, a corpus that is read, is in {out}", hint="give another --out")
+            raise UsageError(f"{corpus.location}, which the copy reads, lies in {out}", hint="give another --out")
 
 
 def _check_distinct(corpora: Sequence[Corpus]) -> None:

@@ -224,7 +224,7 @@ def _prepared(sources: list[str], options: BuildOptions) -> Build | None:
 def _tasks(build: Build) -> list[Planned]:
     tasks = load_tasks(build.workspace)
     if tasks is None:
-        raise BuildError(f"{build.workspace.out} was not prepared to its end", hint="run the same command again")
+        raise BuildError(f"{build.workspace.out} is not fully prepared", hint="run the same command again")
     return tasks
 
 
@@ -293,7 +293,7 @@ def _incomplete(build: Build, error: UnfinishedStageError) -> BuildError:
     words = command_words(build.sources, build.options, is_array=build.is_array)
     return BuildError(
         f"{build.workspace.out} is not complete: {count:,} of {len(error.stage.tasks):,} tasks are not {verb}{place}",
-        hint=f"any job does what the others left: cd {shlex.quote(build.directory)} && {shlex.join(words)}",
+        hint=f"any job finishes the tasks of the others: cd {shlex.quote(build.directory)} && {shlex.join(words)}",
     )
 
 

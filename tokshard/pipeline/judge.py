@@ -228,7 +228,7 @@ class Judge:
         )
 
     def _leave_out(self, index: int, problem: str) -> None:
-        """Leave out a damaged input that several tasks read: drop its receipts, as if it had not been an input."""
+        """Leave out a damaged input that several tasks read: drop its receipts, and continue without it."""
         self.left_out[index] = problem
         while self.counted and self.counted[-1].key[0] == index:
             self._sum(self.counted.pop(), -1)

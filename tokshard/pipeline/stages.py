@@ -1,4 +1,4 @@
-"""Which stages a build has. Each begins where the receipts of the one before are judged.
+"""The stages of a build. Each stage begins after the receipts of the stage before are judged.
 
 plain build, import, copy     write
 with --dedup exact            hash, join and find, write
@@ -28,14 +28,14 @@ RunStage = Callable[[Stage], Judge]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """What the stages of a build came to.
+    """The results of the stages of a build.
 
     Args:
-        counts: name of the stage whose receipts count records and documents, and these receipts, in order.
-        shards: the receipts of the stage that writes shards, in order.
-        left_out: index of each input that was left out as damaged, and what is wrong with it.
+        counts: name of the stage whose receipts count records and documents, and its receipts, in order.
+        shards: receipts of the stage that writes shards, in order.
+        left_out: index of each input that was left out as damaged, with its damage.
         texts: with ``--dedup exact``, the hashes of all texts.
-        is_limited: the limit on documents was reached.
+        is_limited: whether the limit on documents was reached.
     """
 
     counts: tuple[str, Sequence[Receipt]]
@@ -49,7 +49,7 @@ def run_stages(build: Build, tasks: Sequence[AnyTask], run: RunStage) -> Settled
     """Run the stages of a build, one after another.
 
     Args:
-        tasks: those that read inputs.
+        tasks: the tasks that read inputs.
     """
     left_out: dict[int, str] = {}
     while True:
@@ -84,9 +84,9 @@ def run_stages(build: Build, tasks: Sequence[AnyTask], run: RunStage) -> Settled
 
 
 def _leave_out_of_hashing(build: Build, tasks: Sequence[AnyTask], left_out: Mapping[int, str]) -> None:
-    """Fail the hashing of divided inputs that were damaged since, so that every process begins with what is known.
+    """Fail the hashing of divided inputs that were damaged since, so every process begins with the same knowledge.
 
-    The receipt of a group says by itself what it left out, once it ran again.
+    The receipt of a group lists the inputs that it left out, once it has run again.
     """
     for task in tasks:
         index, segment = task.key

@@ -56,7 +56,7 @@ class Batches:
                     self._mask()
         check_same(
             json.dumps(self.loader.state_dict()),
-            "other documents are out of the loss than on rank 0",
+            "the masked documents differ from rank 0",
             hint="give each rank the same files in data.mask and data.mask_ids, at the same paths",
         )
         batches, is_first = iter(self.loader), True

@@ -180,7 +180,7 @@ def find_latest(directory: str) -> str | None:
         TrainerError: a checkpoint newer than the newest intact one is damaged.
     """
     found: list[str | None] = [None]
-    with together(f"{directory} cannot be looked through", hint="repair it, or give another train.out"):
+    with together(f"{directory} cannot be listed", hint="repair it, or give another train.out"):
         if distributed.get_rank() == 0:
             checkpoint_directory.remove_unfinished(directory)
             found = [checkpoint_directory.newest(directory)]

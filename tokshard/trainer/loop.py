@@ -48,7 +48,7 @@ def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
             plan = StreamPlan(**settings.data.arguments())
         check_same(
             plan.fingerprint,
-            "the plan of [data] is not that of rank 0",
+            "the plan of [data] differs from rank 0",
             hint="give each rank the same recipe and corpora; data.generations stays with one while a corpus grows",
         )
         mesh = make_mesh(settings.parallel, device)

@@ -59,7 +59,7 @@ def process_group(settings: Parallel) -> Iterator[torch.device]:
         if isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
             raise TrainerError(
                 f"rank {rank}: another rank is gone or did not answer: {str(error).splitlines()[0]}",
-                hint="look for the first error of the other ranks; if they are only slow, raise "
+                hint="find the first error of the other ranks; if they are only slow, raise "
                 "parallel.init_timeout_seconds or parallel.step_timeout_seconds",
             ) from error
         raise

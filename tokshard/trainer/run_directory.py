@@ -33,7 +33,7 @@ def run_directory(out: str) -> Iterator[None]:
     path, holder = os.path.join(out, LOCK), f"process {os.getpid()} on {platform.node()}, {secrets.token_hex(8)}"
     seen = [holder]
     with ExitStack() as stack:
-        with together(f"{out} cannot be the directory of a run", hint="give a train.out that can be made and written"):
+        with together(f"{out} cannot be the directory of a run", hint="give a writable train.out"):
             if distributed.get_rank() == 0:
                 _lock(out, holder, stack)
                 with open(path, "rb") as file:
@@ -69,7 +69,7 @@ def _look_for(path: str, holder: str) -> None:
                 return
         if time.monotonic() > deadline:
             raise TrainerError(
-                f"{path} on {platform.node()} is not what rank 0 has written there",
+                f"{path} on {platform.node()} differs from what rank 0 wrote there",
                 hint="give a train.out on a file system that all ranks share",
             )
         time.sleep(0.1)

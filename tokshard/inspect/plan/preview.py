@@ -267,7 +267,7 @@ def _warnings(run: Run, corpora: Sequence[CorpusPlan], max_epochs_warn: float) -
         if steps is not None and steps < MIN_WINDOW_STEPS:
             enough = enough_window_blocks(planned, steps)
             warnings.append(
-                f"a window of corpus {corpus.name!r} lasts {steps:.1f} steps, and documents meet only those of their "
-                f"window; window_blocks = {enough} makes it {MIN_WINDOW_STEPS}"
+                f"a window of corpus {corpus.name!r} lasts {steps:.1f} steps: documents are shuffled only within "
+                f"a window; window_blocks = {enough} makes it {MIN_WINDOW_STEPS}"
             )
     return warnings

@@ -73,7 +73,7 @@ class Run:
     record: NDArray[np.int64] = field(default_factory=_NO_RECORD.copy, compare=False)
 
     def ranks(self, size: int | None = None, rank: int | None = None) -> RankRows:
-        """The rows of each step of a size that a rank reads; None: as if there was only one rank.
+        """The rows of each step of a size that a rank reads; None: the only rank.
 
         Raises:
             PlanError: the loader would refuse these sizes.
@@ -147,7 +147,7 @@ class Run:
             raise UsageError(
                 f"{self.checkpoint} has read {counted(self.num_received, 'sample')}, not a multiple of a batch of "
                 f"{self.global_batch_size}: the batch size was different for a while, so steps cannot be counted",
-                hint="give the --global-batch-size that it had, or ask by --sample",
+                hint="give the --global-batch-size that it had, or use --sample",
             )
         if len(self.record) and self.record[0, 0] <= step <= self.step:
             _, start, stop = self.record[step - int(self.record[0, 0])].tolist()
@@ -173,7 +173,7 @@ class Run:
             raise UsageError(
                 f"step {step} is not known: {self.checkpoint} has read {counted(self.num_received, 'sample')} "
                 f"in {counted(self.step, 'step')}, fewer than {self.global_batch_size} a step",
-                hint="give the --global-batch-size that it had, or ask by --sample",
+                hint="give the --global-batch-size that it had, or use --sample",
             )
         for start, stop in self.cursor.skipped:
             if number >= start:

@@ -72,7 +72,7 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
     if path.endswith(_FOREIGN_SUFFIXES) and look_at(path) is not None:
         raise TokenizerError(
             f"{path} is not a tokenizer.json, which is all that a build reads",
-            hint=f"make one of it: tokshard convert-tokenizer {shlex.quote(path)} --out DIR",
+            hint=f"make one from it: tokshard convert-tokenizer {shlex.quote(path)} --out DIR",
         )
     folder, file = locate(path)
     content, parsed = _read_json(folder, file)

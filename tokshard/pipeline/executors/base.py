@@ -18,7 +18,7 @@ from tokshard.pipeline.workspace.receipts import Progress, Receipt
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A task has ended; all its receipts were reported before."""
+    """A task has ended. All its receipts were reported before."""
 
     task: AnyTask
 
@@ -28,7 +28,7 @@ class Lost:
     """A task has ended because its worker died; it may succeed elsewhere.
 
     Args:
-        error: for the user, if the task is not tried again.
+        error: the error for the user, if the task is not tried again.
         max_losses: workers that a task may lose; after the next loss it is not tried again.
     """
 
@@ -64,14 +64,14 @@ def cpu_time() -> float:
 
 @dataclass(slots=True)
 class Usage:
-    """The cost of workers, or of a whole run of a build.
+    """The cost of workers, or of a run of a build.
 
     Args:
-        cpu_seconds: of all workers, without the process that they are forked from.
-        peak_worker_bytes: resident memory of the largest worker at its peak.
+        cpu_seconds: CPU time of all workers, without the process that they are forked from.
+        peak_worker_bytes: peak resident memory of the largest worker.
         num_workers: processes that could run at once.
-        tokens: written in this run.
-        started: by the monotonic clock.
+        tokens: tokens written in this run.
+        started: start on the monotonic clock.
         cpu_before: CPU-seconds of this process when it began.
     """
 
@@ -83,28 +83,28 @@ class Usage:
     cpu_before: float = field(default_factory=cpu_time)
 
     def add(self, other: Usage) -> None:
-        """Add the cost of more workers, which ran after these."""
+        """Add the cost of later workers."""
         self.cpu_seconds += other.cpu_seconds
         self.peak_worker_bytes = max(self.peak_worker_bytes, other.peak_worker_bytes)
         self.num_workers = max(self.num_workers, other.num_workers)
 
 
 class Executor(Protocol):
-    """Runs tasks of one stage, and reports progress by a call.
+    """Runs tasks of one stage, and reports progress through a callback.
 
     Nothing starts before the context is entered, and leaving it stops everything.
     """
 
     @property
     def run_mapped(self) -> Callable[[Run], Iterator[Receipt]] | None:
-        """Runs a stream in this process while all workers prepare its chunks, and no other task is under way.
+        """Runs a stream in this process while all workers prepare its chunks and no other task runs.
 
-        None: there are no workers for the chunks of one stream.
+        None: this executor has no workers for chunks.
         """
 
     @property
     def num_workers(self) -> int:
-        """Tasks that can run at once."""
+        """The number of tasks that can run at once."""
 
     @property
     def usage(self) -> Usage:
@@ -121,7 +121,7 @@ class Executor(Protocol):
         """Run a task, now or as soon as a worker is free."""
 
     def events(self) -> Iterable[Event]:
-        """The events since the last call; waits for one. Exhaust it before the next call.
+        """The events since the last call; waits for at least one. Exhaust the iterator before the next call.
 
         Raises:
             TokshardError: a task failed in a way that may not recur.
@@ -129,7 +129,7 @@ class Executor(Protocol):
 
 
 class InlineExecutor:
-    """An `Executor` without workers: a task runs while its events are asked for."""
+    """An `Executor` without workers: a task runs when its events are requested."""
 
     num_workers = 1
     run_mapped: None = None
@@ -140,7 +140,7 @@ class InlineExecutor:
 
     @property
     def usage(self) -> Usage:
-        """The peak of memory only: CPU time is counted as the caller's."""
+        """Only the peak of memory: the CPU time is the caller's."""
         return Usage(peak_worker_bytes=peak_bytes(), num_workers=1)
 
     def __enter__(self) -> Self:
@@ -153,7 +153,7 @@ class InlineExecutor:
         return self._run is None
 
     def submit(self, run: Run) -> None:
-        """Run the task when the next events are asked for."""
+        """Run the task when the next events are requested."""
         self._run = run
 
     def events(self) -> Iterator[Event]:
@@ -179,6 +179,6 @@ def portable(error: Exception) -> Exception:
 
 
 def peak_bytes() -> int:
-    """Resident memory of this process at its peak."""
+    """Peak resident memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if os.uname().sysname == "Darwin" else peak * 1024

@@ -19,7 +19,7 @@ from tokshard.pipeline.tasks.running import Stage
 
 @contextlib.contextmanager
 def executors(options: BuildOptions, observer: Observer) -> Iterator[MakeExecutor]:
-    """A factory for the executor of each stage; connected to a Ray cluster if it runs the tasks.
+    """A factory for the executor of each stage, connected to a Ray cluster if Ray runs the tasks.
 
     Raises:
         UsageError: Ray cannot be reached.

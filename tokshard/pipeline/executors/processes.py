@@ -1,4 +1,4 @@
-"""Running tasks in worker processes of this machine, and the chunks of one stream in all of them."""
+"""Runs tasks in worker processes of this machine, and the chunks of a stream in all of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _ChunkJob:
 
     Attributes:
         prepared: its result; None until it is known.
-        losses: workers that died with it.
+        losses: number of workers that died with it.
     """
 
     segment: int
@@ -63,7 +63,7 @@ class ProcessExecutor:
     """An `Executor` that starts worker processes when there is work for them.
 
     Args:
-        num_workers: processes at a time, at most.
+        num_workers: the most processes at a time.
     """
 
     def __init__(self, build: Build, stage: Stage, on_progress: OnProgress, *, num_workers: int) -> None:
@@ -121,7 +121,7 @@ class ProcessExecutor:
         return runner.run(run, self._prepared)
 
     def _prepared(self, chunks: Iterable[tuple[int, Chunk]]) -> Iterator[tuple[int, Made]]:
-        """The results of the chunks of a stream, in order. Damage comes after the chunks before it."""
+        """The results of the chunks of a stream, in order. Damage is raised after the chunks before it."""
         source: Iterator[tuple[int, Chunk]] | None = iter(chunks)
         jobs: deque[_ChunkJob] = deque()
         damage: Exception | None = None
@@ -146,7 +146,7 @@ class ProcessExecutor:
             yield job.segment, job.prepared
 
     def _prepare(self, job: _ChunkJob) -> None:
-        """Send a chunk to the worker that has the fewest."""
+        """Send a chunk to the worker with the fewest chunks."""
         worker = min(self._workers, key=lambda one: len(one.jobs), default=None)
         if worker is None or (worker.jobs and len(self._workers) < self.num_workers):
             worker = self._start()
@@ -165,7 +165,7 @@ class ProcessExecutor:
                 worker.jobs.popleft().prepared = message
 
     def _messages(self) -> Iterator[tuple[_WorkerProcess, Any]]:
-        """The next messages of workers; waits for one. For a worker that died, an error that says how."""
+        """The next messages of workers; waits for at least one. A dead worker yields an error with the cause."""
         by_handle: dict[Any, _WorkerProcess] = {}
         for worker in self._workers:
             by_handle[worker.connection] = worker
@@ -224,7 +224,7 @@ class ProcessExecutor:
         return self._workers[-1]
 
     def _death(self, worker: _WorkerProcess) -> BuildError:
-        """Release the resources of a worker that died, and say how it died."""
+        """Release the resources of a dead worker, and return how it died."""
         worker.process.join(_STOP_SECONDS)
         worker.process.kill()  # if only its pipe was closed
         worker.connection.close()
@@ -241,7 +241,7 @@ class ProcessExecutor:
         )
 
     def _purpose(self, task: AnyTask) -> str:
-        """What a worker does with a task, in the past tense."""
+        """A description of a worker's work on a task, in the past tense."""
         if isinstance(task, StepTask):
             return "worked on files of this build"
         return f"read {self._build.inputs[task.key[0]].location}"

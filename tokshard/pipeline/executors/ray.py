@@ -1,13 +1,13 @@
-"""Running tasks on a Ray cluster: placement, resources, and the life of nodes and workers are Ray's.
+"""Runs tasks on a Ray cluster. Ray handles placement, resources, nodes and workers.
 
-A Ray task runs one task of a stage, whole: a stream too. It asks for one CPU. What it leaves comes through a streaming
-generator: each receipt, and an error of tokshard as a value, so that Ray never takes one for its own.
+A Ray task runs one whole task of a stage, even if that is a stream. It requests one CPU. A streaming generator returns
+each receipt. An error of tokshard is returned as a value, so Ray never treats it as its own.
 
-A task whose worker or node was lost is started again by the loop of every stage, and not by Ray (``max_retries=0``):
-Ray would call it with the same arguments, and a stream would begin at its first segment, though most have a receipt.
+If a worker or node is lost, the loop of the stage restarts the task, not Ray (``max_retries=0``). Ray would call it
+with the same arguments, and a stream would begin at its first segment, although most have a receipt.
 
-Nodes share no memory with the driver and may share no disk either. So each node is checked before the first task, and
-each worker checks again before its own: a node may have joined since.
+Nodes share no memory with the driver, and perhaps no disk. So each node is checked before the first task, and each
+worker checks again before its own first task: a node may have joined since.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RayExecutor:
     """An `Executor` over the workers of a cluster, after a check of all its nodes.
 
     Args:
-        most_tasks: under way; None: as many as keep all CPUs busy.
+        most_tasks: the most tasks in flight; None: enough to keep all CPUs busy.
     """
 
     run_mapped: None = None
@@ -63,7 +63,7 @@ class RayExecutor:
 
     @property
     def num_workers(self) -> int:
-        """Tasks that can run at once now."""
+        """The number of tasks that can run at once now."""
         if time.monotonic() - self._counted >= _CPUS_SECONDS:
             self._num_cpus, self._counted = max(1, num_cpus()), time.monotonic()
         return min(self._num_cpus, self._most_tasks or self._num_cpus)
@@ -87,7 +87,7 @@ class RayExecutor:
             self._build.workspace.run.discard_spooled()
 
     def has_room(self) -> bool:
-        """Whether few enough tasks are under way: those that run, and some that wait for a CPU to become free."""
+        """Whether few enough tasks are in flight: running tasks, and some that wait for a CPU."""
         return len(self._running) < (self._most_tasks or _QUEUED_PER_CPU * self.num_workers)
 
     def submit(self, run: Run) -> None:
@@ -135,11 +135,11 @@ _MARK = f"{_FOLDER}/mark"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a worker process of the cluster needs; put into the object store once.
+    """The data that worker processes of the cluster need; put into the object store once.
 
     Args:
-        directory: the current one of the driver, from which relative paths start.
-        mark: what the file in the output directory holds.
+        directory: the driver's current directory, where relative paths start.
+        mark: the content of the file in the output directory.
     """
 
     build: Build
@@ -149,14 +149,14 @@ class Setup:
 
 
 def set_up(build: Build, stage: Stage) -> Setup:
-    """Mark the output directory, so that nodes can tell whether theirs is the same."""
+    """Mark the output directory, so nodes can check that they see the same one."""
     mark = secrets.token_hex(8).encode()
     build.workspace.store.put(_MARK, mark)
     return Setup(build=build, stage=replace(stage, tasks=()), directory=os.getcwd(), mark=mark)
 
 
 def check_node(setup: list[Any]) -> BuildError | None:
-    """What keeps this node from taking part in a build, as the end of a sentence; None if nothing does.
+    """Why this node cannot take part in a build, as the end of a sentence; None if it can.
 
     Args:
         setup: reference to a `Setup`; in a list, because Ray would fetch a bare one for each task.
@@ -209,7 +209,7 @@ def _problem(found: Setup) -> BuildError | None:
 
 
 def run_task(setup: list[Any], run: Run) -> Iterator[Receipt | Usage | Exception]:
-    """Run one task in this worker process. Yields its receipts, and what it cost or why it broke."""
+    """Run one task in this worker process. Yields its receipts, then its cost or its error."""
     before = cpu_time()
     try:
         yield from _runner(setup[0]).run(run)
@@ -220,7 +220,7 @@ def run_task(setup: list[Any], run: Run) -> Iterator[Receipt | Usage | Exception
 
 @functools.lru_cache(maxsize=1)
 def _runner(setup: Any) -> TaskRunner:
-    """What this process keeps between the tasks of a stage: a loaded tokenizer costs more than a small task."""
+    """The runner that this process keeps between tasks of a stage: loading a tokenizer costs more than a small task."""
     problem = check_node([setup])  # the node may have joined since the first check
     if problem is not None:
         raise BuildError(f"node {os.uname().nodename} {problem.problem}", hint=problem.hint)
@@ -247,7 +247,7 @@ def check_nodes(setup: Any) -> None:
     for answer, node in asked.items():
         if answer in silent:
             raise BuildError(
-                f"{node} did not answer within {_NODE_SECONDS:.0f} s", hint="look at the node with 'ray status'"
+                f"{node} did not answer within {_NODE_SECONDS:.0f} s", hint="check the node with 'ray status'"
             )
         try:
             problem = ray.get(answer)
@@ -263,6 +263,6 @@ def check_nodes(setup: Any) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Ray's errors carry a traceback, of which the last line says what happened."""
+    """The line of a Ray error that says what happened: the last line of its traceback."""
     lines = str(getattr(error, "cause", None) or error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

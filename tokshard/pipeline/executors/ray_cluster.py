@@ -34,12 +34,12 @@ def num_cpus() -> int:
 
 @contextlib.contextmanager
 def connected(address: str, *, num_workers: int | None, observer: Observer) -> Iterator[None]:
-    """Connect to a cluster, unless the program has done so; then leave it as it was.
+    """Connect to a cluster, unless the program is connected already; then leave the connection as it is.
 
     Args:
-        address: ``local`` to start Ray on this machine, ``auto`` for the cluster that runs on it or that RAY_ADDRESS
-            names, or HOST:PORT.
-        num_workers: CPUs of a cluster that is started here.
+        address: ``local`` to start Ray on this machine, ``auto`` for the cluster on this machine or in RAY_ADDRESS, or
+            HOST:PORT.
+        num_workers: CPUs of a cluster started here.
 
     Raises:
         UsageError: there is no such cluster, or the program is connected to one already and another address is given.
@@ -96,22 +96,22 @@ def _start(address: str, num_workers: int | None) -> None:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise UsageError(
                 f"Ray cannot be reached at --ray {address}: {str(error).partition(chr(10))[0]}",
-                hint=_HINTS.get(address, "look with 'ray status' on that machine whether the cluster runs"),
+                hint=_HINTS.get(address, "check with 'ray status' on that machine that the cluster runs"),
             ) from error
 
 
 _HINTS = {
     AUTO: "run the command on a node of a cluster ('ray start --head' starts one), or give its --ray",
-    LOCAL: "look with 'ray start --head' why Ray cannot start on this machine",
+    LOCAL: "run 'ray start --head' to see why Ray cannot start on this machine",
 }
 
 
 @contextlib.contextmanager
 def interrupted_at_end() -> Iterator[None]:
-    """Remember Ctrl-C until the context ends; a second one interrupts at once. Ray leaves no handler of SIGTERM behind.
+    """Defer Ctrl-C until the context ends; a second one interrupts at once. Ray's handler of SIGTERM is removed.
 
-    A terminal sends it to all processes. One that Ray has forked and that does not run its program yet would print a
-    traceback, and in this process it would be lost if it came while it forks.
+    A terminal sends Ctrl-C to all processes. A process that Ray has forked, but that does not run its program yet,
+    would print a traceback. In this process, Ctrl-C during a fork would be lost.
     """
     handler, owner = signal.getsignal(signal.SIGINT), os.getpid()
     terminated = signal.getsignal(signal.SIGTERM)

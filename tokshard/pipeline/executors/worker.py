@@ -35,10 +35,10 @@ START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_met
 
 
 def worker_main(connection: Connection, build: Build, stage: Stage) -> None:
-    """Run what the coordinator sends, a run of a task or a chunk to prepare, until it closes the pipe or dies.
+    """Run each run of a task, or prepare each chunk, from the coordinator, until it closes the pipe or dies.
 
-    The answers are progress and receipts, or the prepared chunk; last the cost of the worker since it began. A failure
-    that may not recur is answered with the error.
+    The answers are progress and receipts, or the prepared chunk, and at the end the cost of the worker so far. If a
+    failure may not recur, the answer is the error.
     """
     os.environ.update(ENVIRONMENT)  # a fork server of the caller's program was started without it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the coordinator decides
@@ -63,7 +63,7 @@ def worker_main(connection: Connection, build: Build, stage: Stage) -> None:
 
 
 def _receive(connection: Connection, inbox: queue.SimpleQueue[Run | Chunk]) -> None:
-    """Receive in a thread: the coordinator never waits for a worker that encodes, and its end is noticed at once."""
+    """Receive in a thread: the coordinator never waits for a busy worker, and its end is noticed at once."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             inbox.put(connection.recv())
@@ -76,7 +76,7 @@ def end_with_coordinator() -> None:
 
 
 def prepare_workers() -> None:
-    """Start the process that workers are forked from, so that it imports what they need in the meantime."""
+    """Start the process that workers are forked from, so it imports their modules in the meantime."""
     if START_METHOD == "forkserver":
         from multiprocessing import forkserver
 
@@ -87,9 +87,9 @@ def prepare_workers() -> None:
 
 @contextlib.contextmanager
 def leaving_the_program_alone() -> Iterator[None]:
-    """Restore at the end what a build changes in the program that calls it: the environment and the fork server.
+    """Restore at the end the environment and the fork server of the calling program.
 
-    A server that was running before is the program's own, and stays.
+    A server that ran before belongs to the program, and stays.
     """
     from multiprocessing import forkserver
 
@@ -106,7 +106,7 @@ def leaving_the_program_alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for processes that are started inside: they have to be there before any import."""
+    """Set environment variables for processes started inside: they must be set before any import."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,13 +1,13 @@
-"""The search of ``--dedup exact``: which texts repeat an earlier one, over all tasks, in bounded memory.
+"""The search of ``--dedup exact`` for texts that repeat an earlier one, over all tasks, in bounded memory.
 
-Hashing tasks have left sorted hashes. What follows are stages, each of which needs the files of the one before:
+Hashing tasks leave sorted hashes. Each of the following stages reads the files of the stage before:
 
     join   merge the files of up to `FAN_IN` tasks into one, until no more than `FAN_IN` files are left
     find   read a range of hashes from each of these files, and write the places of the texts to drop
     join   merge these files, until no more than `MAX_DROP_FILES` are left, of which encoding tasks read their part
 
-So every task opens a bounded number of files, and the number of tasks grows with the number of hashes. There is no
-stage where nothing is to be joined.
+So every task opens a bounded number of files, and the number of tasks grows with the number of hashes. A join stage is
+skipped if there is nothing to join.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Partition:
     """Find the duplicates among the hashes whose high halves are in ``[low, high)``.
 
     Args:
-        runs: of all hashes, in input order.
-        ranges: the rows of each run among which these lie: int64 [runs, 2].
+        runs: runs of all hashes, in input order.
+        ranges: the rows of each run that may hold them: int64 [runs, 2].
         high: None: no limit.
     """
 
@@ -100,15 +100,15 @@ class TaskDrops:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drops:
-    """Where the texts to drop of every task are found.
+    """Finds the texts to drop of every task.
 
     Args:
         store: of the build.
         tasks: every hashing task, packed by `_packed`: uint64 [tasks], ascending.
         runs: the places of all duplicates: the index of the task in the high half, the place in the low one.
-        ranges: the rows of each run among which those of each task lie: int64 [runs, tasks, 2].
-        digest: names these tasks and their hashes, and so these lists.
-        texts: the hashes of all texts of the build, each with those that repeat it; at most `FAN_IN` files.
+        ranges: the rows of each run that may hold the duplicates of each task: int64 [runs, tasks, 2].
+        digest: identifies these tasks and their hashes, and so these lists.
+        texts: the hashes of all texts of the build, with repeats; at most `FAN_IN` files.
     """
 
     store: Store
@@ -137,11 +137,11 @@ class Drops:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierTexts:
-    """The texts of a generation that came before.
+    """The texts of an earlier generation.
 
     Args:
-        name: of the file with their hashes, in the store of the build.
-        sha256: of that file.
+        name: name of the file with their hashes, in the store of the build.
+        sha256: hash of that file.
     """
 
     name: str
@@ -150,7 +150,7 @@ class EarlierTexts:
 
     @property
     def count(self) -> int:
-        """Texts, equal ones counted once."""
+        """The number of texts, with equal texts counted once."""
         return run_count(self.num_bytes, _HASH_WIDTH)
 
 
@@ -159,7 +159,7 @@ class _SortedFile:
     """A file of sorted rows.
 
     Args:
-        digest: of its bytes, or of what they are a pure function of.
+        digest: digest of its bytes, or of all that determines them.
     """
 
     digest: str
@@ -167,21 +167,21 @@ class _SortedFile:
 
     @property
     def identity(self) -> list[object]:
-        """What names its rows."""
+        """The identity of its rows."""
         return [self.digest, *((run.name, run.base) for run in self.runs)]
 
 
 def find_duplicates(
     store: Store, receipts: Sequence[Receipt], earlier: Sequence[EarlierTexts] = ()
 ) -> Generator[Step, Sequence[Receipt], Drops]:
-    """Find the texts that repeat an earlier one. Yields stages, is sent their receipts, and returns where they lie.
+    """Find the texts that repeat an earlier one. Yields stages, receives their receipts, and returns the places.
 
     Memory is 16 bytes per 1,024 hashes, 16 bytes per partition and file that it reads, and under 1 KB per task.
 
     Args:
         store: of the build.
-        receipts: of all hashing tasks, in order.
-        earlier: texts that come before all of these.
+        receipts: receipts of all hashing tasks, in order.
+        earlier: texts that come before all others.
 
     Raises:
         BuildError: a file is damaged or gone.
@@ -248,7 +248,7 @@ def _partitions(store: Store, files: Sequence[_SortedFile]) -> list[StepTask]:
 
 
 def _files(stage: str, tasks: Sequence[StepTask], receipts: Sequence[Receipt], width: int) -> list[_SortedFile]:
-    """The files of rows of that width that tasks left; the empty ones left out."""
+    """The files of rows of a width that tasks left, without empty files."""
     files = []
     for task, receipt in zip(tasks, receipts, strict=True):
         ((rows, _),) = receipt.parts
@@ -272,7 +272,7 @@ def _earlier_file(texts: EarlierTexts) -> _SortedFile:
 
 
 def run_merge(store: Store, stage: str, key: Key, step: Join | Partition) -> Receipt:
-    """Run one task: write its file. The receipt is still to be written.
+    """Run one task: write its file. The caller writes the receipt.
 
     Raises:
         BuildError: a file that it reads is damaged or gone.
@@ -297,7 +297,7 @@ def _repeated_places(store: Store, partition: Partition) -> Iterator[NDArray[np.
 
 
 def write_text_hashes(store: Store, texts: Sequence[Run], file: IO[bytes] | HashingFile) -> None:
-    """Write the hashes of all texts of a build, sorted, equal ones once: 16 bytes each, and fences.
+    """Write the distinct hashes of all texts of a build, sorted: 16 bytes each, and fences.
 
     Raises:
         BuildError: a file cannot be read.
@@ -310,10 +310,10 @@ def write_text_hashes(store: Store, texts: Sequence[Run], file: IO[bytes] | Hash
 
 
 def bytes_per_text(num_tasks: int) -> int:
-    """Bytes of disk that each text takes until the build is done, without the 8 to 16 of a duplicate.
+    """Bytes of disk for each text until the build is done; a duplicate takes 8 to 16 more.
 
     Args:
-        num_tasks: that hash; segments of streams count one each.
+        num_tasks: number of hashing tasks; segments of streams count one each.
     """
     return 8 * ROW_WIDTH * (1 if num_tasks <= FAN_IN else 2)  # the hashes, and joined ones
 

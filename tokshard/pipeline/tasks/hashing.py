@@ -1,9 +1,9 @@
 """The first stage of ``--dedup exact``: each task leaves the sorted hashes of its texts.
 
-The file of a task is a sequence of *parts* of at most `PART_TEXTS` texts each: a run of rows (see `sorted_rows`) with
-the high and the low half of each distinct hash of the part and the place of its first text, then the places of the
-texts that repeat an earlier one of the part (uint32). A place is the number of a text within its task; empty and bad
-records are not counted. Where no text is read, the tokens of a document take the place of its text.
+The file of a task is a sequence of *parts* of at most `PART_TEXTS` texts each. A part is a run of rows (see
+`sorted_rows`) with the high and the low half of each distinct hash of the part and the place of its first text,
+followed by the places of the texts that repeat an earlier one of the part (uint32). A place is the number of a text
+within its task, without empty and bad records. If no text is read, the tokens of a document are hashed instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HASH_BYTES = 16
 
 
 def hashes_bytes(parts: Sequence[tuple[int, int]]) -> int:
-    """Size of the file of a task with these parts, each of so many distinct hashes and repeats."""
+    """Size of the file of a task with these parts, given the distinct hashes and repeats of each."""
     return sum(run_bytes(distinct, ROW_WIDTH) + 4 * repeats for distinct, repeats in parts)
 
 
@@ -42,7 +42,7 @@ def hash_runs(name: str, parts: Sequence[tuple[int, int]], base: int) -> list[Ru
     """The runs of the file of a task.
 
     Args:
-        base: of their places.
+        base: added to their places.
     """
     runs, offset, file_bytes = [], 0, hashes_bytes(parts)
     for distinct, repeats in parts:
@@ -68,7 +68,7 @@ def read_repeats(store: Store, name: str, parts: Sequence[tuple[int, int]]) -> N
 
 
 class HashSink:
-    """Where the texts of a task go whose duplicates are looked for: a file of their sorted hashes."""
+    """Writes the sorted hashes of the texts of a task into a file, for the search for duplicates."""
 
     def __init__(self, build: Build, key: Key, stack: contextlib.ExitStack) -> None:
         self._file = HashingFile(stack.enter_context(written(build.workspace.store, file_path(HASH, key))))
@@ -86,7 +86,7 @@ class HashSink:
                     self._flush()
 
     def finish(self, receipt: Receipt) -> Receipt:
-        """Write the rest, and say in the receipt what the file holds."""
+        """Write the rest, and describe the file in the receipt."""
         self._flush()
         facts = self._file.facts
         return msgspec.structs.replace(receipt, parts=self._parts, file_bytes=facts.num_bytes, file_sha256=facts.sha256)
@@ -108,7 +108,7 @@ class HashSink:
 
 
 def sorted_repeats(high: NDArray[Any], low: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The order that sorts hashes, equal ones as they came; and for each, so ordered, if it repeats the one before."""
+    """The stable order that sorts hashes, and for each hash in this order, whether it repeats the one before."""
     order = np.argsort(high, kind="stable")
     is_repeat, is_equal_high = _repeats(high, low, order)
     if is_repeat.sum() != is_equal_high.sum():  # two hashes with the same high half: by chance, once in 10^9 texts
@@ -120,7 +120,7 @@ def sorted_repeats(high: NDArray[Any], low: NDArray[Any]) -> tuple[NDArray[np.in
 def _repeats(
     high: NDArray[Any], low: NDArray[Any], order: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """For each hash in this order, whether it is equal to the one before, and whether its high half is."""
+    """For each hash in this order, whether it equals the one before, and whether its high half does."""
     is_equal_high, is_repeat = np.zeros(len(order), np.bool_), np.zeros(len(order), np.bool_)
     high = high[order]
     is_equal_high[1:] = high[1:] == high[:-1]

@@ -1,6 +1,6 @@
 """The tasks of a build: a pure function of the inputs and ``task_bytes``, never of workers.
 
-Nothing here reads an input. How one can be divided, which only its bytes say, comes in as a `Divisibility`.
+Nothing here reads an input. Only an input's bytes tell how it can be divided, so this is passed as a `Divisibility`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ number changes the shards."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Work whose extent is known: consecutive inputs as a whole, or a part of one.
+    """A task of known extent: consecutive whole inputs, or a part of one.
 
     Args:
         key: names the task, its receipt and its shards; it begins with the first input.
         stop: index of the input after the last one.
-        span: what is read of each.
+        span: the part of each that is read.
     """
 
     key: Key
@@ -55,7 +55,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     @property
     def is_group(self) -> bool:
-        """Whether it reads inputs as a whole."""
+        """Whether it reads whole inputs."""
         return self.span == Span()
 
 
@@ -64,7 +64,7 @@ class StreamTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     Args:
         key: (index of the input, 0).
-        is_here: only the process that plans can read it.
+        is_here: whether only the planning process can read it.
     """
 
     key: Key
@@ -73,11 +73,11 @@ class StreamTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTask:
-    """Work on what earlier stages left: it merges files, finds duplicates, or puts documents into order.
+    """Work on files of earlier stages: it merges files, finds duplicates, or sorts documents.
 
     Args:
         step: what to do; see `tokshard.pipeline.tasks.duplicates` and `tokshard.pipeline.tasks.shuffle`.
-        made_of: digest of all that the result follows from.
+        made_of: digest of all that determines the result.
     """
 
     key: Key
@@ -96,8 +96,8 @@ class Run:
     """One run of a task.
 
     Args:
-        max_documents: that it may write: no task needs more than what is missing before it. None: any number.
-        num_done: segments of a stream that have a receipt, from the first one on.
+        max_documents: the most documents that it may write: the rest of the limit before it. None: any number.
+        num_done: segments of a stream with a receipt, from the first on.
     """
 
     task: AnyTask
@@ -106,7 +106,7 @@ class Run:
 
 
 def default_task_bytes(total_bytes: int) -> int:
-    """About `_TASKS_WANTED` tasks, each of 16 to 512 MiB: enough to share, and large shards where there is much.
+    """About `_TASKS_WANTED` tasks, each of 16 to 512 MiB: enough tasks to share, and large shards for large inputs.
 
     Args:
         total_bytes: size of all inputs.
@@ -116,7 +116,7 @@ def default_task_bytes(total_bytes: int) -> int:
 
 
 def segment_bytes(task_bytes: int) -> int:
-    """Size of the segments of a stream, in bytes of text: that of a task, as far as a worker may hold it."""
+    """Size of the segments of a stream, in bytes of text: the size of a task, up to the limit of a worker's memory."""
     return min(task_bytes, _MAX_SEGMENT_BYTES)
 
 
@@ -126,11 +126,11 @@ def round_task_bytes(task_bytes: int) -> int:
 
 
 def plan_tasks(num_bytes: Iterable[int], divisibilities: Iterable[Divisibility], task_bytes: int) -> Iterator[Planned]:
-    """Group small inputs until they reach `task_bytes` or are `_MAX_GROUP_INPUTS`; divide big ones.
+    """Group small inputs up to `task_bytes` or `_MAX_GROUP_INPUTS` inputs; divide large ones.
 
     Args:
         num_bytes: size of each input, in order.
-        divisibilities: how each can be divided; only looked at for inputs bigger than `task_bytes`, and streams.
+        divisibilities: how each can be divided; used only for streams, and inputs larger than `task_bytes`.
     """
     start = group_bytes = 0  # the group is [start, index)
     index = -1
@@ -192,16 +192,16 @@ def groups(num_tokens: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
 
 
 def group_tokens(shard_tokens: int) -> int:
-    """Tokens of a task that copies, at most: a whole number of shards of the copy, because each ends with its task."""
+    """The most tokens of a copying task: a whole number of shards of the copy, which end with their task."""
     return shard_tokens * max(1, TASK_TOKENS // shard_tokens)
 
 
 def plan_groups(num_tokens: Sequence[int], shard_tokens: int | None) -> Iterator[Task]:
-    """The tasks of a copy: shards of at most so many tokens together, or one.
+    """The tasks of a copy: each reads shards of at most so many tokens together, or one shard.
 
     Args:
-        num_tokens: of each shard, in order.
-        shard_tokens: of the shards of the copy; None: the tasks only deal documents.
+        num_tokens: tokens of each shard, in order.
+        shard_tokens: tokens of the shards of the copy; None: the tasks only deal documents.
     """
     most = TASK_TOKENS if shard_tokens is None else group_tokens(shard_tokens)
     return (_whole(start, stop) for start, stop in groups(num_tokens, most))

@@ -1,4 +1,4 @@
-"""One task, start to end: read, make documents, write, and leave a receipt, which may say that the task failed."""
+"""Runs one task from start to end: read, make documents, write, and leave a receipt, also of a failure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class InputReader:
             check_unchanged(source)
 
     def numbered_chunks(self, index: int, first: int) -> Iterator[tuple[int, Chunk]]:
-        """The chunks of a stream from a segment on, each with the number of its segment.
+        """The chunks of a stream from a segment on, each with its segment's number.
 
         Raises:
             TaskFailedError, SourceError, UsageError: as `chunks`.
@@ -100,7 +100,7 @@ class InputReader:
 
 @contextlib.contextmanager
 def _errors_of(source: Input) -> Iterator[None]:
-    """Name the input that turns out to be damaged, or cannot be read."""
+    """Name the input that is damaged or cannot be read."""
     try:
         yield
     except (BadSourceError, CorpusError) as error:
@@ -123,14 +123,14 @@ class Stage:
 
     Args:
         name: the folder of its receipts; the constants of `tokshard.pipeline.workspace.places`, or one with a number.
-        tasks: all, in order.
-        limit: documents to write; None: all.
-        made_of: digest of what every task reads besides inputs.
-        left_out: index of each input that is known to be damaged and left out, and what is wrong with it.
-        drops: which texts are duplicates; None if all are wanted.
-        levels: of a shuffle, how documents are dealt.
-        dealt: of a shuffle, the files of the level before.
-        has_files: what its tasks left for later stages has to be there.
+        tasks: all tasks, in order.
+        limit: the most documents to write; None: all.
+        made_of: digest of all that every task reads besides inputs.
+        left_out: index of each input that is left out as damaged, with its damage.
+        drops: the duplicate texts; None to keep all.
+        levels: how a shuffle deals documents.
+        dealt: the files of a shuffle's level before.
+        has_files: whether the files of its tasks for later stages must exist.
     """
 
     name: str
@@ -168,13 +168,13 @@ class TaskRunner:
         self._make_sink = sinks.get(stage.name, Shards)
 
     def run(self, run: Run, prepare_all: PrepareAll | None = None) -> Iterator[Receipt]:
-        """Run a task. Yields its receipt, or one for each segment of a stream, each when it is on disk.
+        """Run a task. Yields its receipt, or one for each segment of a stream, once it is on disk.
 
         Args:
             prepare_all: for a stream: prepares its chunks.
 
         Raises:
-            BuildError: something failed that need not fail again.
+            BuildError: something failed that may succeed in another run.
         """
         task = run.task
         try:
@@ -188,7 +188,7 @@ class TaskRunner:
             raise cannot_write(self._build.workspace.out, error) from error
 
     def prepare(self, chunk: Chunk | Made, work: WritingTask | None = None) -> Made:
-        """What a chunk becomes: documents, or texts of which only the hashes are known. It depends on the chunk alone.
+        """Prepare a chunk: documents, or hashes of texts. The result depends only on the chunk.
 
         Args:
             work: the task that reads it: it leaves out duplicates before they are encoded.
@@ -211,7 +211,7 @@ class TaskRunner:
         return receipt
 
     def _task(self, run: Run, task: Task) -> Receipt:
-        """Run a task of known extent. A group begins anew without each input that is damaged, if those are left out."""
+        """Run a task of known extent. If damaged inputs are left out, a group restarts without each one it finds."""
         left_out = {index: self._stage.left_out[index] for index in task.inputs if index in self._stage.left_out}
         most = 0
         while True:
@@ -240,7 +240,7 @@ class TaskRunner:
             self._report(work.take(index, chunk if is_prepared else self.prepare(chunk, work)))
 
     def _damage(self, inputs: Iterable[int]) -> Mapping[int, str]:
-        """The other damage in the rest of a group. If each run found one damaged input, each would cost another run."""
+        """Other damage in the rest of a group. Otherwise each damaged input would cost another run."""
         found = {}
         for index in inputs:
             try:
@@ -253,7 +253,7 @@ class TaskRunner:
         return found
 
     def _stream(self, run: Run, task: StreamTask, prepare_all: PrepareAll | None) -> Iterator[Receipt]:
-        """Run a stream from the first segment on that has no receipt yet."""
+        """Run a stream from the first segment without a receipt."""
         index, room = task.key[0], run.max_documents
         chunks: Iterator[tuple[int, Any]] = self._reader.numbered_chunks(index, run.num_done)
         segment = run.num_done
@@ -300,14 +300,14 @@ class TaskRunner:
 
 
 class _Lookahead:
-    """Numbered chunks, of which the next one is known."""
+    """Numbered chunks, with a lookahead of one."""
 
     def __init__(self, pairs: Iterator[tuple[int, Any]]) -> None:
         self._pairs = pairs
         self._next: tuple[int, Any] | None = next(pairs, None)
 
     def segment(self, number: int) -> Iterator[Any]:
-        """The chunks of a segment that were not read yet."""
+        """The chunks of a segment that are not read yet."""
         while self._next is not None and self._next[0] == number:
             yield self._next[1]
             self._next = next(self._pairs, None)
@@ -319,7 +319,7 @@ class _Lookahead:
 
 
 def _failure(error: Exception) -> Failure:
-    """What a receipt says of an error."""
+    """The failure in a receipt, from an error."""
     if isinstance(error, TaskFailedError):
         return error.failure
     assert isinstance(error, TokshardError)

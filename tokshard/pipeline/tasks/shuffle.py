@@ -1,12 +1,12 @@
 """The shuffle of a copy: documents are dealt to buckets by a random key, and gathered bucket by bucket.
 
-    deal     read documents as any writing task does, and write them into one file per task, bucket by bucket
-    redeal   where there are more than `FAN_OUT` buckets: the same with what one bucket of the level before holds
-    gather   read some buckets of the last level, put each into the order of its keys, and write shards
+    deal     read documents like any writing task, and write them into one file per task, bucket by bucket
+    redeal   if there are more than `FAN_OUT` buckets: the same with the content of one bucket of the level before
+    gather   read some buckets of the last level, sort each by its keys, and write shards
 
-So a task holds `DEAL_BYTES` or one bucket at a time, however large the corpora are. A file of dealt documents is record
-batches, one for each bucket of each round that has documents, and at its end a table of where they lie, so that the
-parts of a bucket are ranges that any store can read.
+So a task holds `DEAL_BYTES` or one bucket at a time, however large the corpora are. A file of dealt documents has one
+record batch for each bucket with documents in each round. A table at its end lists their places, so the parts of a
+bucket are ranges that any store can read.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Levels:
 
 
 def deal_levels(num_bytes: int) -> Levels:
-    """As few levels as there can be.
+    """The smallest number of levels.
 
     Args:
-        num_bytes: of all shards.
+        num_bytes: bytes of all shards.
     """
     wanted = max(1, -(-num_bytes // BUCKET_BYTES))
     depth = 1
@@ -82,7 +82,7 @@ def deal_levels(num_bytes: int) -> Levels:
 
 
 def random_keys(seed: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The key of each document, by its number; no two are equal. uint64, like `numbers`.
+    """The key of each document, from its number: uint64, like `numbers`. No two are equal.
 
     References:
         Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (the mixing function).
@@ -111,7 +111,7 @@ class Dealt:
 
 
 class DealtWriter:
-    """Writes a file of dealt documents. Memory is some three times `DEAL_BYTES`, or the largest document.
+    """Writes a file of dealt documents. Memory is about three times `DEAL_BYTES`, or the largest document.
 
     Args:
         first: number of the first bucket; there are `fan_out`.
@@ -158,7 +158,7 @@ class DealtWriter:
 
 
 def dealt_rows(documents: Documents, seed: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Documents with their keys, not copied.
+    """Documents with their keys, without a copy.
 
     Args:
         schema: as `dealt_schema` makes it.
@@ -178,7 +178,7 @@ def dealt_schema(shards: pa.Schema) -> pa.Schema:
     """The schema of dealt documents.
 
     Args:
-        shards: that of the shards of the copy.
+        shards: the schema of the copy's shards.
     """
     added = {_KEY: pa.uint64(), _SOURCE: pa.int64(), _RECORD: pa.int64()}
     return pa.schema([*shards, *(pa.field(name, kind, nullable=False) for name, kind in added.items())])
@@ -190,10 +190,10 @@ def read_bucket(
     """The documents of one bucket, a record batch after another.
 
     Args:
-        bucket: counted from the first of the files.
+        bucket: number, counted from the first bucket of the files.
 
     Raises:
-        BuildError: a file is gone or short.
+        BuildError: a file is missing or short.
     """
 
     def parts(file: Dealt) -> Sequence[bytes]:
@@ -211,7 +211,7 @@ def bucket_tokens(store: Store, file: Dealt, fan_out: int) -> NDArray[np.int64]:
     """The tokens of every bucket of a file: int64 [fan_out].
 
     Raises:
-        BuildError: the file is gone or short.
+        BuildError: the file is missing or short.
     """
     table_bytes = fan_out * file.rounds * _PLACE.itemsize
     (content,) = _read(store, file, [(file.num_bytes - table_bytes, table_bytes)])
@@ -220,7 +220,7 @@ def bucket_tokens(store: Store, file: Dealt, fan_out: int) -> NDArray[np.int64]:
 
 
 def sorted_documents(rows: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[Documents]:
-    """The documents of one bucket in the order of their keys, `SLICE_TOKENS` at a time. They are all held."""
+    """The documents of one bucket in the order of their keys, `SLICE_TOKENS` at a time. All are held in memory."""
     table = pa.Table.from_batches(rows, schema).combine_chunks()
     if not table.num_rows:
         return
@@ -245,7 +245,7 @@ def sorted_documents(rows: Iterable[pa.RecordBatch], schema: pa.Schema) -> Itera
 
 
 class DealSink:
-    """Where the documents of a task go that deals: one file."""
+    """Writes the documents of a dealing task into one file."""
 
     def __init__(self, build: Build, key: Key, stack: contextlib.ExitStack, *, levels: Levels) -> None:
         self._seed, self._schema = build.options.shuffle or 0, dealt_schema(shard_schema(build.facts))
@@ -253,19 +253,19 @@ class DealSink:
         self._writer = DealtWriter(file, levels, 0, first=0)
 
     def extend(self, parts: Sequence[Documents], source: int, base: int) -> None:  # noqa: ARG002 - documents know both
-        """Deal documents. Those of two corpora lie in one file, because the split follows from their tokens."""
+        """Deal documents. Both corpora of a split share one file, because the split follows from the tokens."""
         for part in filter(len, parts):
             self._writer.add(dealt_rows(part, self._seed, self._schema))
 
     def finish(self, receipt: Receipt) -> Receipt:
-        """Write the rest, and say in the receipt what the file holds."""
+        """Write the rest, and describe the file in the receipt."""
         file_bytes, rounds = self._writer.finish()
         return msgspec.structs.replace(receipt, file_bytes=file_bytes, parts=[(rounds, 0)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redeal:
-    """Deal the documents of one bucket of the level before to those of a level."""
+    """Deal the documents of one bucket of the level before to the buckets of a level."""
 
     bucket: int
     level: int
@@ -280,7 +280,7 @@ class Gather:
 
 
 def dealt_files(stage: str, receipts: Iterable[Receipt]) -> list[Dealt]:
-    """The files that tasks left which deal documents."""
+    """The files of tasks that deal documents."""
     return [
         Dealt(name=file_path(stage, receipt.key), num_bytes=receipt.file_bytes, rounds=receipt.parts[0][0])
         for receipt in receipts
@@ -297,7 +297,7 @@ def redeal_tasks(levels: Levels, level: int, made_of: str) -> list[StepTask]:
 
 
 def gather_tasks(store: Store, dealt: Sequence[Dealt], levels: Levels, most: int, made_of: str) -> list[StepTask]:
-    """The tasks that write shards: buckets of at most `most` tokens together, or one.
+    """The tasks that write shards: each gathers buckets of at most `most` tokens together, or one bucket.
 
     Args:
         dealt: the files of the last level.
@@ -311,7 +311,7 @@ def gather_tasks(store: Store, dealt: Sequence[Dealt], levels: Levels, most: int
 
 
 def redeal(build: Build, name: str, step: Redeal, levels: Levels, dealt: Sequence[Dealt]) -> tuple[int, int]:
-    """Deal the documents of one bucket again, into a file of this name; returns its size and its rounds.
+    """Deal the documents of one bucket again, into a file with this name; returns its size and its rounds.
 
     Raises:
         BuildError: a file of the level before is gone.
@@ -343,7 +343,7 @@ def _bucket(build: Build, bucket: int, level: int, levels: Levels, dealt: Sequen
 
 
 def _taken(rows: pa.RecordBatch, order: NDArray[np.intp]) -> pa.RecordBatch:
-    """Some rows, in some order. Arrow alone makes an index of 8 bytes for each token, in three times the time."""
+    """Some rows, in some order. Arrow's `take` makes an index of 8 bytes for each token, and is three times slower."""
     documents = rows.column(TOKENS)
     offsets, tokens = documents.offsets.to_numpy(), documents.values.to_numpy()
     starts, stops = offsets[order], offsets[order + 1]
@@ -359,7 +359,7 @@ def _taken(rows: pa.RecordBatch, order: NDArray[np.intp]) -> pa.RecordBatch:
 
 
 def _read(store: Store, file: Dealt, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
-    """Ranges of a file: the first byte and the length of each."""
+    """Read ranges of a file, given as the first byte and the length of each."""
     try:
         return store.read(file.name, ranges) if ranges else []
     except OSError as error:

@@ -1,8 +1,8 @@
 """Sorted rows on disk, and merging many files of them in bounded memory.
 
 Rows are uint64 [n, width], ascending by their first column, the *key*. On disk a *run* of them is followed by its
-*fences*: the key of every `FENCE_ROWS`-th row, from which whoever wants a range of keys knows which bytes to read.
-Runs are merged slice by slice, each slice a range of keys with about `SLICE_ROWS` rows.
+*fences*: the key of every `FENCE_ROWS`-th row, which tells a reader of a range of keys which bytes to read. Runs are
+merged slice by slice, each slice a range of keys with about `SLICE_ROWS` rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AGAIN = "run the same command again: the task that left it runs again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Where sorted rows lie.
+    """The place of sorted rows.
 
     Args:
         name: of the file, which has `file_bytes` and may hold several runs.
@@ -59,18 +59,18 @@ class Run:
 
 
 def run_bytes(count: int, width: int) -> int:
-    """Bytes that a run takes, with its fences."""
+    """Bytes of a run with its fences."""
     return 8 * (count * width + -(-count // FENCE_ROWS))
 
 
 def run_count(num_bytes: int, width: int) -> int:
-    """Rows of a run that takes so many bytes: the inverse of `run_bytes`."""
+    """Rows of a run of so many bytes: the inverse of `run_bytes`."""
     blocks, rest = divmod(num_bytes, run_bytes(FENCE_ROWS, width))
     return blocks * FENCE_ROWS + max(0, rest - 8) // (8 * width)
 
 
 class RunWriter:
-    """Writes one run into a file, from rows that come in order."""
+    """Writes one run into a file, from rows in order."""
 
     def __init__(self, file: IO[bytes] | HashingFile) -> None:
         self._file = file
@@ -94,10 +94,10 @@ class RunWriter:
 
 
 def read_fences(store: Store, runs: Sequence[Run]) -> list[NDArray[np.uint64]]:
-    """The fences of each run; a file is opened once for those of its runs that follow each other.
+    """The fences of each run. Consecutive runs of one file open it once.
 
     Raises:
-        BuildError: a file is gone or does not have its size.
+        BuildError: a file is missing or has another size.
     """
     fences: list[NDArray[np.uint64]] = []
     for name, found in groupby(runs, lambda run: run.name):
@@ -116,7 +116,7 @@ def read_fences(store: Store, runs: Sequence[Run]) -> list[NDArray[np.uint64]]:
 
 
 def row_ranges(fences: NDArray[np.uint64], count: int, lows: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The rows of a run among which those of consecutive ranges of keys lie: int64 [n, 2], start and stop of each.
+    """The rows of a run that may hold consecutive ranges of keys: int64 [n, 2], start and stop of each.
 
     Args:
         count: rows of the run.
@@ -132,7 +132,7 @@ def slice_lows(fences: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
     """The lowest key of each slice: uint64 [n], ascending from 0.
 
     Args:
-        fences: of all runs that are merged.
+        fences: fences of all merged runs.
     """
     keys = np.sort(np.concatenate([np.zeros(1, np.uint64), *fences]))
     return np.unique(keys[:: max(1, SLICE_ROWS // FENCE_ROWS)])
@@ -141,12 +141,12 @@ def slice_lows(fences: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
 def read_slice(
     store: Store, runs: Sequence[Run], ranges: NDArray[np.int64], low: np.uint64, high: np.uint64 | None
 ) -> Rows:
-    """The rows with a key in ``[low, high)``, run after run, each run in order; a file is opened once.
+    """The rows with a key in ``[low, high)``, run after run, each run in order. Each file is opened once.
 
-    Of runs with fewer columns than others, the columns that are missing are 0 before `base` is added to the last one.
+    If runs have fewer columns than others, their missing columns are 0 before `base` is added to the last column.
 
     Args:
-        ranges: the rows of each run among which they lie: int64 [runs, 2].
+        ranges: the rows of each run that may hold them: int64 [runs, 2].
         high: None: no limit.
 
     Raises:
@@ -196,5 +196,5 @@ def read_parts(store: Store, name: str, places: Sequence[tuple[int, int]]) -> Se
 
 
 def cannot_read(store: Store, name: str, error: OSError) -> BuildError:
-    """The error of a file that a task of this build left, and that is now gone or short."""
+    """The error for a file of an earlier task of this build that is now missing or short."""
     return BuildError(f"{store.where(name)} cannot be read: {error.strerror or error}", hint=AGAIN)

@@ -1,4 +1,4 @@
-"""One task that writes: what its chunks become goes to shards, or to a file for a later stage, and to a receipt."""
+"""A writing task: its documents go to shards, or to a file for a later stage, and their counts to a receipt."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ _LENGTH_BUCKETS = 64
 
 
 class Sink(Protocol):
-    """Where the documents of a task go. What is unfinished is removed when the stack is left early."""
+    """The destination of a task's documents. Leaving the stack early removes unfinished files."""
 
     def extend(self, parts: Sequence[Documents], source: int, base: int) -> None:
         """Write documents, in order.
 
         Args:
-            parts: those for each corpus.
-            source: the input that they come from, unless they say it themselves.
-            base: records of that input before those of the chunk.
+            parts: the documents for each corpus.
+            source: their input, unless they contain it themselves.
+            base: records of that input before the chunk.
         """
 
     def finish(self, receipt: Receipt) -> Receipt:
-        """Write the rest, and say in the receipt what there is."""
+        """Write the rest, and list the files in the receipt."""
 
 
 class Shards:
@@ -80,7 +80,7 @@ class Shards:
                 )
 
     def finish(self, receipt: Receipt) -> Receipt:
-        """Close the last shards, and say in the receipt which there are."""
+        """Close the last shards, and list all shards in the receipt."""
         outputs = []
         for output, writer in zip(receipt.outputs, self._writers, strict=True):
             rows = writer.finish()
@@ -104,19 +104,19 @@ MakeSink = Callable[[Build, Key, contextlib.ExitStack], Sink]
 
 
 class WritingTask:
-    """The records of one task, on their way into a sink: duplicates are dropped, bad records listed, all is counted.
+    """Passes the records of one task to a sink: drops duplicates, lists bad records, and counts everything.
 
     Bad records are listed in a file of JSON lines, numbered from the task's start in their input; or the first one
-    fails the task. Leaving the context before `finish` removes what is unfinished.
+    fails the task. Leaving the context before `finish` removes unfinished files.
 
     Args:
-        sources: the inputs that it reads; empty where documents say where they come from.
-        max_documents: documents to write at most.
+        sources: the inputs that it reads; empty if documents contain their source.
+        max_documents: the most documents to write.
         make_sink: makes the sink, in a context.
-        drops: which documents are duplicates; None if all are wanted.
+        drops: the duplicate documents; None to keep all.
 
     Attributes:
-        written: documents, up to now; those of a chunk that fails the task are counted too.
+        written: documents so far, including a chunk that fails the task.
     """
 
     def __init__(
@@ -152,11 +152,11 @@ class WritingTask:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many documents are written as may be."""
+        """Whether the limit on documents is reached."""
         return self._max_documents is not None and self.written >= self._max_documents
 
     def is_kept(self, count: int) -> NDArray[np.bool_]:
-        """Which of the next `count` candidates are no duplicates: bool [count]."""
+        """Whether each of the next `count` candidates is kept, not a duplicate: bool [count]."""
         self._admitted += count
         if self._drops is None:
             return np.ones(count, np.bool_)
@@ -204,7 +204,7 @@ class WritingTask:
         self._num_rejects += 1
 
     def finish(self) -> Receipt:
-        """Publish what the sink wrote, and the bad records; the receipt is still to be written."""
+        """Publish the files of the sink, and the bad records. The caller writes the receipt."""
         receipt = self._sink.finish(
             Receipt(
                 key=self._key,
@@ -227,7 +227,7 @@ def read_rejects(store: Store, stage: str, key: Key) -> Iterator[dict[str, Any]]
     """The bad records of a task.
 
     Raises:
-        BuildError: the list is gone or damaged.
+        BuildError: the list is missing or damaged.
     """
     name = rejects_path(stage, key)
     try:
@@ -252,15 +252,15 @@ class _Tally:
         self._shortest, self._longest = 0, 0
 
     def records_of(self, index: int) -> int:
-        """Records of an input that were read before."""
+        """Records of an input that were read before this chunk."""
         return self._counts[index].records_read if index in self._counts else 0
 
     def add(self, index: int, made: Made, part: Documents) -> None:
         """Count a chunk.
 
         Args:
-            index: the input that was read.
-            part: the documents that this corpus gets.
+            index: index of the input.
+            part: the documents for this corpus.
         """
         if made.sources is None:
             self._count(index, made.count, made, part)
@@ -282,7 +282,7 @@ class _Tally:
         self._longest = max(self._longest, int(lengths.max()))
 
     def _count(self, source: int, count: int, made: Made, part: Documents) -> None:
-        """Count `count` records of one source, of which `made` is what they became."""
+        """Count `count` records of one source, and the result `made` of them."""
         counts, num_written = self._counts.setdefault(source, SourceCounts(source)), len(part)
         counts.records_read += count
         counts.documents += num_written
@@ -298,7 +298,7 @@ class _Tally:
                 counts.left_out[reason] = counts.left_out.get(reason, 0) + number
 
     def counted(self) -> OutputCounts:
-        """For the receipt."""
+        """The counts for the receipt."""
         return OutputCounts(
             sources=list(self._counts.values()),
             length_counts=np.trim_zeros(self._lengths, "b").tolist(),

@@ -1,4 +1,4 @@
-"""Who may write into the output of a build: one build or commit alone, or any number of jobs of an array."""
+"""The lock on the output of a build: either one build or commit may write, or any number of jobs of an array."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def lock(workspace: Workspace, *, is_preparing: bool = False) -> Iterator[bool]:
     """Lock the build directory until the context or the process ends.
 
     Args:
-        is_preparing: for a job of an array, which holds it for a moment; other jobs may run, and another one that
-            prepares the build is waited for.
+        is_preparing: for a job of an array, which holds the lock briefly. Other jobs may run; it waits for another job
+            that prepares the build.
 
     Yields:
-        False where the file system has no locks. Two builds at once then do the work twice, and the later one wins.
+        False if the file system has no locks. Two simultaneous builds then do the work twice, and the later one wins.
 
     Raises:
         BuildError: another build holds it, jobs of one write there, or the directory cannot be written.
@@ -58,10 +58,10 @@ def lock(workspace: Workspace, *, is_preparing: bool = False) -> Iterator[bool]:
 
 
 def check_no_build(workspace: Workspace) -> None:
-    """Refuse to run a job next to a build that has the directory alone.
+    """Refuse to run a job beside a build that holds the directory.
 
     Raises:
-        BuildError: there is one.
+        BuildError: there is such a build.
     """
     for _ in range(_TRIES):  # a new holder writes its name a moment after it takes the lock, so check more than once
         holder = lock_holder(workspace)
@@ -78,13 +78,13 @@ def _in_use(workspace: Workspace, details: str = "") -> BuildError:
 
 
 def lock_holder(workspace: Workspace) -> str | None:
-    """The process that builds into a directory, as it calls itself; None if no build is running there."""
+    """The process that builds into a directory, by its own description; None if no build is running there."""
     return workspace.store.lease(LOCK).holder()
 
 
 @contextlib.contextmanager
 def running_job(workspace: Workspace, job_index: int, num_jobs: int) -> Iterator[None]:
-    """Show that a job runs, until the context or the process ends; each run of a job shows it for itself."""
+    """Show that a job runs, until the context or the process ends. Each run of a job has its own mark."""
     name = f"{JOBS}/{job_index:06d}-of-{num_jobs:06d}-{secrets.token_hex(8)}.lock"
     try:
         with workspace.store.lease(name).hold(f"job {job_index} of {num_jobs}, {this_process()}"):
@@ -94,7 +94,7 @@ def running_job(workspace: Workspace, job_index: int, num_jobs: int) -> Iterator
 
 
 def running_jobs(workspace: Workspace) -> dict[tuple[int, int], str]:
-    """(index, number of jobs) of each job that runs now, and how it calls itself; none where the store cannot tell."""
+    """(index, number of jobs) of each running job, and its own description; none if the store cannot tell."""
     found = {}
     for name in sorted(present(workspace.store, JOBS)):
         job = _JOB.fullmatch(name)
@@ -104,7 +104,7 @@ def running_jobs(workspace: Workspace) -> dict[tuple[int, int], str]:
 
 
 def this_process() -> str:
-    """How messages call this process."""
+    """The name of this process in messages."""
     return f"process {os.getpid()} on {platform.node()}"
 
 

@@ -1,7 +1,7 @@
-"""What an output directory holds before a build: nothing, an unfinished build, corpora, or something else.
+"""Determines what an output directory holds before a build: nothing, an unfinished build, corpora, or other files.
 
-A build begins only in an empty folder, or where a build left its work folder or a manifest. From then on the files with
-the names of a corpus are the build's; it replaces and removes those, and nothing else.
+A build begins only in an empty folder, or in one with the work folder or the manifest of a build. From then on it owns
+all files with the names of a corpus. It replaces and removes only these.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _UNFINISHED_REQUEST = re.compile(r"(.*/)?(inputs\.arrow|\.(build\.json|inputs\.a
 
 
 def check_directory(workspace: Workspace, outputs: Sequence[Output]) -> None:
-    """Refuse a directory in which a build would write over something that no build wrote, or remove it.
+    """Refuse a directory in which a build would overwrite or remove files that no build wrote.
 
     Raises:
-        UsageError: something else is in the place of a folder that the build needs, or a folder has other files.
+        UsageError: a folder that the build needs is something else, or has other files.
     """
     store = workspace.store
     for folder in dict.fromkeys(["", names.WORK, *(folder for output in outputs for folder in _folders(output))]):
@@ -49,7 +49,7 @@ def check_directory(workspace: Workspace, outputs: Sequence[Output]) -> None:
 
 
 def _check_own(store: Store) -> bool:
-    """Refuse a work folder that no build made: it has files and no request. Returns whether there is a request."""
+    """Refuse a work folder that no build made: one with files but no request. Returns whether there is a request."""
     if REQUEST.removeprefix(f"{names.WORK}/") in present(store, names.WORK):
         return True
     for name in files_below(store, names.WORK):
@@ -63,7 +63,7 @@ def _check_own(store: Store) -> bool:
 
 
 def _foreign(output: Output) -> set[str]:
-    """What is in a folder and has not the name of a file of a corpus."""
+    """Entries of a folder without the name of a file of a corpus."""
     return {
         name
         for name in present(output.store)
@@ -83,13 +83,13 @@ def _check_empty(store: Store, found: Collection[str], expected: str) -> None:
 def remove_corpora(workspace: Workspace, outputs: Sequence[Output], *, are_complete: bool, has_begun: bool) -> None:
     """Remove the corpora in the directory of a build, or the generation that an append writes.
 
-    Only files with the names of a corpus go. The manifests go first, the newest generation before the others: killed at
-    any moment, it leaves whole corpora or none.
+    Only files with the names of a corpus are removed. Manifests go first, newest generation first: killed at any
+    moment, it leaves complete corpora or none.
 
     Args:
-        outputs: of the build.
-        are_complete: remove complete corpora.
-        has_begun: remove what starting over has left of other outputs, because it was killed.
+        outputs: outputs of the build.
+        are_complete: whether to remove complete corpora.
+        has_begun: whether to remove other outputs that an interrupted start-over left.
     """
     store, ours = workspace.store, []
     for output in outputs if outputs[0].generation else _places(workspace):
@@ -107,7 +107,7 @@ def remove_corpora(workspace: Workspace, outputs: Sequence[Output], *, are_compl
 
 
 def _places(workspace: Workspace) -> Iterator[Output]:
-    """Every place in the directory where a generation of a corpus can lie, links left out."""
+    """Every place in the directory where a generation of a corpus can lie, without links."""
     for is_split in (False, True):
         for output in workspace.outputs(is_split=is_split):
             if any(obstacle(workspace.store, folder) is not None for folder in _folders(output)):
@@ -119,12 +119,12 @@ def _places(workspace: Workspace) -> Iterator[Output]:
 
 
 def _folders(output: Output) -> list[str]:
-    """The folder of an output, and those above it, from the top."""
+    """The folder of an output and its parents, from the top."""
     return list(accumulate(filter(None, output.folder.split("/")), names.in_folder))
 
 
 def manifest_of(output: Output) -> Manifest | None:
-    """The manifest of a corpus that a build wrote as this output, if it can be decoded."""
+    """The manifest of the corpus that a build wrote as this output, if it can be decoded."""
     try:
         fields = json.loads(output.store.get(names.MANIFEST))
         fields.pop("manifest_sha256")
@@ -137,7 +137,7 @@ def manifest_of(output: Output) -> Manifest | None:
 
 
 def complete_outputs(workspace: Workspace) -> tuple[Output, ...]:
-    """The corpora in a directory that are complete: one, or the two of a split; none if there are none."""
+    """The complete corpora in a directory: none, one, or the two of a split."""
     for is_split in (False, True):
         outputs = workspace.outputs(is_split=is_split)
         if all(names.MANIFEST in present(output.store) for output in outputs):

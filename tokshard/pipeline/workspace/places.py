@@ -1,4 +1,4 @@
-"""Where a build puts its files: the corpora, and the folder of an unfinished build. Names; the store has the files."""
+"""The places of a build's files: the corpora, and the folder of an unfinished build. Only names."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Output:
 
     Args:
         split: ``train`` or ``validation``; empty if the build writes one corpus.
-        generation: that the build writes: 0 for a new corpus, else the number of an append.
+        generation: the generation that the build writes: 0 for a new corpus, else the number of an append.
         corpus: the store of the corpus with all its generations.
-        store: of this generation.
-        folder: its place in the store of the whole build; empty if it lies there itself.
+        store: the store of this generation.
+        folder: its place in the store of the whole build; empty for the root.
     """
 
     split: str
@@ -54,7 +54,7 @@ class Output:
     folder: str
 
     def shard_sizes(self) -> dict[str, int]:
-        """The shards that are there, with their sizes in bytes."""
+        """The existing shards, with their sizes in bytes."""
         return {entry.name: entry.size for entry in list(self.store.list()) if names.is_shard_name(entry.name)}
 
 
@@ -63,8 +63,8 @@ class Workspace:
     """The place of a build.
 
     Args:
-        store: of the location that the build was given: a corpus, or the folder of two with a validation split.
-        run: this run of the build, as the store knows it; one that only reads never begins it.
+        store: the store of the output location: a corpus, or the folder of two with a validation split.
+        run: this run of the build, for the store; a run that only reads never begins it.
     """
 
     store: Store
@@ -72,7 +72,7 @@ class Workspace:
 
     @property
     def out(self) -> str:
-        """The location as it was given, for messages and for the result."""
+        """The location as given, for messages and for the result."""
         return self.store.location
 
     def outputs(self, *, is_split: bool, generation: int = 0) -> tuple[Output, ...]:
@@ -87,13 +87,13 @@ class Workspace:
         return tuple(outputs)
 
     def clear(self) -> None:
-        """Remove every file but the lock, and what says that the folder belongs to a build."""
+        """Remove every file except the lock and the mark that the folder belongs to a build."""
         with contextlib.suppress(FileNotFoundError):
             found = {f"{names.WORK}/{name}" for name in self.store.names(names.WORK)}
             self.store.delete(*(found - {LOCK, REQUEST, INPUTS}))
 
     def remove(self) -> None:
-        """Remove the folder. The lock is last, so that no other build begins in it; before it what was asked for."""
+        """Remove the folder: the request near the end, and the lock last, so that no other build begins in it."""
         with contextlib.suppress(OSError):
             self.run.end()
             self.clear()
@@ -105,7 +105,7 @@ def open_workspace(location: str | os.PathLike[str]) -> Workspace:
     """The place of a build, for a run that has begun nothing yet.
 
     Raises:
-        UsageError: the location is a URI that no store is known for, or no build can ever write there.
+        UsageError: the location is a URI without a known store, or no build can ever write there.
     """
     _check_place(os.fspath(location))
     run = open_store(location).attempt(_PARTIAL, secrets.token_hex(8))

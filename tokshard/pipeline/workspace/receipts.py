@@ -1,8 +1,8 @@
-"""Receipts: one small file that says what a task, or a segment of a stream, came to: *written* or *failed*.
+"""Receipts: a small file with the result of a task, or of a segment of a stream: *written* or *failed*.
 
-A task is a pure function of its inputs and the settings, so its failure is one, too. Whoever judges a build reads what
-failed instead of running it again. A receipt is MessagePack with a CRC-32 of it at its end. The files that it names
-were put before it, so a receipt promises them.
+A task is a pure function of its inputs and the settings, and so is its failure. The judge of a build reads failures
+instead of running tasks again. A receipt is MessagePack with a CRC-32 at its end. The files that it names are written
+before it, so a receipt promises them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CRC_BYTES = 4
 
 
 class SourceCounts(msgspec.Struct, array_like=True):
-    """What a task did with one source, as one corpus sees it. ``records_read = documents + sum of left_out``."""
+    """The counts of a task for one source and one corpus. ``records_read = documents + sum of left_out``."""
 
     index: int
     records_read: int = 0
@@ -41,7 +41,7 @@ class SourceCounts(msgspec.Struct, array_like=True):
 
 
 class OutputCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a task wrote into one corpus.
+    """The counts and shards of a task in one corpus.
 
     Args:
         sources: one entry per source that the task read, in order.
@@ -65,15 +65,15 @@ class OutputCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a task failed, and would fail again. Counted from its own start: only receipts before it say the line.
+    """Why a task failed, and would fail again. Records count from the task's start: earlier receipts give the line.
 
     Args:
         kind: a bad ``record``, a damaged or missing ``input``, or an error of another kind.
         source: index of the input.
-        record: of a bad record: its number within the task in that input, from 0.
-        reason: of a bad record: a constant of `tokshard.pipeline.sources.records`.
-        place: what names the input before `problem`, which is the same wherever the input lies; may be empty.
-        problem, hint: what is wrong, and the next step; of a bad record the detail, and empty.
+        record: for a bad record, its number within the task in that input, from 0.
+        reason: for a bad record, a constant of `tokshard.pipeline.sources.records`.
+        place: the name of the input, written before `problem`; `problem` does not depend on the location. May be empty.
+        problem, hint: the problem, and the next step; for a bad record, the detail and an empty hint.
         error: the name of its class in `tokshard.errors`.
     """
 
@@ -88,7 +88,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TaskFailedError(Exception):
-    """A task cannot be done, and would fail again."""
+    """A task failed, and would fail again."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure)
@@ -96,24 +96,24 @@ class TaskFailedError(Exception):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a task came to.
+    """The result of a task.
 
     Args:
         key: the task, or the segment of a stream.
-        failure: why it failed; None if it is done.
-        is_last: nothing of the stream follows this segment.
-        max_documents: documents that it was allowed to write, or None.
-        most_documents: documents it had written when it ended, or at any time before it began anew.
+        failure: why it failed; None if it is written.
+        is_last: whether this is the last segment of the stream.
+        max_documents: the most documents that it was allowed to write, or None.
+        most_documents: the most documents that it had written, at its end or before a restart.
         input_bytes: bytes of input that it read, for the progress bar.
         outputs: one entry per corpus of the build: two with a validation split. Records read are the same in each.
         num_rejects, rejects_bytes: lines and bytes of its list of bad records.
-        fields: the kept columns that some record of it has a field for.
-        changes: what was changed on the way from records to documents, and how often.
-        listed: rows of the list of ``--drop-ids`` that name a document of the task, as little-endian uint32.
-        left_out: index of each input of a group that was left out as damaged, and what is wrong with it.
-        made_of: digest of what the task read besides inputs: another one makes the receipt void.
-        file_bytes, file_sha256: of the file that the task left for later stages.
-        parts: what that file holds. Of hashes: distinct ones and repeats of each part. Else (rows or rounds, 0).
+        fields: the kept columns whose field at least one record has.
+        changes: changes on the way from records to documents, with counts.
+        listed: rows of the ``--drop-ids`` list that name a document of the task, as little-endian uint32.
+        left_out: index of each input of a group that was left out as damaged, with its damage.
+        made_of: digest of all that the task read besides inputs: another digest invalidates the receipt.
+        file_bytes, file_sha256: size and hash of the file that the task left for later stages.
+        parts: the content of that file. For hashes: distinct hashes and repeats of each part. Else (rows or rounds, 0).
     """
 
     key: Key
@@ -135,7 +135,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parts: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
     def holds_for(self, room: int | None) -> bool:
-        """Whether the task would come to the same with room for `room` documents; None for any number."""
+        """Whether the task would have the same result with room for `room` documents; None for any number."""
         if room == self.max_documents:
             return True
         bounds = [bound for bound in (room, self.max_documents) if bound is not None]
@@ -162,7 +162,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return sum(source.records_read for source in sources if source.index == index)
 
     def without_details(self) -> Receipt:
-        """The receipt without what only its file has to say, for a process that keeps many receipts.
+        """The receipt without details that stay in its file, for a process that keeps many receipts.
 
         The counts of its sources are added up. Inputs that share a task are read whole, so no later task needs to know
         how many of their records came before.
@@ -179,14 +179,14 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """What was done since the last report.
+    """The progress since the last report.
 
     Args:
         input_bytes: bytes of input read.
-        documents, tokens: written.
-        records: read.
+        documents, tokens: documents and tokens written.
+        records: records read.
         bad: records left out as bad.
-        example: what is wrong with one of these.
+        example: the problem of one of these.
     """
 
     input_bytes: int = 0
@@ -198,7 +198,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 def progress_of(receipts: Iterable[Receipt]) -> Progress:
-    """The sum of what finished tasks did."""
+    """The summed progress of finished tasks."""
     input_bytes = documents = tokens = records = bad = 0
     for receipt in receipts:
         input_bytes += receipt.input_bytes
@@ -210,7 +210,7 @@ def progress_of(receipts: Iterable[Receipt]) -> Progress:
 
 
 def written_rows(outputs: Iterable[OutputCounts]) -> pa.RecordBatch:
-    """The rows of the shard table of some tasks, in order: of `WRITTEN_SHARD_SCHEMA`."""
+    """The rows of the shard table of some tasks, in order, with `WRITTEN_SHARD_SCHEMA`."""
     # a stream of Arrow is its schema and then the batches
     stream = b"".join([WRITTEN_SHARD_SCHEMA.serialize(), *(output.table for output in outputs)])
     table = ipc.open_stream(stream).read_all().combine_chunks()
@@ -233,7 +233,7 @@ def rejects_path(stage: str, key: Key) -> str:
 
 
 def file_path(stage: str, key: Key) -> str:
-    """What a task leaves for later stages: sorted hashes, places of duplicates, or documents on their way."""
+    """The file that a task leaves for later stages: sorted hashes, places of duplicates, or dealt documents."""
     return f"{names.WORK}/{stage}/files/{_file_name(key)}.bin"
 
 
@@ -242,13 +242,13 @@ def _file_name(key: Key) -> str:
 
 
 def write_receipt(store: Store, stage: str, receipt: Receipt) -> None:
-    """Publish a receipt, whole and durable."""
+    """Publish a receipt, atomically and durably."""
     content = msgspec.msgpack.encode(receipt)
     store.put(receipt_path(stage, receipt.key), content + zlib.crc32(content).to_bytes(_CRC_BYTES, "little"))
 
 
 def delete_receipt(store: Store, stage: str, key: Key) -> None:
-    """Forget what a task came to."""
+    """Delete the receipt of a task."""
     store.delete(receipt_path(stage, key), rejects_path(stage, key))
 
 
@@ -263,7 +263,7 @@ def receipt_keys(store: Store, stage: str) -> list[Key]:
 
 
 def read_receipts(store: Store, stage: str, keys: Iterable[Key]) -> Iterator[Receipt]:
-    """The receipts of some tasks, in the order of `keys`. Those that are not there are passed over.
+    """The receipts of some tasks, in the order of `keys`. Missing ones are skipped.
 
     Raises:
         BuildError: a receipt is damaged.
@@ -276,7 +276,7 @@ def read_receipt(store: Store, stage: str, key: Key) -> Receipt:
     """One receipt.
 
     Raises:
-        BuildError: the file is gone or damaged.
+        BuildError: the file is missing or damaged.
     """
     name = receipt_path(stage, key)
     receipt = _read(store, name)
