@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.store.memory import SCHEME, MemoryStore
 from tokshard import build_corpus, copy_corpus, open_corpus
 from tokshard.errors import BadRecordError, ConfigurationChangedError, UsageError
 from tokshard.format import names
+from tokshard.runtime import NumpyLoader, StreamPlan
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
 RECORDS = [said("q", "one", "r", "two"), said("what is <|im_end|>?", "a ü 🧪"), said("x", "three")]
@@ -137,6 +139,28 @@ def test_the_last_answer_another_end_and_the_recipe(tmp_path, tokenizer):
         build(path, tokenizer, tmp_path / "out", loss="last", document_end="<pad>", chat=str(other))
 
 
+def test_weights_of_messages_are_those_of_their_targets(tmp_path, tokenizer):
+    records = [said("q", "one", "r", "two"), said("x", "three"), said("x", "four")]
+    records[0]["messages"][1]["weight"], records[2]["messages"][1]["weight"] = 0.25, 3
+    path = write(tmp_path / "a.jsonl", records)
+    build(path, tokenizer, tmp_path / "out", loss="weighted")
+    with open_corpus(tmp_path / "out") as corpus:
+        assert list(corpus.manifest.columns) == ["loss", "loss_weights"]
+        documents = [corpus.document(index) for index in range(3)]
+        spans = [corpus.loss_spans(index).reshape(-1, 2).tolist() for index in range(3)]
+    expected: Counter[float] = Counter()
+    for found, weights in zip(spans, ([0.25, 1], [1], [3]), strict=True):
+        for (start, stop), weight in zip(found, weights, strict=True):
+            expected[weight] += stop - start
+    plan = StreamPlan({"chat": tmp_path / "out"}, seq_len=64, epochs=1, seed=1)
+    with NumpyLoader(plan, global_batch_size=2) as loader:
+        read = Counter(weight for batch in loader for weight in batch["loss_weights"].ravel().tolist() if weight)
+    assert read == expected
+    assert len(documents[0]) == spans[0][-1][1] + 2
+    build(path, tokenizer, tmp_path / "skipped", on_bad_record="skip")
+    assert learned(tmp_path / "skipped") == [["three<|im_end|>"]]
+
+
 def test_a_template_that_does_not_teach_the_end_of_a_turn_is_noted(tmp_path, tokenizer):
     (tmp_path / "bare.jinja").write_text(BARE)
     path = write(tmp_path / "a.jsonl", RECORDS)
@@ -203,6 +227,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "heads": {"max_tokens": 40, "overlong": "head", "min_tokens": 25},
     "a limit": {"max_documents": 45},
     "the last answers": {"loss": "last"},
+    "weights": {"loss": "weighted", "max_tokens": 40, "overlong": "head"},
 }
 
 
@@ -211,6 +236,7 @@ def many(count: int) -> list[dict[str, Any]]:
     found = [said("q" * (n % 5), "one 🧪 " * (n % 7), f"{n % 13}", "<|im_end|> two") for n in range(count)]
     for n in range(0, count, 9):
         found[n]["messages"][3]["weight"] = 0
+        found[n]["messages"][1]["weight"] = 1
     for n in range(0, count, 11):
         found[n]["messages"].pop(n % 4)["role"] = "nobody"
     return [{"messages": []} if n % 10 == 3 else record for n, record in enumerate(found)]

@@ -11,7 +11,8 @@ import msgspec
 from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.enclosing import check_outside_corpora
-from tokshard.format.loss import LOSS, LOSS_COLUMNS
+from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
+from tokshard.format.manifest import ChatConfig
 from tokshard.pipeline.append import next_generation
 from tokshard.pipeline.copies import copied_request
 from tokshard.pipeline.encode.chat.texts import checked_chat, read_template
@@ -119,7 +120,7 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
             chat=chat,
             special_tokens=special_tokens,
         ),
-        columns=({LOSS: LOSS_COLUMNS[LOSS]} if chat is not None else {})
+        columns={name: LOSS_COLUMNS[name] for name in _loss_columns(chat)}
         | {name: kind for name, (_, kind) in columns.items()},
         tokenizer=info,
         normalizer=read.normalizer,
@@ -131,6 +132,12 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
         chat=template,
     )
     return request, read.content
+
+
+def _loss_columns(chat: ChatConfig | None) -> list[str]:
+    if chat is None:
+        return []
+    return [LOSS, WEIGHTS] if chat.loss == "weighted" else [LOSS]
 
 
 def _check_read_once(options: BuildOptions, read_once: Sequence[str]) -> None:
