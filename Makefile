@@ -5,7 +5,7 @@ VENV := .venv
 LOWEST := .venv-lowest
 INTEROP := .venv-interop
 # loaders that exclude each other's versions of numpy, transformers or huggingface_hub: each has an environment of its own
-LOADERS := megatron streaming litdata datatrove
+LOADERS := megatron streaming litdata datatrove trl
 TRAINERS := .venv-trainers
 REMOTE := .venv-remote
 RAY := .venv-ray

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.contract import small
+from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.encode.chat import chats
 from tests.pipeline.encode.chat.chats import said
 from tests.pipeline.encode.chat.templates import BARE, CHATML
-from tests.pipeline.inputs import jsonl
+from tests.pipeline.inputs import jsonl, zstd
+from tests.store.memory import SCHEME, MemoryStore
 from tokshard import build_corpus, copy_corpus, open_corpus
 from tokshard.errors import BadRecordError, ConfigurationChangedError, UsageError
+from tokshard.format import names
+from tokshard.runtime import NumpyLoader, StreamPlan
+from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
 RECORDS = [said("q", "one", "r", "two"), said("what is <|im_end|>?", "a ü 🧪"), said("x", "three")]
 LEARNED = [["one<|im_end|>", "two<|im_end|>"], ["a ü 🧪<|im_end|>"], ["three<|im_end|>"]]
@@ -132,6 +139,28 @@ def test_the_last_answer_another_end_and_the_recipe(tmp_path, tokenizer):
         build(path, tokenizer, tmp_path / "out", loss="last", document_end="<pad>", chat=str(other))
 
 
+def test_weights_of_messages_are_those_of_their_targets(tmp_path, tokenizer):
+    records = [said("q", "one", "r", "two"), said("x", "three"), said("x", "four")]
+    records[0]["messages"][1]["weight"], records[2]["messages"][1]["weight"] = 0.25, 3
+    path = write(tmp_path / "a.jsonl", records)
+    build(path, tokenizer, tmp_path / "out", loss="weighted")
+    with open_corpus(tmp_path / "out") as corpus:
+        assert list(corpus.manifest.columns) == ["loss", "loss_weights"]
+        documents = [corpus.document(index) for index in range(3)]
+        spans = [corpus.loss_spans(index).reshape(-1, 2).tolist() for index in range(3)]
+    expected: Counter[float] = Counter()
+    for found, weights in zip(spans, ([0.25, 1], [1], [3]), strict=True):
+        for (start, stop), weight in zip(found, weights, strict=True):
+            expected[weight] += stop - start
+    plan = StreamPlan({"chat": tmp_path / "out"}, seq_len=64, epochs=1, seed=1)
+    with NumpyLoader(plan, global_batch_size=2) as loader:
+        read = Counter(weight for batch in loader for weight in batch["loss_weights"].ravel().tolist() if weight)
+    assert read == expected
+    assert len(documents[0]) == spans[0][-1][1] + 2
+    build(path, tokenizer, tmp_path / "skipped", on_bad_record="skip")
+    assert learned(tmp_path / "skipped") == [["three<|im_end|>"]]
+
+
 def test_a_template_that_does_not_teach_the_end_of_a_turn_is_noted(tmp_path, tokenizer):
     (tmp_path / "bare.jinja").write_text(BARE)
     path = write(tmp_path / "a.jsonl", RECORDS)
@@ -184,6 +213,77 @@ def test_an_append_keeps_the_template_and_the_loss(tmp_path, tokenizer):
         build(tmp_path / "text.jsonl", tokenizer, tmp_path / "out", append=True, chat=None, eos="</s>")
     build(second, tokenizer, tmp_path / "out", append=True)
     assert learned(tmp_path / "out") == LEARNED
+
+
+# who runs it
+
+
+PLACES = ("two workers", "an array", "a store")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "duplicates": {"dedup": "exact"},
+    "a split": {"validation_fraction": 0.3},
+    "an append": {"append": True},
+    "heads": {"max_tokens": 40, "overlong": "head", "min_tokens": 25},
+    "a limit": {"max_documents": 45},
+    "the last answers": {"loss": "last"},
+    "weights": {"loss": "weighted", "max_tokens": 40, "overlong": "head"},
+}
+
+
+def many(count: int) -> list[dict[str, Any]]:
+    """Conversations of which some are equal, some bad, and some have nothing to learn."""
+    found = [said("q" * (n % 5), "one 🧪 " * (n % 7), f"{n % 13}", "<|im_end|> two") for n in range(count)]
+    for n in range(0, count, 9):
+        found[n]["messages"][3]["weight"] = 0
+        found[n]["messages"][1]["weight"] = 1
+    for n in range(0, count, 11):
+        found[n]["messages"].pop(n % 4)["role"] = "nobody"
+    return [{"messages": []} if n % 10 == 3 else record for n, record in enumerate(found)]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("place", PLACES)
+def test_whoever_runs_a_build_of_conversations_its_bytes_are_those_of_one_process(
+    place, name, tmp_path, tokenizer, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
+    if place == "two workers":  # which know nothing of smaller chunks
+        sizes = {"task_bytes": 1 << 20}
+        records = [{**record, "pad": "x" * 30_000} for record in many(40)]
+        sources = {f"in/{n}.jsonl": jsonl(records[n:]) for n in range(3)}
+    else:
+        sizes = {"task_bytes": 512}
+        small.shrink(monkeypatch.setattr, chunk_bytes=512)
+        sources = {"in/a.jsonl": jsonl(many(40)), "in/b.jsonl.zst": zstd(jsonl(many(25))), "in/c.jsonl": jsonl(many(7))}
+    roots = {"alone": str(tmp_path), "other": f"{SCHEME}:/{tmp_path}" if place == "a store" else str(tmp_path)}
+    for root in set(roots.values()):
+        for path, content in sources.items():
+            open_store(root).put(path, content)
+        open_store(root).put("base.jsonl", jsonl(RECORDS))
+        for path in tokenizer.iterdir():
+            open_store(root).put(f"tok/{path.name}", path.read_bytes())
+    given = {"workers": 1, "chat": "own", "on_bad_record": "skip", **sizes, **OPTIONS[name]}
+    for kind, root in roots.items():
+        here = {"tokenizer": f"{root}/tok", "out": f"{root}/{kind}"}
+        if name == "an append":
+            build_corpus(f"{root}/base.jsonl", **here, chat="own", workers=1, **sizes)
+        if place == "an array" and kind == "other":
+            for index in (2, 0, 1):
+                run_job(f"{root}/in", job_index=index, num_jobs=3, **here, **given)
+            commit_corpus(here["out"])
+        else:
+            workers = 2 if place == "two workers" and kind == "other" else 1
+            build_corpus(f"{root}/in", **here, **{**given, "workers": workers})
+    alone, other = (_files(f"{root}/{kind}") for kind, root in roots.items())
+    assert other == alone
+    assert sum(names.is_shard_name(Path(path).name) for path in alone) > 1
+
+
+def _files(location: str) -> dict[str, bytes]:
+    store = open_store(location)
+    return {path: store.get(path) for path in files_below(store, "") if Path(path).name != names.REPORT}
 
 
 def test_a_kept_field_cannot_take_the_column_of_the_spans(tmp_path, tokenizer):

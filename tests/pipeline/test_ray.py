@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.contract import builds
+from tests.contract.conversations import conversations, write_tokenizer
 from tests.pipeline.places import files
 from tests.store.faulty_proxy import FaultyProxy, status
 from tokshard import build_corpus, copy_corpus
@@ -89,6 +90,18 @@ def test_the_bytes_are_those_of_a_local_build(name, cluster, sources, tmp_path):
     given = sources if name == "bad source" else sources[:-1]
     build_corpus(given, **options(tmp_path / "local", workers=2), **OPTIONS[name])
     build_corpus(given, **options(tmp_path / "ray", ray=cluster.address), **OPTIONS[name])
+    assert files(tmp_path / "ray") == files(tmp_path / "local")
+
+
+@pytest.mark.parametrize("more", [{}, {"dedup": "exact"}, {"validation_fraction": 0.3}])
+def test_conversations_become_the_documents_of_a_local_build(more, cluster, tmp_path):
+    tokenizer = write_tokenizer(tmp_path / "tokenizer")
+    for number in range(4):
+        records = [json.dumps(record) + "\n" for record in conversations(1_500, seed=number % 3)]
+        (tmp_path / f"{number}.jsonl").write_text("".join(records))
+    given = sorted(tmp_path.glob("*.jsonl"))
+    for name, how in (("local", {"workers": 2}), ("ray", {"ray": cluster.address})):
+        build_corpus(given, **options(tmp_path / name, **how) | {"tokenizer": tokenizer}, chat="own", **more)
     assert files(tmp_path / "ray") == files(tmp_path / "local")
 
 

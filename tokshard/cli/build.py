@@ -67,7 +67,7 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
 @click.option("--chat-date", metavar="DATE", help="What a chat template writes as today.")
 @click.option(
     "--loss",
-    type=click.Choice(["assistant", "last", "all"]),
+    type=click.Choice(["assistant", "last", "all", "weighted"]),
     default="assistant",
     show_default=True,
     help="Targets of a chat.",
@@ -121,7 +121,7 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     default="16MiB",
     show_default=True,
     metavar="SIZE",
-    help="Reject texts longer than this; see --on-bad-record.",
+    help="Reject longer texts.",
 )
 @click.option(
     "--on-bad-record",

@@ -89,7 +89,7 @@ class ChatConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Args:
         template: SHA-256 of the chat template and of the tokens that it reads as variables.
         jinja2: the version that rendered it.
-        loss: what became targets: ``assistant``, ``last`` or ``all``.
+        loss: what became targets: ``assistant``, ``last``, ``all`` or ``weighted``.
         chat_date: what ``strftime_now`` formatted, or None.
         overlong: documents over ``max_tokens`` were left out, ``skip``; or cut, ``head``.
     """

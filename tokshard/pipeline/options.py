@@ -58,7 +58,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
             of a tokenizer; or ``own`` for the one of `tokenizer`. Default: documents are texts.
         chat_date: the date that a chat template writes as today's, such as ``2026-11-23``.
         loss: the targets of a conversation: what its template marks as written by the ``assistant``, the ``last`` of
-            these answers, or ``all``.
+            these answers, or ``all``; or these answers ``weighted`` by the ``weight`` of their messages.
         document_end: token that ends each conversation: a special one that its template does not write; default: the
             first that is there.
         overlong: with `chat` and `max_tokens`: ``skip`` longer conversations, or keep their ``head``.
@@ -113,7 +113,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     text_field: str = "text"
     chat: str | None = None
     chat_date: str | None = None
-    loss: Literal["assistant", "last", "all"] = "assistant"
+    loss: Literal["assistant", "last", "all", "weighted"] = "assistant"
     document_end: str | None = None
     overlong: Literal["skip", "head"] = "skip"
     special_tokens: str | None = None
@@ -162,7 +162,7 @@ class OptionalBuildOptions(TypedDict, total=False):
     text_field: str
     chat: str | None
     chat_date: str | None
-    loss: Literal["assistant", "last", "all"]
+    loss: Literal["assistant", "last", "all", "weighted"]
     document_end: str | None
     overlong: Literal["skip", "head"]
     special_tokens: str | None

@@ -11,7 +11,8 @@ import msgspec
 from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.enclosing import check_outside_corpora
-from tokshard.format.loss import LOSS, LOSS_COLUMNS
+from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
+from tokshard.format.manifest import ChatConfig
 from tokshard.pipeline.append import next_generation
 from tokshard.pipeline.copies import copied_request
 from tokshard.pipeline.encode.chat.texts import checked_chat, read_template
@@ -91,7 +92,7 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
         chat, info, more = checked_chat(
             read, template, loss=options.loss, wanted_end=options.document_end, overlong=options.overlong
         )
-        of_loss = {LOSS: LOSS_COLUMNS[LOSS]}
+        of_loss = {name: LOSS_COLUMNS[name] for name in _loss_columns(chat)}
         notes += more
     special_tokens = options.special_tokens
     if special_tokens is not None:
@@ -140,6 +141,10 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
         chat=template,
     )
     return request, read.content
+
+
+def _loss_columns(chat: ChatConfig) -> list[str]:
+    return [LOSS, WEIGHTS] if chat.loss == "weighted" else [LOSS]
 
 
 def _check_read_once(options: BuildOptions, read_once: Sequence[str]) -> None:

@@ -43,7 +43,7 @@ class EncodedTexts:
         with_special: indices of the texts that were encoded to a special id. They are not among the documents.
         failed: for each text that became no document, its index, the reason and what was found.
         idle: indices of conversations without a target. They are not among the documents either.
-        loss: of conversations: the spans of each document.
+        loss: of conversations: the columns of loss spans.
         changes: what was changed, to the indices of the texts.
     """
 
@@ -52,7 +52,7 @@ class EncodedTexts:
     with_special: tuple[int, ...]
     failed: Mapping[int, Problem] = field(default_factory=dict)
     idle: tuple[int, ...] = ()
-    loss: Sequence[NDArray[np.uint32]] | None = None
+    loss: Mapping[str, Sequence[NDArray[Any]]] = field(default_factory=dict)
     changes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.format.loss import LOSS
 from tokshard.format.manifest import BuildConfig, TokenizerInfo
 from tokshard.interop.tokens.batches import TokenBatch
 from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN
@@ -139,8 +138,7 @@ class Maker:
             bad = sorted([*bad, *rejected], key=lambda record: record.position)
             kept = sorted(set(range(len(texts))) - {*encoded.with_special, *encoded.failed, *encoded.idle})
             texts, positions, columns = _chosen(kept, texts, positions, columns)
-        if encoded.loss is not None:
-            columns = {LOSS: list(encoded.loss), **columns}
+        columns = {**{name: list(values) for name, values in encoded.loss.items()}, **columns}
         fraction = self._config.validation_fraction
         documents = Documents(
             tokens=encoded.tokens,

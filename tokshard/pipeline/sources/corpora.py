@@ -42,8 +42,8 @@ _HASH_BYTES = 8
 def share_documents(one: Corpus, other: Corpus) -> bool:
     """Whether documents of one corpus are also in another, according to their manifests.
 
-    They are if one holds, as a whole, in a generation or as a copy, what the other holds or took a part of. Two parts of
-    a corpus are not compared.
+    They are if one holds, as a whole, in a generation or as a copy, what the other holds or took a part of. Two parts
+    of a corpus are not compared.
     """
     (ours, our_parts), (theirs, their_parts) = contents(one), contents(other)
     return bool(ours & (theirs | their_parts) or our_parts & theirs)

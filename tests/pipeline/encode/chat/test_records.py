@@ -36,7 +36,7 @@ BOTH = [ASKED, ANSWERED]
 def test_each_form_is_the_same_conversation(record):
     found = conversation(record)
     assert found.values == {"messages": BOTH, "tools": None, "documents": None}
-    assert found.is_learned == (None,)
+    assert found.weights == (None,)
 
 
 def test_a_prompt_that_looks_like_json_is_text():
@@ -56,7 +56,7 @@ def test_tools_variables_and_reasoning_reach_the_template():
 def test_weights_are_read_and_hidden_from_the_template():
     messages = [{**ASKED, "weight": 0}, {**ANSWERED, "weight": 1.0, "train": None}, {**ANSWERED, "train": False}]
     found = conversation({"messages": messages})
-    assert found.is_learned == (True, False)
+    assert found.weights == (1, 0)
     assert found.values["messages"] == [ASKED, ANSWERED, ANSWERED]
 
 
@@ -74,8 +74,11 @@ def test_weights_are_read_and_hidden_from_the_template():
         ({"messages": "[{"}, MALFORMED_CHAT, "not JSON"),
         ({"messages": [{"content": "x"}]}, MALFORMED_CHAT, "message 0 has no role"),
         ({"conversations": [{"from": "bob", "value": "x"}]}, MALFORMED_CHAT, "from 'bob'"),
-        ({"messages": [{**ANSWERED, "weight": 0.5}]}, MALFORMED_CHAT, "expected 0 or 1"),
-        ({"messages": [{**ANSWERED, "weight": []}]}, MALFORMED_CHAT, "expected 0 or 1"),
+        *(
+            ({"messages": [{**ANSWERED, "weight": weight}]}, MALFORMED_CHAT, "expected one number from 0 to")
+            for weight in (-0.5, float("nan"), float("inf"), "1", [])
+        ),
+        ({"messages": [{**ANSWERED, "weight": 1e-9}]}, MALFORMED_CHAT, "give 0 to leave it out"),
         ({"messages": [{**ANSWERED, "weight": 0, "train": True}]}, MALFORMED_CHAT, "0 and True"),
         ({"messages": [{**ASKED, "train": True}]}, MALFORMED_CHAT, "answers alone"),
         ({"messages": BOTH, "chat_template_kwargs": {"messages": []}}, MALFORMED_CHAT, "variables of the template"),

@@ -161,6 +161,27 @@ def test_the_last_answer_alone_and_messages_of_weight_0():
     assert caught.value.reason == NOTHING_TO_LEARN
 
 
+def test_answers_have_the_weights_of_their_messages_where_that_is_asked_for():
+    text = "x{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}y"
+    parts = [("ab", 0.5), ("", 3), ("cd", 0.5), ("e", 2), ("f", 0), ("g", None), ("h", 1)]
+    record = {"messages": [{"role": "assistant", "content": part, "weight": weight} for part, weight in parts]}
+    document = encode(encoder(bytes_alone(), text, loss="weighted"), record)
+    assert document.loss.tolist() == [1, 5, 5, 6, 7, 9]
+    assert document.weights.tolist() == [0.5, 2, 1]
+    with pytest.raises(ChatRecordError, match=r"has the weight 0\.5, which --loss weighted would keep"):
+        encode(encoder(bytes_alone(), text), record)
+
+
+def test_a_token_of_two_answers_has_the_weight_of_the_first():
+    text = "x {% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    record = {
+        "messages": [{"role": "assistant", "content": part, "weight": 2 + n} for n, part in enumerate(["th", "e"])]
+    }
+    document = encode(encoder(speller("byte fallback, Replace"), text, loss="weighted"), record)
+    assert (document.loss.tolist(), document.weights.tolist()) == ([1, 2], [2])
+    assert document.num_cut == 2
+
+
 def test_answers_of_the_prompt_are_not_learned():
     record = {"prompt": said("q", "one", "r")["messages"], "completion": [{"role": "assistant", "content": "two"}]}
     assert [bytes(span[:3]) for span in learned(encode(encoder(bytes_alone(), CHATML), record))] == [b"two"]

@@ -40,6 +40,7 @@ _ROLES = {
 """The values of ``from``."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """The names of a field; templates read the first two of them."""
+_MAX_WEIGHT = 1_000_000
 _RESERVED = frozenset({MESSAGES, "add_generation_prompt", TOOLS})
 
 
@@ -62,11 +63,11 @@ class Conversation:
 
     Args:
         values: ``messages``, ``tools``, ``documents``, and what the record adds.
-        is_learned: of each message of the assistant, what the record says; None where it says nothing.
+        weights: of each message of the assistant, 0 if it is not to be learned; None where the record says nothing.
     """
 
     values: Mapping[str, Any]
-    is_learned: tuple[bool | None, ...]
+    weights: tuple[float | None, ...]
 
 
 def conversation(record: Mapping[str, Any]) -> Conversation:
@@ -91,9 +92,9 @@ def conversation(record: Mapping[str, Any]) -> Conversation:
     if not isinstance(keywords, dict) or not _RESERVED.isdisjoint(keywords):
         raise ChatRecordError(MALFORMED_CHAT, f"{KEYWORDS} is {keywords!r:.80}, expected variables of the template")
     values = {name: _objects(record, name) for name in (TOOLS, DOCUMENTS)}
-    learned = [flag for message, flag in messages if message["role"] == "assistant"]
+    weights = [weight for message, weight in messages if message["role"] == "assistant"]
     return Conversation(
-        values={**values, **keywords, "messages": [message for message, _ in messages]}, is_learned=tuple(learned)
+        values={**values, **keywords, "messages": [message for message, _ in messages]}, weights=tuple(weights)
     )
 
 
@@ -139,8 +140,8 @@ def _objects(record: Mapping[str, Any], name: str) -> list[dict[str, Any]] | Non
     raise ChatRecordError(MALFORMED_CHAT, f"{name} is {found!r:.80}, expected a list of objects")
 
 
-def _message(place: int, found: Mapping[str, Any], is_prompt: bool) -> tuple[dict[str, Any], bool | None]:
-    """A message as templates read it, and whether the record wants it learned."""
+def _message(place: int, found: Mapping[str, Any], is_prompt: bool) -> tuple[dict[str, Any], float | None]:
+    """A message as templates read it, and its weight."""
     message = dict(found)
     if "role" not in message and "from" in message:
         sender, message["content"] = message.pop("from"), message.pop("value", None)
@@ -156,26 +157,28 @@ def _message(place: int, found: Mapping[str, Any], is_prompt: bool) -> tuple[dic
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(part, str) and kind != "text":
             raise ChatRecordError(MEDIA, f"message {place} has a part of type {kind!r:.40}; a corpus holds text alone")
-    is_learned = _is_learned(place, message)
+    weight = _weight(place, message)
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     if reasoning is not None:
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-    return message, False if is_prompt else is_learned
+    return message, 0 if is_prompt else weight
 
 
-def _is_learned(place: int, message: dict[str, Any]) -> bool | None:
+def _weight(place: int, message: dict[str, Any]) -> float | None:
     """What ``weight`` or ``train`` say, which no template is to see."""
     said = [value for value in (message.pop("weight", None), message.pop("train", None)) if value is not None]
     if not said:
         return None
-    if any(value not in (0, 1) or value != said[0] for value in said):
+    if any(not isinstance(value, int | float) or not 0 <= value <= _MAX_WEIGHT or value != said[0] for value in said):
         raise ChatRecordError(
             MALFORMED_CHAT,
-            f"message {place} has the weight {' and '.join(f'{value!r:.40}' for value in said)}, expected 0 or 1",
+            f"message {place} has the weight {' and '.join(f'{value!r:.40}' for value in said)}, expected one number "
+            f"from 0 to {_MAX_WEIGHT:,}",
         )
-    is_learned = bool(said[0])
-    if is_learned and message["role"] != "assistant":
+    if said[0] > 0 and message["role"] != "assistant":
         raise ChatRecordError(
             MALFORMED_CHAT, f"message {place} of role {message['role']!r:.40} is to be trained; answers alone can be"
         )
-    return is_learned
+    if 0 < said[0] < 1 / _MAX_WEIGHT:
+        raise ChatRecordError(MALFORMED_CHAT, f"message {place} has the weight {said[0]!r}; give 0 to leave it out")
+    return float(said[0])

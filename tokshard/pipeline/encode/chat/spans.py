@@ -23,8 +23,10 @@ from tokshard.pipeline.sources.records import NOT_ENCODED
 if TYPE_CHECKING:
     from tokshard.pipeline.encode.chat.sandbox import Rendered
 
-Loss = Literal["assistant", "last", "all"]
-"""What is learned: what the template marks, of that the last answer, or everything."""
+Loss = Literal["assistant", "last", "all", "weighted"]
+"""What is learned: what the template marks, of that the last answer, or everything; or each answer by its weight."""
+Span = tuple[int, int, float]
+"""Start, stop and weight."""
 
 NOTHING_TO_LEARN = "nothing to learn"
 NOT_RENDERED = "chat template fails on the record"
@@ -46,11 +48,13 @@ class ChatDocument:
         ids: uint32 [tokens], the document's end included.
         loss: uint32 [2 x spans]: start, stop, start, ... of the tokens that are targets; ascending, not touching,
             without the first token and the last.
+        weights: float32 [spans].
         num_cut: spans that begin inside a token, which is learned whole.
     """
 
     ids: NDArray[np.uint32]
     loss: NDArray[np.uint32]
+    weights: NDArray[np.float32]
     num_cut: int
 
 
@@ -98,10 +102,10 @@ class ChatEncoder:
             raise ChatRecordError(MALFORMED_CHAT, "its values are nested too deeply") from error
         if (ids == self._end_id).any():
             raise ChatRecordError(HAS_END, "the template writes the token that ends documents into this conversation")
-        loss, num_cut = _tokens_of(self._speller.lengths(ids), places)
+        loss, weights, num_cut = _tokens_of(self._speller.lengths(ids), places)
         if not len(loss):
             raise ChatRecordError(NOTHING_TO_LEARN, "no token of it is a target")
-        return ChatDocument(ids=np.append(ids, np.uint32(self._end_id)), loss=loss, num_cut=num_cut)
+        return ChatDocument(ids=np.append(ids, np.uint32(self._end_id)), loss=loss, weights=weights, num_cut=num_cut)
 
     def _rendered(self, values: Mapping[str, Any]) -> tuple[Rendered, dict[int, str], Engine]:
         """The text with one private character for each control token that the record spells.
@@ -129,28 +133,31 @@ class ChatEncoder:
             READ_TOKEN, "what the template writes depends on a special token that is spelled in a message"
         )
 
-    def _learned(self, conversation: Conversation, rendered: Rendered) -> Sequence[tuple[int, int]]:
+    def _learned(self, conversation: Conversation, rendered: Rendered) -> Sequence[Span]:
         """The characters that are learned."""
-        said = conversation.is_learned
+        said = [1.0 if weight is None else weight for weight in conversation.weights]
+        if self._loss != "weighted" and not {0, 1}.issuperset(said):
+            found = next(weight for weight in said if weight not in (0, 1))
+            raise ChatRecordError(MALFORMED_CHAT, f"an answer has the weight {found}, which --loss weighted would keep")
         if self._loss == "all":
-            if False in said:
+            if 0 in said:
                 raise ChatRecordError(
                     UNMATCHED_SPANS, "a message is not to be learned, and the loss is on everything that is rendered"
                 )
-            return [(0, len(rendered.text))]
-        if False not in said and self._loss == "assistant":
-            return rendered.spans
+            return [(0, len(rendered.text), 1.0)]
+        if self._loss != "last" and {1}.issuperset(said):
+            return [(*span, 1.0) for span in rendered.spans]
         if len(said) != len(rendered.spans):
             raise ChatRecordError(
                 UNMATCHED_SPANS,
                 f"it has {len(said)} messages of the assistant, and the template marks {len(rendered.spans)} parts",
             )
         wanted = list(zip(rendered.spans, said, strict=True))[-1 if self._loss == "last" else 0 :]
-        return [span for span, is_learned in wanted if is_learned is not False]
+        return [(*span, weight) for span, weight in wanted if weight]
 
     def _encoded(
-        self, text: str, spelled: Mapping[int, str], engine: Engine, spans: Sequence[tuple[int, int]]
-    ) -> tuple[NDArray[np.uint32], list[tuple[int, int]]]:
+        self, text: str, spelled: Mapping[int, str], engine: Engine, spans: Sequence[Span]
+    ) -> tuple[NDArray[np.uint32], list[Span]]:
         """The ids of a text, and where the spans lie in the bytes that they spell."""
         pieces = _pieces(text, self._control)
         stretches = [piece.translate(spelled) for _, piece, is_text in pieces if is_text]
@@ -175,7 +182,7 @@ class ChatEncoder:
                 raise ChatRecordError(SPLIT_CHARACTER, f"it begins or ends in the middle of {expected[number]!r:.60}")
             return ends[number] + len(before.encode())
 
-        places = [(place(start), place(stop)) for start, stop in spans if start < stop]
+        places = [(place(start), place(stop), weight) for start, stop, weight in spans if start < stop]
         return np.concatenate(ids) if ids else np.empty(0, np.uint32), places
 
 
@@ -227,27 +234,31 @@ def _pieces(text: str, control: re.Pattern[str] | None) -> list[tuple[int, str, 
     return [(start, text[start:stop], is_text) for (start, stop), is_text in pairs if start < stop]
 
 
-def _tokens_of(lengths: NDArray[np.int64], places: Sequence[tuple[int, int]]) -> tuple[NDArray[np.uint32], int]:
-    """The tokens that have a byte in a span, and how many spans begin inside a token.
+def _tokens_of(
+    lengths: NDArray[np.int64], places: Sequence[Span]
+) -> tuple[NDArray[np.uint32], NDArray[np.float32], int]:
+    """The tokens that have a byte in a span, the weights of their spans, and how many begin inside a token.
 
     Args:
         lengths: int64 [tokens]: bytes of each.
-        places: ascending spans of bytes.
+        places: ascending spans of bytes. A token of two spans has the weight of the first.
     """
     ends = np.cumsum(lengths)
     starts = ends - lengths
     loss: list[int] = []
+    weights: list[float] = []
     num_cut = 0
-    for start, stop in places:
+    for start, stop, weight in places:
         if start >= stop:
             continue
         first, last = int(ends.searchsorted(start, "right")), int(starts.searchsorted(stop, "left"))
         num_cut += int(starts[first]) < start
-        first = max(first, 1)  # nothing predicts the first token
+        first = max(first, loss[-1] if loss else 1)  # nothing predicts the first token
         if first >= last:
             continue
-        if loss and first <= loss[-1]:
-            loss[-1] = max(last, loss[-1])
+        if loss and first == loss[-1] and weight == weights[-1]:
+            loss[-1] = last
         else:
             loss += [first, last]
-    return np.array(loss, np.uint32), num_cut
+            weights.append(weight)
+    return np.array(loss, np.uint32), np.array(weights, np.float32), num_cut

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
+from tokshard.format.loss import LOSS, WEIGHTS
 from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
 from tokshard.pipeline.encode.chat.records import MALFORMED_CHAT, ChatRecordError, conversation
 from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, ChatDocument, ChatEncoder, Loss
@@ -109,12 +110,14 @@ class ChatTexts:
         loss: Any = config.chat.loss
         template = ChatTemplate(source, needs_spans=loss != "all", max_characters=config.max_document_bytes)
         self._encode = ChatEncoder(template, Speller(content), loss=loss, end_id=info.eos_id)
+        self._is_weighted = loss == "weighted"
         self._most = config.max_tokens if config.chat.overlong == "head" else None
 
     def __call__(self, texts: Sequence[str]) -> EncodedTexts:
         """Make the documents of conversations."""
         ids: list[NDArray[np.uint32]] = []
         loss: list[NDArray[np.uint32]] = []
+        weights: list[NDArray[np.float32]] = []
         failed: dict[int, Problem] = {}
         idle: list[int] = []
         changes: dict[str, list[int]] = {}
@@ -132,6 +135,7 @@ class ChatTexts:
                 continue
             ids.append(document.ids)
             loss.append(document.loss)
+            weights.append(document.weights)
             if document.num_cut:
                 changes.setdefault(CUT_TOKENS, []).append(index)
         return EncodedTexts(
@@ -140,7 +144,7 @@ class ChatTexts:
             (),
             failed,
             tuple(idle),
-            loss,
+            {LOSS: loss, WEIGHTS: weights} if self._is_weighted else {LOSS: loss},
             changes,
         )
 
@@ -156,7 +160,12 @@ def _decoded(text: str) -> dict[str, Any]:
 def _head(document: ChatDocument, most: int) -> ChatDocument:
     """The first tokens of a document, and its end."""
     borders = np.minimum(document.loss, most - 1).reshape(-1, 2)
-    loss = borders[borders[:, 0] < borders[:, 1]].reshape(-1)
-    if not len(loss):
+    is_kept = borders[:, 0] < borders[:, 1]
+    if not is_kept.any():
         raise ChatRecordError(NOTHING_TO_LEARN, "no token of its head is a target")
-    return ChatDocument(ids=np.append(document.ids[: most - 1], document.ids[-1:]), loss=loss, num_cut=document.num_cut)
+    return ChatDocument(
+        ids=np.append(document.ids[: most - 1], document.ids[-1:]),
+        loss=borders[is_kept].reshape(-1),
+        weights=document.weights[is_kept],
+        num_cut=document.num_cut,
+    )
