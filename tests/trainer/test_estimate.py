@@ -97,7 +97,7 @@ def test_the_command_prints_lines_or_json_and_explains_a_wrong_recipe(
         '[data]\ncorpora = { code = "/nowhere" }\nseq_len = 64\nglobal_batch_size = 8\n'
         f'[model]\npreset = "10M"\n{sizes}[train]\nout = "/nowhere"\nsteps = 1\n'
     )
-    command = [str(recipe), "ranks=8", "parallel.replicas=2"]
+    command = [str(recipe), "ranks=8", "parallel.replicas=2", "optimizer.name=muon"]
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "on 8 ranks, 2 copies; a step of a rank is 1 rows in 1 micro-batches" in said

@@ -80,30 +80,37 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """AdamW, and its learning rate over the run.
+    """AdamW or Muon, and the learning rate over the run.
 
     Args:
+        name: adamw; or muon for the matrices of blocks, and AdamW for the rest. Updates of Muon are scaled to the size
+            of AdamW's, so that both take the same `lr` and `weight_decay`.
         lr: the highest learning rate.
         beta1: decay of the mean of gradients.
         beta2: decay of the mean of their squares.
         eps: added to the divisor of an update.
+        momentum: decay of the mean of gradients in Muon.
         weight_decay: of matrices; norms and the embedding have none.
         clip_norm: largest norm of the gradient; 0: no limit.
-        schedule: how the rate falls: as a cosine, or late and linearly (warmup, stable, decay).
+        schedule: how the rate falls: all the way, as a cosine or linearly, or late (wsd: warmup, stable, decay).
         warmup_steps: steps in which the rate rises from 0.
-        decay_steps: length of the decay of WSD, at the end of the run; cosine decays all the way.
+        decay_steps: length of the decay of WSD, at the end of the run.
+        decay: how the rate of WSD falls: linearly, or as 1 minus the square root of how much of the decay is done.
         final_fraction: the last step's rate as a fraction of `lr`.
     """
 
+    name: Literal["adamw", "muon"] = "adamw"
     lr: NotNegative = 3e-4
     beta1: Decay = 0.9
     beta2: Decay = 0.95
     eps: NotNegative = 1e-8
+    momentum: Decay = 0.95
     weight_decay: NotNegative = 0.1
     clip_norm: NotNegative = 1.0
-    schedule: Literal["cosine", "wsd"] = "cosine"
+    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
     warmup_steps: Count = 0
     decay_steps: Count = 0
+    decay: Literal["linear", "1-sqrt"] = "linear"
     final_fraction: NotNegative = 0.1
 
 

@@ -165,7 +165,7 @@ def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer | None) -
             if size != tensor.size():
                 raise TrainerError(
                     f"{path} is of another model: {name} is {size and tuple(size)} there, {tuple(tensor.size())} here",
-                    hint="give the [model] of its state.json, or start a new run in another train.out",
+                    hint="give the [model] and optimizer.name of its state.json, or another train.out for a new run",
                 )
     load_checkpoint(tensors, path)
     return state

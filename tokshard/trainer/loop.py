@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.tensor import DTensor
 
 from tokshard.run_files.checkpoint_directory import State
 from tokshard.run_files.model_shape import model_shape
@@ -23,7 +22,7 @@ from tokshard.trainer.hugging_face import load_weights
 from tokshard.trainer.launcher import Interrupted, stop_signals
 from tokshard.trainer.losses import backward, micro_batches
 from tokshard.trainer.metrics import OnRecord, Report, StepSums
-from tokshard.trainer.model import Transformer, initialise
+from tokshard.trainer.model import Transformer, initialise, local
 from tokshard.trainer.optimizer import learning_rate, make_optimizer
 from tokshard.trainer.parallel import check_same, make_mesh, process_group, say, sharded_model, together
 from tokshard.trainer.profiling import Profiler
@@ -129,11 +128,11 @@ class _Run:
 
     def squared_norm(self) -> Tensor:
         """This rank's part of the squared norm of the gradient: float64 []; the parts of all ranks add up to it."""
-        gradients = [_local(parameter.grad) for parameter in self.model.parameters() if parameter.grad is not None]
+        gradients = [local(parameter.grad) for parameter in self.model.parameters() if parameter.grad is not None]
         return nn.utils.get_total_norm(gradients).double() ** 2 / self.settings.parallel.replicas
 
     def update(self, sums: StepSums, rate: float) -> None:
-        """One step of AdamW with the gradient of the mean loss, clipped. Nothing here waits for the device."""
+        """One step of the optimizer with the gradient of the mean loss, clipped. Nothing here waits for the device."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         # fused AdamW divides by the one, and leaves everything as it was if the other is not 0
@@ -198,7 +197,3 @@ def _ranks() -> str:
     """``1 rank``, ``2 ranks``."""
     number = distributed.get_world_size()
     return f"{number} rank{'s' * (number != 1)}"
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -222,3 +222,8 @@ def fill(parameter: Tensor, full: Tensor) -> None:
         parameter.to_local().copy_(shard.to_local())
     else:
         parameter.copy_(full)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a tensor, or the tensor if it is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

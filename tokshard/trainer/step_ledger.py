@@ -21,6 +21,7 @@ COLLECTIVES = {
     "c10d._allgather_base_.default": "all-gather",
     "c10d._reduce_scatter_base_.default": "reduce-scatter",
     "c10d.allreduce_.default": "all-reduce",
+    "c10d.alltoall_base_.default": "all-to-all",
 }
 
 GATHERED = "gathered parameters, and gradients on their way"

@@ -1,0 +1,170 @@
+"""Muon is that of torch on every number of ranks, with and without copies. Real gloo ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.runs import ROOT, SMALL, configuration, corpora, free_port, steps_of
+from tokshard.run_files.model_shape import Shape
+from tokshard.run_files.recipe import Compute, Optimizer, Parallel, resolve
+from tokshard.trainer.loop import train
+from tokshard.trainer.model import Transformer, fill, initialise
+from tokshard.trainer.optimizer import learning_rate, make_optimizer
+from tokshard.trainer.parallel import make_mesh, process_group, sharded_model
+
+# DCP of torch 2.13 itself warns
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+SHAPE = Shape(dim=20, num_layers=3, num_heads=2, num_kv_heads=1, hidden_dim=27, vocab_size=33, qk_norm=True)
+SETTINGS = Optimizer(name="muon", lr=0.02, momentum=0.9, weight_decay=0.1)
+JOBS = {"two": (2, 1), "three": (3, 1), "copies": (4, 2)}
+"""Ranks, and copies of the model. Rows of 27, 20 and 10 do not divide by all of them."""
+SCALE, NUM_STEPS, LOST = 3.0, 4, 2
+"""What divides a gradient, and the step whose gradient is not finite."""
+
+
+def gradients(model: Transformer, step: int) -> dict[str, Tensor]:
+    """Whole gradients, the same on all ranks."""
+    generator = torch.Generator().manual_seed(step)
+    found = {name: torch.randn(of.shape, generator=generator) for name, of in model.named_parameters()}
+    return {name: of * torch.nan if step == LOST else of for name, of in found.items()}
+
+
+def trained(model: Transformer) -> dict[str, Tensor]:
+    """The parameters after the steps, by the optimizer of the trainer."""
+    initialise(model, seed=0)
+    optimizer: Any = make_optimizer(model, SETTINGS)
+    for step in range(NUM_STEPS):
+        of_step = gradients(model, step)
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.empty_like(parameter)
+            fill(parameter.grad, of_step[name])
+        optimizer.grad_scale, optimizer.found_inf = torch.tensor(SCALE), torch.tensor(float(step == LOST))
+        optimizer.step()
+        optimizer.zero_grad()
+        assert all(parameter.grad is None for parameter in model.parameters())
+    return {name: getattr(of, "full_tensor", lambda of=of: of)().detach() for name, of in model.named_parameters()}
+
+
+def by_torch() -> dict[str, Tensor]:
+    """The same by torch.optim.Muon, and AdamW for what is no matrix of a block."""
+    model = Transformer(SHAPE)
+    initialise(model, seed=0)
+    named = dict(model.named_parameters())
+    matrices = {name for name, of in named.items() if name.startswith("layers.") and of.ndim == 2}
+    muon = torch.optim.Muon(
+        [named[name] for name in matrices],
+        lr=SETTINGS.lr,
+        weight_decay=SETTINGS.weight_decay,
+        momentum=SETTINGS.momentum,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    adamw = make_optimizer(model, replace(SETTINGS, name="adamw"))
+    for step in range(NUM_STEPS):
+        if step == LOST:
+            continue
+        for name, of in gradients(model, step).items():
+            named[name].grad = of / SCALE
+        muon.step()
+        for name in matrices:
+            named[name].grad = None
+        adamw.step()
+    return {name: of.detach() for name, of in named.items()}
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, of in expected.items():
+        if name.startswith("layers.") and of.ndim == 2:
+            assert torch.equal(found[name], of), name
+        torch.testing.assert_close(found[name], of, atol=1e-6, rtol=1e-6)
+
+
+def test_on_one_rank_it_is_that_of_torch() -> None:
+    assert_same(trained(Transformer(SHAPE)), by_torch())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_on_any_ranks_every_update_is_that_of_one_rank(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.trainer.test_muon", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in JOBS:
+        assert_same(torch.load(tmp_path / name), trained(Transformer(SHAPE)))
+
+
+def test_a_run_with_muon_learns_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    paths = corpora(tmp_path / "corpora")
+
+    def fields(out: str, **changes: Any) -> dict[str, Any]:
+        sizes: dict[str, Any] = {"train__steps": 6, "checkpoint__every": 3, "optimizer__name": "muon"}
+        return configuration(paths, tmp_path / out, **sizes, **changes) | {"model": SMALL}
+
+    assert train(resolve(fields("straight"))) == 0
+    assert train(resolve(fields("stopped", train__stop_after=3))) == 0
+    assert train(resolve(fields("stopped"))) == 0
+    straight, stopped = (
+        [(step["loss"], step["grad_norm"], step["digest"]) for step in steps_of(tmp_path / name)]
+        for name in ("straight", "stopped")
+    )
+    assert straight == stopped
+    assert straight[-1][0] < straight[0][0]
+
+
+def test_wsd_falls_as_1_minus_the_square_root_and_a_linear_schedule_all_the_way() -> None:
+    late = Optimizer(lr=1.0, schedule="wsd", decay="1-sqrt", warmup_steps=2, decay_steps=4, final_fraction=0.0)
+    rates = [learning_rate(late, step, 8) for step in range(8)]
+    assert rates == pytest.approx([0.5, 1, 1, 1, 0.5, 1 - 0.5**0.5, 1 - 0.75**0.5, 0])
+    linear = Optimizer(lr=1.0, schedule="linear", warmup_steps=2, final_fraction=0.2)
+    rates = [learning_rate(linear, step, 6) for step in range(6)]
+    assert rates == pytest.approx([0.5, 1, 0.8, 0.6, 0.4, 0.2])
+    assert all(after < before for before, after in pairwise(rates[1:]))
+
+
+def run_rank(path: Path, world_size: int, replicas: int, rank: int, port: int) -> None:
+    place = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {name: str(value) for name, value in place.items()}
+    settings = Parallel(device="cpu", replicas=replicas)
+    with process_group(settings) as device:
+        found = trained(sharded_model(SHAPE, make_mesh(settings, device), settings, Compute()))
+        if rank == 0:
+            torch.save(found, path)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    for name, (world_size, replicas) in JOBS.items():
+        port, pids = free_port(), []
+        for rank in range(world_size):
+            if not (pid := os.fork()):
+                status = 1
+                signal.alarm(100)  # a rank whose other one is gone may wait for it
+                try:
+                    run_rank(Path(sys.argv[1]) / name, world_size, replicas, rank, port)
+                    status = 0
+                except BaseException:  # noqa: BLE001 - a process edge
+                    sys.excepthook(*sys.exc_info())
+                finally:
+                    sys.stderr.flush()
+                    os._exit(status)
+            pids.append(pid)
+        if sum(os.waitpid(pid, 0)[1] for pid in pids):
+            sys.exit(f"a rank of {name} failed")
+
+
+if __name__ == "__main__":
+    main()
