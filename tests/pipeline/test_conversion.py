@@ -58,9 +58,8 @@ def convert_and_read(path: Path, *, bos: str | None = None) -> TokenizerFile:
     return read_tokenizer(str(made.directory), eos=None, bos=bos)
 
 
-def encoder_of(found: TokenizerFile, directory: Path) -> Callable[[str], list[int]]:
-    (directory / "clean.json").write_bytes(found.clean)
-    encode = Encoder(directory / "clean.json")
+def encoder_of(found: TokenizerFile) -> Callable[[str], list[int]]:
+    encode = Encoder(found.content)
     return lambda text: encode([text])[0].tolist()
 
 
@@ -100,7 +99,7 @@ def test_a_bpe_model_gives_the_ids_of_sentencepiece(kind, tmp_path):
     assert (found.info.eos, found.info.eos_id, found.info.bos_id) == ("</s>", 2, 1)
     note = conversion.convert_tokenizer(path, tmp_path / "converted").note
     assert note.startswith("converted from the SentencePiece model tokenizer.model, SHA-256 ")
-    encode, original = encoder_of(found, tmp_path), SentencePieceProcessor(model_file=str(path)).encode
+    encode, original = encoder_of(found), SentencePieceProcessor(model_file=str(path)).encode
     texts = [*real_texts(), "<s>x</s><unk><0x41>", "the <pad> and <pad><pad>the"]
     assert [encode(text) for text in texts] == [original(text) for text in texts]
 
@@ -154,7 +153,7 @@ def test_ranks_give_the_ids_of_tiktoken(tmp_path):
     assert (found.info.eos, found.info.special_ids) == (EOS, {EOS: 0, "<|pad|>": 16384})
     ranks = dict(_ranks(path))
     original = tiktoken.Encoding("small", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={EOS: 0})
-    encode = encoder_of(found, tmp_path)
+    encode = encoder_of(found)
     texts = [*real_texts(), f"a{EOS}b<|pad|>", "a" * 3_000]
     assert [encode(text) for text in texts] == [original.encode_ordinary(text) for text in texts]
 

@@ -63,7 +63,7 @@ def test_the_loss_of_packed_rows_is_the_weighted_mean_of_the_documents_one_by_on
     documents, weights = documents + text, weights + [[1.0] * len(document) for document in text]
     size = sum(LENGTHS)
     paths = {name: tmp_path / name for name in ("chat", "text")}
-    sizes: dict[str, Any] = {"seq_len": size, "block_tokens": size, "allow_small_blocks": True}
+    sizes: dict[str, Any] = {"seq_len": size, "block_tokens": size, "allow_small_blocks": True, "pack": "cut"}
     plan = StreamPlan(paths, weights={"chat": 0.5, "text": 0.5}, **sizes)
     with StreamingLoader(plan, global_batch_size=2, compact=True) as loader:
         batch = next(iter(loader))

@@ -198,9 +198,9 @@ def test_documents_of_the_recipe_are_out_of_the_loss_and_a_new_list_from_where_t
 
 def test_flops_are_six_per_weight_and_token_and_twelve_per_layer_width_and_attended_pair() -> None:
     shape = Shape(dim=16, num_layers=3, num_heads=4, num_kv_heads=2, hidden_dim=24, vocab_size=40)
-    weights = sum(
-        module.weight.numel() for module in Transformer(shape).modules() if isinstance(module, torch.nn.Linear)
-    )
+    model = Transformer(shape)
+    weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear))
+    weights += model.head.weight.numel()
     assert training_flops(shape, 10, 0) == 6 * weights * 10
     assert training_flops(shape, 10, 7) == 6 * weights * 10 + 12 * 3 * 16 * 7
     # 7B: 6 x 6.6B weights, and at 4,096 tokens 12 x 32 x 4096 x 4096
