@@ -149,6 +149,19 @@ def test_a_token_that_a_span_cuts_is_learned_and_counted():
     assert document.num_cut == 1
 
 
+def test_a_token_that_goes_on_behind_a_span_is_learned():
+    text = "{% for m in messages %}the {% generation %}{{ m.content }}{% endgeneration %}er{% endfor %}"
+    document = encode(encoder(speller("byte-level"), text), said("oth"))
+    assert document.loss.tolist() == [1, 2]
+
+
+@every_class
+def test_an_answer_behind_text_whose_length_the_normalizer_changes_is_learned(kind):
+    document = encode(made(kind, "bare"), said("e\u0301 e\u0301  a the b \u212b", "the answer"))
+    (found,) = (speller(kind).spell(document.ids[a:b]).decode() for a, b in document.loss.reshape(-1, 2).tolist())
+    assert found.replace("▁", " ").strip() == "the answer"
+
+
 def test_the_last_answer_alone_and_messages_of_weight_0():
     last, some = (encoder(bytes_alone(), CHATML, loss=loss) for loss in ("last", "assistant"))
     record = said("q", "one", "r", "two")

@@ -160,16 +160,23 @@ class ChatEncoder:
     ) -> tuple[NDArray[np.uint32], list[Span]]:
         """The ids of a text, and where the spans lie in the bytes that they spell."""
         pieces = _pieces(text, self._control)
-        stretches = [piece.translate(spelled) for _, piece, is_text in pieces if is_text]
-        encoded = iter(engine.encode(stretches, has_start=bool(pieces) and pieces[0][2]))
+        encoded = iter(
+            engine.encode(
+                [_back(piece, spelled) for _, piece, is_text in pieces if is_text],
+                has_start=bool(pieces) and pieces[0][2],
+            )
+        )
         ids: list[NDArray[np.uint32]] = []
         expected: list[str] = []
         for start, piece, is_text in pieces:
-            wanted = engine.normalized(piece.translate(spelled), is_start=not start) if is_text else piece
-            ids.append(next(encoded) if is_text else np.array([self._speller.added[piece]], np.uint32))
-            expected.append(wanted)
-            if self._speller.spell(ids[-1]) != wanted.encode():
-                raise ChatRecordError(NOT_SPELLED, f"the tokens of {wanted!r:.60} are those of another text")
+            if not is_text:
+                ids.append(np.array([self._speller.added[piece]], np.uint32))
+                expected.append(piece)
+                continue
+            ids.append(next(encoded))
+            expected.append(engine.normalized(_back(piece, spelled), is_start=not start))
+            if self._speller.spell(ids[-1]) != expected[-1].encode():
+                raise ChatRecordError(NOT_SPELLED, f"the tokens of {expected[-1]!r:.60} are those of another text")
         ends = [0, *accumulate(len(piece.encode()) for piece in expected)]
 
         def place(character: int) -> int:
@@ -177,7 +184,7 @@ class ChatEncoder:
             start, piece, is_text = pieces[number]
             before = piece[: character - start]
             if is_text:
-                before = engine.normalized(before.translate(spelled), is_start=not start)
+                before = engine.normalized(_back(before, spelled), is_start=not start)
             if not expected[number].startswith(before):
                 raise ChatRecordError(SPLIT_CHARACTER, f"it begins or ends in the middle of {expected[number]!r:.60}")
             return ends[number] + len(before.encode())
@@ -216,6 +223,11 @@ class _Spellings:
             self.tokens[found[0]], self.back[self._next] = chr(self._next), found[0]
             self._next -= 1
         return self.tokens[found[0]]
+
+
+def _back(text: str, spelled: Mapping[int, str]) -> str:
+    """A text with the spellings in it. `str.translate` looks at each character, so only where there are any."""
+    return text.translate(spelled) if spelled else text
 
 
 def _shown(rendered: Rendered, back: Mapping[int, str]) -> Rendered:
