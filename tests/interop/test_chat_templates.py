@@ -10,10 +10,9 @@ import pytest
 from hypothesis import assume, given
 
 from tests.pipeline.encode.chat import chats
-from tests.pipeline.encode.chat.chats import CLASSES, VARIABLES, encode, encoder, records, said
+from tests.pipeline.encode.chat.chats import CLASSES, VARIABLES, encode, encoder, mask_of, records, said
 from tests.pipeline.encode.chat.templates import BARE, BARS, CHATML, INST, THINK, TURNS
 from tokshard.pipeline.encode.chat.records import ChatRecordError
-from tokshard.pipeline.encode.chat.spans import ChatDocument
 
 transformers = pytest.importorskip("transformers")
 
@@ -52,13 +51,6 @@ def reference(tmp_path_factory):
         return found["input_ids"], found["assistant_masks"]
 
     return apply
-
-
-def mask_of(document: ChatDocument) -> list[int]:
-    mask = [0] * (len(document.ids) - 1)
-    for start, stop in document.loss.reshape(-1, 2).tolist():
-        mask[start:stop] = [1] * (stop - start)
-    return mask
 
 
 @every_template

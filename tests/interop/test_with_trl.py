@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 
-from tests.interop.test_chat_templates import mask_of
 from tests.pipeline.encode.chat.chats import (
     CLASSES,
     MEANT,
@@ -20,6 +19,7 @@ from tests.pipeline.encode.chat.chats import (
     Json,
     byte_level,
     encode,
+    mask_of,
     records,
     speller,
     template,

@@ -124,6 +124,14 @@ def encode(made: ChatEncoder, record: Json) -> ChatDocument:
     return made(conversation(record))
 
 
+def mask_of(document: ChatDocument) -> list[int]:
+    """Whether each token is a target, as 0 and 1; without the end of the document."""
+    mask = [0] * (len(document.ids) - 1)
+    for start, stop in document.loss.reshape(-1, 2).tolist():
+        mask[start:stop] = [1] * (stop - start)
+    return mask
+
+
 def learned(document: ChatDocument) -> list[list[int]]:
     """The ids of each span."""
     ids, places = document.ids.tolist(), document.loss.tolist()
