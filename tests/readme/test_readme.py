@@ -185,11 +185,12 @@ def test_the_commands_and_the_python_examples_run_one_after_another(directory: P
 
 @pytest.mark.parametrize(
     "guide",
-    [page for page in GUIDES if page.stem not in {"stream-from-s3", "keys-of-toml-files"}],
+    [page for page in GUIDES if page.stem not in {"stream-from-s3", "keys-of-toml-files", "security"}],
     ids=lambda page: page.stem,
 )
 def test_a_guide_runs_in_a_new_directory_and_prints_what_it_shows(guide: Path, directory: Path) -> None:
-    # that for S3 needs a server: tests/store/test_guide.py; the keys are compared in tests/run_files/test_keys.py
+    # that for S3 needs a server: tests/store/test_guide.py; pages without commands are compared in
+    # tests/run_files/test_keys.py and tests/architecture/test_pages.py
     text = guide.read_text(encoding="utf-8")
     assert any(shown for _, _, shown in examples(text))
     assert len(text.splitlines()) <= 200
