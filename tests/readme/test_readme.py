@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import traceback
 from pathlib import Path
 from typing import Self
@@ -215,3 +216,11 @@ def test_every_file_and_section_that_a_page_links_to_exists(page: Path) -> None:
         if section:
             headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
             assert section in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, link
+
+
+def test_the_program_whose_types_are_checked_runs(directory: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    program = Path(__file__).with_name("typed_program.py")
+    assert program.relative_to(ROOT).as_posix() in project["tool"]["mypy"]["files"]
+    assert (ROOT / "tokshard/py.typed").exists()
+    run([sys.executable, str(program)], directory)
