@@ -1,11 +1,15 @@
 """The page of a room names its modules: each one, and none that is gone."""
 
 import re
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SECURITY = (ROOT / "recipes/guides/security.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("room", ["run_files", "runtime", "trainer"])
@@ -25,3 +29,47 @@ def test_the_table_of_inspect_links_to_every_module_once():
     named = re.findall(r"^\| \[[\w.]+\]\(([\w/]+\.py)\)", page, re.MULTILINE)
     modules = [str(path.relative_to(folder)) for path in folder.rglob("*.py") if not path.name.startswith("__")]
     assert sorted(named) == sorted(modules)
+
+
+def test_every_line_on_what_is_trusted_names_tests_that_exist():
+    promises, _, _ = SECURITY.partition("## Lowest versions")
+    rows = [row for row in promises.splitlines() if re.match(r"\| (?!what )\w", row)]
+    assert len(rows) > 30
+    assert [row for row in rows if "[`test_" not in row] == []
+    for name, path in re.findall(r"\[`(\w+)`\]\(([^)]+)\)", promises):
+        source = (ROOT / "recipes/guides" / path).read_text(encoding="utf-8")
+        assert re.search(rf"^def {name}\(", source, re.MULTILINE), f"{path} has no {name}"
+
+
+def test_the_lowest_versions_of_the_page_on_trust_are_those_that_are_declared_and_tested():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = [
+        *project["dependencies"],
+        *(line for extra in project["optional-dependencies"].values() for line in extra),
+    ]
+    pins = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "constraints").glob("*.txt"))
+    rows = re.findall(r"^\| (\w+) \| ([\d.]+) \| ([\d.]+) \|", SECURITY, re.MULTILINE)
+    assert len(rows) > 5
+    for package, lowest, tested in rows:
+        assert any(re.match(rf"{package}>={re.escape(lowest)}(,|$)", line) for line in declared), package
+        versions = re.findall(rf"^{package}==([\d.]+)(?:\s|$)", pins, re.MULTILINE | re.IGNORECASE)
+        assert tested == min(versions, key=lambda version: [int(part) for part in version.split(".")]), package
+
+
+@pytest.mark.skipif(
+    not (ROOT / ".git").exists() or (ROOT / ".git/shallow").exists(), reason="there is no history to look in"
+)
+def test_contributing_names_commits_by_their_titles():
+    rows = re.findall(r"\| `([0-9a-f]{7})` (.*) \|$", CONTRIBUTING, re.MULTILINE)
+    assert len(rows) > 5
+    for commit, title in rows:
+        shown = ["git", "-C", str(ROOT), "show", "--no-patch", "--format=%s", commit]
+        assert subprocess.run(shown, capture_output=True, text=True, check=True).stdout == f"{title}\n"
+
+
+def test_contributing_names_files_and_rooms_that_exist():
+    names = re.findall(r"`((?:tokshard|tests)/[\w/.]+)`", CONTRIBUTING) + re.findall(r"\]\(([\w/.]+)", CONTRIBUTING)
+    assert len(names) > 20
+    assert [name for name in names if not (ROOT / name).exists()] == []
+    rooms = {path.parent.name for path in ROOT.glob("tokshard/*/__init__.py")}
+    assert rooms <= set(re.findall(r"^\| `(\w+)` \|", CONTRIBUTING, re.MULTILINE))

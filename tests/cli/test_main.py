@@ -112,6 +112,27 @@ def test_the_version_is_printed(shell):
     assert shell("--version") == (0, f"tokshard {__version__}\n", "")
 
 
+def completed(instruction, words=""):
+    place = {"_TOKSHARD_COMPLETE": instruction, "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    return subprocess.run(COMMAND, env={**os.environ, **place}, capture_output=True, text=True, check=True).stdout
+
+
+def test_bash_completes_commands_options_and_files():
+    page = (ROOT / "tokshard/cli/README.md").read_text(encoding="utf-8")
+    assert 'eval "$(_TOKSHARD_COMPLETE=bash_source tokshard)"' in page
+    script = completed("bash_source")
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert "complete -o nosort -F _tokshard_completion tokshard" in script
+    assert completed("bash_complete", "tokshard ve") == "plain,verify\n"
+    assert completed("bash_complete", "tokshard build --max-document-b") == "plain,--max-document-bytes\n"
+    assert completed("bash_complete", "tokshard build notes.js") == "file,notes.js\n"
+
+
+@pytest.mark.parametrize("kind", ["zsh", "fish"])
+def test_other_shells_have_a_script_of_completion(kind):
+    assert f"{kind}_complete" in completed(f"{kind}_source")
+
+
 def test_a_missing_command_is_wrong_usage_and_shows_the_help(shell):
     exit_code, out, err = shell()
     assert (exit_code, out) == (2, "")

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import traceback
 from pathlib import Path
 from typing import Self
@@ -185,11 +186,12 @@ def test_the_commands_and_the_python_examples_run_one_after_another(directory: P
 
 @pytest.mark.parametrize(
     "guide",
-    [page for page in GUIDES if page.stem not in {"stream-from-s3", "keys-of-toml-files"}],
+    [page for page in GUIDES if page.stem not in {"stream-from-s3", "keys-of-toml-files", "security"}],
     ids=lambda page: page.stem,
 )
 def test_a_guide_runs_in_a_new_directory_and_prints_what_it_shows(guide: Path, directory: Path) -> None:
-    # that for S3 needs a server: tests/store/test_guide.py; the keys are compared in tests/run_files/test_keys.py
+    # that for S3 needs a server: tests/store/test_guide.py; pages without commands are compared in
+    # tests/run_files/test_keys.py and tests/architecture/test_pages.py
     text = guide.read_text(encoding="utf-8")
     assert any(shown for _, _, shown in examples(text))
     assert len(text.splitlines()) <= 200
@@ -214,3 +216,11 @@ def test_every_file_and_section_that_a_page_links_to_exists(page: Path) -> None:
         if section:
             headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
             assert section in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, link
+
+
+def test_the_program_whose_types_are_checked_runs(directory: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    program = Path(__file__).with_name("typed_program.py")
+    assert program.relative_to(ROOT).as_posix() in project["tool"]["mypy"]["files"]
+    assert (ROOT / "tokshard/py.typed").exists()
+    run([sys.executable, str(program)], directory)

@@ -130,6 +130,9 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)  # schedulers stop jobs with it: the same clean end as Ctrl-C
     stdout = open_streams()
     if "_TOKSHARD_COMPLETE" in os.environ:  # click's shell completion
+        from tokshard.cli.completion import complete_files
+
+        complete_files()
         cli(prog_name="tokshard")
     exit_code = run(sys.argv[1:])
     if stdout.error is not None and exit_code == 0:
