@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -25,6 +26,7 @@ from tokshard.trainer import loop
 from tokshard.trainer.loop import gradient_scale, train
 from tokshard.trainer.metrics_file import MetricsFile
 from tokshard.trainer.parallel import process_group
+from tokshard.trainer.profiling import Profiler
 from tokshard.trainer.run_directory import run_directory
 
 # DCP of torch 2.13 itself warns
@@ -86,6 +88,38 @@ def test_a_gradient_is_clipped_to_the_largest_norm_and_0_means_no_limit(clip_nor
     gradient, targets = torch.tensor([30.0, 40.0]), torch.tensor(10.0, dtype=torch.float64)
     scale = gradient_scale(targets, gradient.double().norm() / targets, clip_norm)
     assert (gradient / scale).norm().item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_memory_that_runs_out_is_explained_by_settings_and_an_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines of torch.")
+
+    monkeypatch.setattr(loop._Run, "forward_backward", exhausted)
+    with pytest.raises(TrainerError, match="memory ran out") as error:
+        train(resolve(small(tmp_path, train__micro_batch_size=3, compute__recompute="selective")))
+    assert "Tried to allocate 2.00 GiB. A micro-batch has 3 rows of 32 tokens" in error.value.problem
+    assert "compute.recompute is selective" in error.value.problem
+    assert re.search(r"estimate finds \d\.\d\d GiB for a rank \(.*parameters", error.value.problem)
+    assert "train.micro_batch_size" in error.value.hint
+
+
+def test_allocations_of_profiled_steps_are_in_a_snapshot_where_there_is_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a GPU torch has neither function: what they are given is all that can be seen."""
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **of: calls.append(of))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", calls.append)
+    settings = resolve(small(tmp_path, train__profile_steps=[2, 3], train__out=str(tmp_path))).train
+    with process_group(Parallel(device="cpu")):
+        profiler = Profiler(settings, torch.device("cuda"))
+        for step in (1, 2, 3, 4):
+            profiler.before(step)
+    path = str(tmp_path / "memory-rank-0.pickle")
+    assert calls == [{"max_entries": 100_000}, path, {"enabled": None}]
+    assert f"{path} has what was in memory" in capsys.readouterr().out
 
 
 def with_an_infinite_gradient(monkeypatch: pytest.MonkeyPatch, *, at: int) -> None:

@@ -127,7 +127,8 @@ class Train:
         log_every: steps between progress lines; metrics.jsonl has every step.
         on_non_finite: a loss or gradient that is not finite ends the run, or its step changes no parameter.
         skip: ranges of steps whose samples are not read. Later steps read what they would have read anyway.
-        profile_steps: steps of which rank 0 writes a trace of torch.profiler into `out`.
+        profile_steps: steps that torch.profiler traces, into files in `out`.
+        profile_ranks: which ranks trace them, each into a file of its own.
         peak_tflops: of one device in `precision`, for MFU; default: that of a known GPU.
     """
 
@@ -140,6 +141,7 @@ class Train:
     on_non_finite: Literal["stop", "skip"] = "stop"
     skip: list[StepRange] = field(default_factory=list)
     profile_steps: StepRange | None = None
+    profile_ranks: list[Count] = field(default_factory=lambda: [0])
     peak_tflops: Annotated[float, Meta(gt=0)] | None = None
 
 

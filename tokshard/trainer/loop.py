@@ -24,6 +24,7 @@ from tokshard.trainer.losses import backward, micro_batches
 from tokshard.trainer.metrics import OnRecord, Report, StepSums
 from tokshard.trainer.model import Transformer, initialise, local
 from tokshard.trainer.optimizer import learning_rate, make_optimizer
+from tokshard.trainer.out_of_memory import out_of_memory_explained
 from tokshard.trainer.parallel import check_same, make_mesh, process_group, say, sharded_model, together
 from tokshard.trainer.profiling import Profiler
 from tokshard.trainer.run_directory import run_directory
@@ -52,7 +53,8 @@ def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
         )
         mesh = make_mesh(settings.parallel, device)
         shape = model_shape(settings.model, vocabulary_of(plan))
-        with run_directory(settings.train.out):
+        profiler = Profiler(settings.train, device)
+        with run_directory(settings.train.out), closing(profiler), out_of_memory_explained(settings, device):
             model = sharded_model(shape, mesh, settings.parallel, settings.compute)
             optimizer = make_optimizer(model, settings.optimizer)
             with together():
@@ -66,8 +68,7 @@ def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
                 timeout_seconds=settings.parallel.init_timeout_seconds,
                 say=say,
             )
-            profiler = Profiler(settings.train)
-            with closing(batches), closing(saver), closing(profiler), collected_between_steps():
+            with closing(batches), closing(saver), collected_between_steps():
                 return _Run(settings, model, optimizer, batches, report, saver, profiler, evaluation).run()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -113,9 +113,9 @@ def raise_together(error: TokshardError | None, group: ProcessGroup | None = Non
             raise type(first)(problem, hint=first.hint) from error
 
 
-def say(line: str) -> None:
-    """A line for people, from rank 0. A closed or full stdout does not end a run."""
-    if distributed.get_rank() == 0:
+def say(line: str, *, ranks: Sequence[int] = (0,)) -> None:
+    """A line for people, from these ranks. A closed or full stdout does not end a run."""
+    if distributed.get_rank() in ranks:
         with suppress(OSError, ValueError, AttributeError):
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
