@@ -117,7 +117,7 @@ def test_allocations_of_profiled_steps_are_in_a_snapshot_where_there_is_cuda(
         profiler = Profiler(settings, torch.device("cuda"))
         for step in (1, 2, 3, 4):
             profiler.before(step)
-    path = str(tmp_path / "memory-rank-0.pickle")
+    path = str(tmp_path / "memory-step-2-rank-0.pickle")
     assert calls == [{"max_entries": 100_000}, path, {"enabled": None}]
     assert f"{path} has what was in memory" in capsys.readouterr().out
 

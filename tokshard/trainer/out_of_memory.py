@@ -39,7 +39,7 @@ def out_of_memory_explained(settings: Config, device: torch.device) -> Iterator[
         rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
         data, train, compute = settings.data, settings.train, settings.compute
         rows = train.micro_batch_size or max(data.rows_of_rank(num_ranks))
-        snapshot = f"; {write_snapshot(train.out)}" if device.type == "cuda" else ""
+        snapshot = f"; {write_snapshot(train.out, 'out-of-memory')}" if device.type == "cuda" else ""
         raise TrainerError(
             f"rank {rank}: memory ran out: {str(error).splitlines()[0]} A micro-batch has {rows} rows of "
             f"{data.seq_len} tokens; compute.recompute is {compute.recompute}, compute.loss_chunk "
@@ -50,12 +50,15 @@ def out_of_memory_explained(settings: Config, device: torch.device) -> Iterator[
         ) from error
 
 
-def write_snapshot(out: str) -> str:
+def write_snapshot(out: str, what: str) -> str:
     """Write what is allocated on this rank's GPU into `out`, for pytorch.org/memory_viz; returns a line about it.
 
     It has the lines of code that allocated in steps of `train.profile_steps`.
+
+    Args:
+        what: part of the file's name, so that no snapshot replaces another.
     """
-    path = os.path.join(out, f"memory-rank-{distributed.get_rank()}.pickle")
+    path = os.path.join(out, f"memory-{what}-rank-{distributed.get_rank()}.pickle")
     try:
         torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call] # noqa: SLF001 - torch documents it
     except (OSError, RuntimeError) as error:

@@ -59,5 +59,5 @@ class Profiler:
             except OSError as error:
                 say(f"warning: {self._path} could not be written: {error.strerror}", ranks=self._ranks)
             if self._has_history:
-                say(write_snapshot(self._out), ranks=self._ranks)
+                say(write_snapshot(self._out, f"step-{self._first}"), ranks=self._ranks)
                 torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
