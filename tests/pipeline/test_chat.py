@@ -175,9 +175,9 @@ def _notes(result: Any, words: str) -> bool:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"chat": None, "loss": "last"}, "loss is given without chat"),
-        ({"eos": "</s>"}, "eos is given with chat"),
-        ({"overlong": "head"}, "overlong is given without max_tokens"),
+        ({"chat": None, "loss": "last"}, "--loss needs --chat"),
+        ({"eos": "</s>"}, "--eos does not go with --chat"),
+        ({"overlong": "head"}, "--overlong needs --max-tokens"),
         ({"chat": "nothing.jinja"}, "there is no chat template"),
         ({"document_end": "<|im_end|>"}, "document_end is"),
     ],

@@ -408,7 +408,7 @@ def test_what_texts_mean_is_part_of_the_recipe(chat_tokenizer, tmp_path):
         ({"special_tokens": "parse=<s>", "bos": "<s>"}, "'<s>', which delimits documents"),
         ({"special_tokens": "parse="}, "'', which is no special token"),
         ({"special_tokens": "<|im_start|>"}, "special_tokens is '<|im_start|>'"),
-        ({"special_tokens": "parse=<s>", "chat": "own"}, "special_tokens is given with chat"),
+        ({"special_tokens": "parse=<s>", "chat": "own"}, "--special-tokens does not go with --chat"),
     ],
 )
 def test_tokens_that_text_cannot_mean_are_refused_with_those_that_it_can(options, named, chat_tokenizer, tmp_path):

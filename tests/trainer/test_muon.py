@@ -1,4 +1,4 @@
-"""Muon is that of torch on every number of ranks, with and without copies. Real gloo ranks."""
+"""Muon equals torch.optim.Muon on every number of ranks, with and without copies. Real gloo ranks."""
 
 from __future__ import annotations
 

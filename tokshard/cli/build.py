@@ -62,15 +62,15 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     flag_value=OWN,
     metavar="[TEMPLATE]",
     callback=_template,
-    help="Read conversations, by FILE.jinja or else by the tokenizer's own chat template.",
+    help="Read conversations with the template FILE.jinja, or with the tokenizer's own.",
 )
-@click.option("--chat-date", metavar="DATE", help="What a chat template writes as today.")
+@click.option("--chat-date", metavar="DATE", help="Date that the template writes as today.")
 @click.option(
     "--loss",
     type=click.Choice(["assistant", "last", "all", "weighted"]),
     default="assistant",
     show_default=True,
-    help="Targets of a chat.",
+    help="Tokens to train on.",
 )
 @click.option("--document-end", metavar="TOKEN", help="Special token that ends a conversation.")
 @click.option(
@@ -82,7 +82,7 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
 @click.option(
     "--special-tokens",
     metavar="parse=TOKENS",
-    help="Special tokens that a text may mean.",
+    help="Encode these special tokens found in texts.",
 )
 @click.option("--id-field", metavar="FIELD", help="Field to store as column 'id'.")
 @click.option(
@@ -101,7 +101,7 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     type=click.Choice(["file", "line", "paragraph"]),
     default="file",
     show_default=True,
-    help="What is a document in text.",
+    help="Unit that is one document.",
 )
 @click.option(
     "--shard-tokens",

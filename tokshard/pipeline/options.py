@@ -326,14 +326,14 @@ def _check_chat(options: BuildOptions) -> None:
     if options.chat is None:
         for name in _OF_CHAT:
             if name in given:
-                raise UsageError(f"{name} is given without chat", hint=f"give --chat too, or leave out {flag(name)}")
+                raise UsageError(f"{flag(name)} needs --chat", hint=f"add --chat, or leave out {flag(name)}")
         return
     for name in ("text_field", "text_unit", "eos", "bos", "special_tokens"):
         if name in given:
             end = "; --document-end says what ends a conversation" if name == "eos" else ""
-            raise UsageError(f"{name} is given with chat", hint=f"leave out {flag(name)}{end}")
+            raise UsageError(f"{flag(name)} does not go with --chat", hint=f"leave out {flag(name)}{end}")
     if "overlong" in given and options.max_tokens is None:
-        raise UsageError("overlong is given without max_tokens", hint="say with --max-tokens what is too long")
+        raise UsageError("--overlong needs --max-tokens", hint="add --max-tokens N, or leave out --overlong")
 
 
 def check_template(location: str | None) -> None:

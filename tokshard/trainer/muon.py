@@ -25,7 +25,7 @@ COEFFICIENTS, NUM_ITERATIONS = (3.4445, -4.7750, 2.0315), 5
 class MuonAndAdamW(torch.optim.AdamW):
     """AdamW for its groups, and Muon for `matrices`, at the rate of the first group.
 
-    Muon is that of torch.optim.Muon with ``adjust_lr_fn="match_rms_adamw"``, bit for bit, on any number of ranks. As
+    Muon equals torch.optim.Muon with ``adjust_lr_fn="match_rms_adamw"``, bit for bit, on any number of ranks. Like
     fused AdamW it divides gradients by `grad_scale`, and changes nothing if `found_inf` is not 0, without the host.
 
     Args:
@@ -99,7 +99,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 def _orthogonal(shards: list[Tensor], like: Tensor) -> Iterator[Tensor]:
     """This rank's shards of the orthogonal factors of at most as many matrices as there are ranks that share them.
 
-    Each rank gets all shards of one matrix, and gives back those of its factor.
+    Each rank receives all shards of one matrix, and returns the shards of its factor.
 
     Args:
         shards: of matrices of the same shape, on all these ranks.
