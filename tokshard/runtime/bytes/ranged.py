@@ -12,7 +12,7 @@ import itertools
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -225,8 +225,6 @@ class RangedCorpus:
         self._chunks_of_stride = corpus.dtype.itemsize // 2
         self._strides = Strides(self._first_tokens, HASH_STRIDE, self._chunks_of_stride)
         self._base = cache.join(HASH_STRIDE * 2)
-        self._first_batches, tokens = corpus.shards.batch_tokens()
-        self._targets = TargetReader(np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens)]), self._load_targets)
 
     def requests(self, chunks: NDArray[np.int64]) -> Iterator[Request]:
         """The requests for some chunks, as `Chunks.requests` says."""
@@ -269,9 +267,16 @@ class RangedCorpus:
         """
         return self._targets.find(starts, stops)
 
-    def _load_targets(self, batch: int) -> Targets:
-        index = int(self._first_batches.searchsorted(batch, "right")) - 1
-        number = batch - int(self._first_batches[index])
+    @cached_property
+    def _targets(self) -> TargetReader:
+        # the table of 200,000 shards takes a while, and only corpora with loss spans need all of its record batches
+        first_batches, tokens = self._corpus.shards.batch_tokens()
+        firsts = np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens)])
+        return TargetReader(firsts, partial(self._load_targets, first_batches))
+
+    def _load_targets(self, first_batches: NDArray[np.int64], batch: int) -> Targets:
+        index = int(first_batches.searchsorted(batch, "right")) - 1
+        number = batch - int(first_batches[index])
         shard, place = self._shard(index).file, self._corpus.shards.batch_places(index)[number]
         self.reading = shard.path
         ranges = [(place.offsets_position, 8 * (place.num_documents + 1)), (place.loss_position, place.loss_bytes)]
