@@ -1,25 +1,25 @@
-"""Promise 5: `plan.sample(g)` is what the loader yields as sample g, and what a naive model of the order gives.
+"""Promise 5: `plan.sample(g)` is what the loader yields as sample g, and what the page of the order says.
 
 tests/runtime/test_page_model.py compares both with a model that was written from ORDER.md, streams included.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime import naive
+from tests.runtime import page_model
+from tests.runtime.page_model import Used
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.test_loader import expected_rows, rows_of, take
+from tests.runtime.test_page_model import documents_of_source
 from tokshard.runtime import StreamingLoader, StreamPlan
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=25)
 
 
 @given(one=lengths, other=lengths, seed=st.integers(0, 2**64 - 1), data=st.data())
-def test_a_sample_alone_the_loader_and_the_naive_model_agree(
+def test_a_sample_alone_the_loader_and_the_page_agree(
     one: list[int], other: list[int], seed: int, data: st.DataObject
 ) -> None:
     sources = {"one": ListSource(one), "other": ListSource(other, first_token=2000, name="other")}
@@ -32,24 +32,18 @@ def test_a_sample_alone_the_loader_and_the_naive_model_agree(
     received = rows_of(take(loader, 4))
     loader.close()
     assert received == expected_rows(plan, range(20))
-    order = naive.mixture([(0, [1.0, 2.0])], 20)
-    model = [
-        naive.corpus_samples(
-            source.documents(),
-            seed=seed,
-            fingerprint=source.fingerprint,
-            block=block,
-            count=20,
-            **sizes,
-        )
-        for source in sources.values()
-    ]
+    model = page_model.Plan(
+        [Used(documents_of_source(source)) for source in sources.values()],
+        weights=[1.0, 2.0],
+        seed=seed,
+        block_tokens=block,
+        **sizes,
+    )
     for sample, row in enumerate(received):
-        corpus = order[sample]
-        expected: dict[str, Any] = model[corpus][order[:sample].count(corpus)]
-        assert row["corpus_index"] == corpus
+        expected = model.row(sample)
+        assert row["corpus_index"] == expected.corpus
         for key in ("input_ids", "labels", "position_ids"):
-            assert row[key] == expected[key]
+            assert row[key] == getattr(expected, key)
 
 
 @given(start=st.integers(0, 2**45), batch=st.integers(1, 4), num_streams=st.sampled_from([1, 1, 2, 7, 64]))

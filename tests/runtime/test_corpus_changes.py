@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime import naive
+from tests.runtime import page_model
+from tests.runtime.page_model import Row, Used
 from tests.runtime.sources import ListSource
 from tests.runtime.states import replaced
 from tests.runtime.test_loader import dataloader, expected_rows, rows_of, rows_of_ranks, take
+from tests.runtime.test_page_model import documents_of_source
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader
@@ -46,24 +48,16 @@ def plan_of(contents: Sequence[str], **options: Any) -> StreamPlan:
 
 
 @cache
-def model(corpus: Corpus) -> list[dict[str, Any]]:
+def model(corpus: Corpus) -> list[Row]:
     """Many samples of one corpus."""
     content, first_epoch = corpus
-    source = SOURCES[content]
-    return naive.corpus_samples(
-        source.documents(),
-        seed=3,
-        fingerprint=source.fingerprint,
-        block=SIZES["block_tokens"],
-        window_blocks=SIZES["window_blocks"],
-        seq_len=SIZES["seq_len"],
-        count=150,
-        first_epoch=first_epoch,
-    )
+    used = Used(documents_of_source(SOURCES[content]), start_epoch=first_epoch)
+    plan = page_model.Plan([used], seed=3, **SIZES)
+    return [plan.row(sample) for sample in range(150)]
 
 
 class Run:
-    """A run over changing corpora, held against the naive model of each."""
+    """A run over changing corpora, held against a model of each."""
 
     def __init__(self) -> None:
         self.state: State | None = None
@@ -88,7 +82,7 @@ class Run:
             expected = model(corpus)[self.reads[corpus]]
             assert row["sample_index"] == self.samples
             for key in ("input_ids", "labels", "position_ids"):
-                assert row[key] == expected[key]
+                assert row[key] == getattr(expected, key)
             self.reads[corpus] += 1
             self.samples += 1
         states = [loader.state_dict() for loader in loaders]
@@ -147,7 +141,7 @@ def test_each_token_is_read_once_per_epoch_over_all_changes() -> None:
     for contents in (["x"], ["y", "x"], ["y"], ["x", "y"]):
         before = run.reads["x", 0]
         run.go_on(contents, steps=2, batch=3)
-        read += [token for row in model(("x", 0))[before : run.reads["x", 0]] for token in row["input_ids"]]
+        read += [token for row in model(("x", 0))[before : run.reads["x", 0]] for token in row.input_ids]
     epoch = read[: SOURCES["x"].num_tokens]
     # the last sample of an epoch may hold the first tokens of the next
     assert len(set(epoch) - {0}) >= len(set(SOURCES["x"].tokens.tolist()) - {0}) - SIZES["seq_len"]

@@ -23,10 +23,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, write_corpus
-from tests.runtime import naive
+from tests.runtime import page_model
+from tests.runtime.page_model import Used
 from tests.runtime.sources import EOS, ListSource, PeriodicSource
 from tests.runtime.states import replaced
 from tests.runtime.test_loader import expected_rows, global_rows, rows_of, take
+from tests.runtime.test_page_model import assert_equal, documents_of_source
 from tokshard.errors import DamagedCorpusError, LoaderError, PlanMismatchError
 from tokshard.runtime import prefetch
 from tokshard.runtime.bytes.cache import Cache
@@ -116,26 +118,16 @@ def test_a_corpus_far_smaller_than_a_sample_fills_it_with_many_epochs(lengths: l
     block=st.integers(1, 64),
     epochs=st.one_of(st.none(), st.integers(1, 30)),
 )
-def test_samples_of_many_epochs_equal_the_naive_model(
+def test_samples_of_many_epochs_are_those_of_the_page(
     lengths: list[int], seq_len: int, block: int, epochs: int | None
 ) -> None:
     source = ListSource(lengths)
     options = {"seed": 9, "seq_len": seq_len, "window_blocks": 2}
     plan = StreamPlan(source, epochs=epochs, block_tokens=block, allow_small_blocks=True, **options)
-    count = min(plan.num_samples or 4, 4)
-    expected = naive.corpus_samples(
-        source.documents(),
-        fingerprint=source.fingerprint,
-        block=block,
-        count=count,
-        epochs=epochs,
-        **options,
-    )
-    for sample, row in enumerate(expected):
-        found = plan.sample(sample)
-        for key in ("input_ids", "labels", "position_ids"):
-            assert found[key].tolist() == row[key], key
-        assert [(piece.document, piece.start, piece.stop) for piece in plan.trace(sample)] == row["pieces"]
+    model = page_model.Plan([Used(documents_of_source(source))], epochs=epochs, block_tokens=block, **options)
+    assert plan.num_samples == model.num_samples
+    for sample in range(min(plan.num_samples or 4, 4)):
+        assert_equal(plan, model, sample)
 
 
 def test_a_corpus_smaller_than_a_sample_ends_a_finite_pass_with_one_short_sample() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime import naive
+from tests.runtime import page_model
 from tests.runtime.sources import ListSource
 from tests.runtime.test_loader import SIZES, Batch, dataloader, expected_rows, rows_of, rows_of_ranks, take
 from tokshard.errors import PlanError
@@ -48,8 +48,9 @@ def most_samples(epochs: float, num_tokens: int) -> int:
 
 
 def corpora_of(plan: StreamPlan, count: int) -> list[int]:
-    weights = [(segment.start, list(segment.weights)) for segment in plan.cursor().segments]
-    return naive.mixture(weights, count)
+    segments = [(segment.start, segment.weights) for segment in plan.cursor().segments]
+    model = page_model.Mixture.of_start(plan.seed, 1, segments)
+    return [model.located(sample)[0] for sample in range(count)]
 
 
 @given(epochs=st.floats(0.3, 4), batch=st.integers(1, 9), weight=st.floats(0.1, 0.9), change=st.integers(1, 40))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.runtime import naive
+from tests.runtime import page_model
 from tests.runtime.sources import PeriodicSource
 from tokshard.runtime import StreamPlan
 from tokshard.runtime.order.mixture import Mixture, Segment, are_weights
@@ -61,7 +61,8 @@ def test_corpora_are_those_of_the_rules_one_sample_after_another(
 ) -> None:
     seed, changes = given
     corpora, _ = mixture_of(*changes, seed=seed).locate(np.arange(stop))
-    assert corpora.tolist() == naive.mixture(changes, stop)
+    model = page_model.Mixture.of_start(seed, 1, [(start, tuple(weights)) for start, weights in changes])
+    assert corpora.tolist() == [model.located(sample)[0] for sample in range(stop)]
 
 
 @given(given=mixtures(), samples=st.sets(st.integers(0, 500), max_size=60), num_streams=st.integers(1, 9))

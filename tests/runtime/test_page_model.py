@@ -71,9 +71,9 @@ def test_the_page_alone_gives_every_value_of_the_vectors(name: str) -> None:
         assert {key: getattr(row, key) for key in ROW} == expected
 
 
-def documents_of_source(source: ListSource) -> Documents:
+def documents_of_source(source: ListSource, fingerprint: str = "") -> Documents:
     tokens: Callable[[int], int] = source.tokens.tolist().__getitem__
-    return Documents.of_lengths(bytes.fromhex(source.fingerprint), source.lengths, tokens)
+    return Documents.of_lengths(bytes.fromhex(fingerprint or source.fingerprint), source.lengths, tokens)
 
 
 def assert_equal(plan: StreamPlan, model: page_model.Plan, sample: int) -> None:
@@ -105,7 +105,11 @@ def a_take(data: st.DataObject, parts: list[int], block_tokens: int) -> float:
 def test_the_page_alone_gives_the_samples_of_any_mixture(
     parts: list[list[int]], shape: dict[str, int], seed: int, data: st.DataObject
 ) -> None:
-    sources = [ListSource(part, first_token=1 + 5000 * number, name=str(number)) for number, part in enumerate(parts)]
+    inner = data.draw(st.booleans())
+    sources = [
+        ListSource(part, first_token=1 + 5000 * number, name=str(number), inner_delimiters=inner)
+        for number, part in enumerate(parts)
+    ]
     if data.draw(st.booleans()):
         sources.append(sources[0])
     takes = [a_take(data, source.lengths, shape["block_tokens"]) for source in sources]
@@ -156,11 +160,13 @@ def test_the_page_alone_gives_a_finite_pass_to_its_short_end(
     part: list[int], shape: dict[str, int], seed: int, epochs: int, data: st.DataObject
 ) -> None:
     options: dict[str, Any] = {**shape, "seed": seed, "epochs": epochs}
-    take = a_take(data, part, shape["block_tokens"])
+    take, first_epoch = a_take(data, part, shape["block_tokens"]), data.draw(st.sampled_from([0, 2]))
     source = ListSource(part)
-    plan = StreamPlan(source, take=take, allow_small_blocks=True, **options)
-    model = page_model.Plan([Used(documents_of_source(source), take=take)], **options)
+    plan = StreamPlan({"a": source}, take=take, start_epoch={"a": first_epoch}, allow_small_blocks=True, **options)
+    model = page_model.Plan([Used(documents_of_source(source), take=take, start_epoch=first_epoch)], **options)
     assert plan.num_samples == model.num_samples
+    with pytest.raises(IndexError):
+        plan.sample(plan.num_samples or 0)
     last = model.num_samples - 1
     for sample in {0, last, max(0, last - 1), *data.draw(st.lists(st.integers(0, last), max_size=5))}:
         assert_equal(plan, model, sample)

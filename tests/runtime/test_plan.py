@@ -1,16 +1,14 @@
-"""`plan.sample` is the reference; here it is held against a naive model written from the rules."""
+"""What a plan says of itself, and what it refuses. That its samples are those of the rules: test_page_model.py."""
 
 from __future__ import annotations
 
 import pickle
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime import naive
 from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import PlanError
 from tokshard.runtime.loader import NumpyLoader
@@ -24,102 +22,6 @@ shapes = st.fixed_dictionaries(
 
 def plan_of(sources: Any, **options: Any) -> StreamPlan:
     return StreamPlan(sources, **{"allow_small_blocks": True, **options})
-
-
-def assert_equal(sample: dict[str, Any], expected: dict[str, Any]) -> None:
-    for key in ("input_ids", "labels", "position_ids"):
-        assert sample[key].dtype == np.int64
-        assert sample[key].tolist() == expected[key], key
-    starts = [place for place, position in enumerate(expected["position_ids"]) if position == 0]
-    size = len(expected["input_ids"])
-    bounds = sample["cu_seqlens"].tolist()
-    assert bounds[: len(starts)] == starts
-    assert set(bounds[len(starts) :]) == {size}
-    assert sample["cu_seqlens"].dtype == np.int32
-    assert len(bounds) % 64 == 0
-    assert int(sample["max_seqlen"]) == max(np.diff([*starts, size]))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    documents=st.lists(lengths, min_size=1, max_size=3),
-    shape=shapes,
-    seed=st.integers(0, 2**64 - 1),
-    inner=st.booleans(),
-    data=st.data(),
-)
-def test_every_sample_equals_the_naive_model(
-    documents: list[list[int]], shape: dict[str, int], seed: int, inner: bool, data: st.DataObject
-) -> None:
-    sources = [
-        ListSource(parts, first_token=1 + 5000 * number, inner_delimiters=inner, name=str(number))
-        for number, parts in enumerate(documents)
-    ]
-    if data.draw(st.booleans()):
-        sources.append(sources[0])  # the same content from another epoch on is another corpus
-    count = data.draw(st.integers(1, 40))
-    weights = st.lists(
-        st.sampled_from([0.0, 0.1, 0.25, 1.0, 3.0]), min_size=len(sources), max_size=len(sources)
-    ).filter(any)
-    starts = [0, *sorted(data.draw(st.sets(st.integers(1, count), max_size=3)))]
-    changes = [(start, data.draw(weights)) for start in starts]
-    names = [f"corpus {number}" for number in range(len(sources))]
-    first_epochs = [7 * sources[:number].count(source) for number, source in enumerate(sources)]
-    plan = plan_of(
-        dict(zip(names, sources, strict=True)),
-        seed=seed,
-        weights=dict(zip(names, changes[0][1], strict=True)),
-        schedule=[(start, dict(zip(names, values, strict=True))) for start, values in changes[1:]],
-        start_epoch=dict(zip(names, first_epochs, strict=True)),
-        **shape,
-    )
-    order = naive.mixture(changes, count)
-    expected = [
-        naive.corpus_samples(
-            source.documents(),
-            seed=seed,
-            fingerprint=source.fingerprint,
-            block=shape["block_tokens"],
-            window_blocks=shape["window_blocks"],
-            seq_len=shape["seq_len"],
-            count=order.count(number),
-            first_epoch=first_epochs[number],
-        )
-        for number, source in enumerate(sources)
-    ]
-    for sample in range(count):
-        corpus = order[sample]
-        row = expected[corpus][order[:sample].count(corpus)]
-        found = plan.sample(sample)
-        assert found["corpus_index"].tolist() == [corpus]
-        assert found["sample_index"].tolist() == [sample]
-        assert_equal(found, row)
-        trace = [(piece.document, piece.start, piece.stop) for piece in plan.trace(sample)]
-        assert trace == row["pieces"]
-
-
-@settings(max_examples=40, deadline=None)
-@given(parts=lengths, shape=shapes, epochs=st.integers(1, 3))
-def test_a_finite_pass_equals_the_naive_model_to_its_short_end(
-    parts: list[int], shape: dict[str, int], epochs: int
-) -> None:
-    source = ListSource(parts)
-    plan = plan_of(source, epochs=epochs, seed=3, **shape)
-    assert plan.num_samples == -(-epochs * source.num_tokens // shape["seq_len"])
-    expected = naive.corpus_samples(
-        source.documents(),
-        seed=3,
-        fingerprint=source.fingerprint,
-        block=shape["block_tokens"],
-        window_blocks=shape["window_blocks"],
-        seq_len=shape["seq_len"],
-        count=plan.num_samples,
-        epochs=epochs,
-    )
-    for sample in range(plan.num_samples):
-        assert_equal(plan.sample(sample), expected[sample])
-    with pytest.raises(IndexError):
-        plan.sample(plan.num_samples)
 
 
 @settings(max_examples=60, deadline=None)

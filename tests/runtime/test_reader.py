@@ -17,8 +17,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, change_table, write_corpus
-from tests.runtime import naive
+from tests.runtime import page_model
+from tests.runtime.page_model import Used
 from tests.runtime.sources import ListSource
+from tests.runtime.test_page_model import assert_equal, documents_of_source
 from tokshard.errors import CorpusError, DamagedCorpusError
 from tokshard.format import names, stride_hashes
 from tokshard.format import shard_table as format_table
@@ -145,7 +147,7 @@ def test_documents_longer_than_strides_batches_and_blocks_are_found(
 @settings(max_examples=15)
 @example(parts=[[1, 1], [1, 1]], shape=(1, 1, 1))  # equal content
 @given(parts=st.lists(lengths, min_size=1, max_size=2), shape=st.tuples(*[st.integers(1, n) for n in (20, 64, 5)]))
-def test_samples_of_corpora_on_disk_equal_the_naive_model(
+def test_samples_of_corpora_on_disk_are_those_of_the_page(
     access: list[str], parts: list[list[int]], shape: tuple[int, int, int]
 ) -> None:
     seq_len, block, window_blocks = shape
@@ -169,31 +171,26 @@ def test_samples_of_corpora_on_disk_equal_the_naive_model(
             seed=6,
             allow_small_blocks=True,
         )
-        order = naive.mixture([(0, [1.0] * len(sources))], 15)
-        expected = [
-            naive.corpus_samples(
-                memory.documents(),
-                seed=6,
-                fingerprint=source.fingerprint,
-                block=block,
-                window_blocks=window_blocks,
-                seq_len=seq_len,
-                count=15,
-                first_epoch=first_epochs[name],
-            )
-            for memory, (name, source) in zip(memories, sources.items(), strict=True)
-        ]
+        model = page_model.Plan(
+            [
+                Used(documents_of_source(memory, source.fingerprint), start_epoch=first_epochs[name])
+                for memory, (name, source) in zip(memories, sources.items(), strict=True)
+            ],
+            weights=[1.0] * len(sources),
+            seq_len=seq_len,
+            block_tokens=block,
+            window_blocks=window_blocks,
+            seed=6,
+        )
         layout = plan.lay_out(plan.cursor(), np.arange(15))
         together = full_batch(layout.read(0, 15))
-        for sample, corpus in enumerate(order):
-            row = expected[corpus][order[:sample].count(corpus)]
+        for sample in range(15):
+            assert_equal(plan, model, sample)
             found = plan.sample(sample)
             for key in ("input_ids", "labels", "position_ids"):
-                assert found[key].tolist() == together[key][sample].tolist() == row[key], key
-            trace = plan.trace(sample)
-            assert [(piece.document, piece.start, piece.stop) for piece in trace] == row["pieces"]
-            opened = plan.sources[corpus].corpus
-            for piece in trace:
+                assert found[key].tolist() == together[key][sample].tolist(), key
+            opened = plan.sources[model.located(sample)[0]].corpus
+            for piece in plan.trace(sample):
                 first = int(opened.shards.first_documents[[shard.name for shard in opened.shards].index(piece.shard)])
                 assert first <= piece.document
 

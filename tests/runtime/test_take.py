@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -9,10 +11,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.runtime import naive
+from tests.runtime import page_model
+from tests.runtime.page_model import Used
 from tests.runtime.sources import ListSource
 from tests.runtime.test_loader import take as take_batches
-from tests.runtime.test_plan import assert_equal
+from tests.runtime.test_page_model import assert_equal, documents_of_source
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import used_up
@@ -44,29 +47,8 @@ def blocks_of(lengths: list[int], block: int) -> int:
     return sum(lengths) // block
 
 
-@given(lengths=lengths, shape=shapes, part=parts, seed=st.integers(0, 9), epochs=st.integers(1, 3))
-def test_a_pass_over_a_part_equals_the_naive_model(
-    lengths: list[int], shape: dict[str, int], part: float, seed: int, epochs: int
-) -> None:
-    assume(naive.part_of(part, blocks_of(lengths, shape["block_tokens"])) > 0)
-    source = ListSource(lengths)
-    options = {"seed": seed, "take": part, "epochs": epochs}
-    plan = plan_of({"a": source}, **options, **shape, start_epoch={"a": 2})
-    expected = naive.corpus_samples(
-        source.documents(),
-        fingerprint=source.fingerprint,
-        block=shape["block_tokens"],
-        window_blocks=shape["window_blocks"],
-        seq_len=shape["seq_len"],
-        count=plan.num_samples or 0,
-        first_epoch=2,
-        **options,
-    )
-    assert plan.num_samples == len(expected)
-    for sample, row in enumerate(expected):
-        assert_equal(plan.sample(sample), row)
-        trace = [(piece.document, piece.start, piece.stop) for piece in plan.trace(sample)]
-        assert trace == row["pieces"]
+def num_taken(part: float, num_blocks: int) -> int:
+    return math.floor(Fraction(part) * num_blocks + Fraction(1, 2))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -75,18 +57,10 @@ def test_one_block_that_is_taken_is_read_many_times_in_a_sample(seed: int) -> No
     shape = {"seq_len": 45, "block_tokens": 8, "window_blocks": 2}
     options = {"seed": seed, "take": 0.25, "epochs": 20}
     plan = plan_of({"a": source}, **options, **shape)
-    expected = naive.corpus_samples(
-        source.documents(),
-        fingerprint=source.fingerprint,
-        block=8,
-        window_blocks=2,
-        seq_len=45,
-        count=4,
-        **options,
-    )
-    assert plan.num_samples == len(expected) == 4
-    for sample, row in enumerate(expected):
-        assert_equal(plan.sample(sample), row)
+    model = page_model.Plan([Used(documents_of_source(source), take=0.25)], seed=seed, epochs=20, **shape)
+    assert plan.num_samples == model.num_samples == 4
+    for sample in range(4):
+        assert_equal(plan, model, sample)
 
 
 @given(lengths=lengths, shape=shapes, part=parts, epochs=st.integers(1, 3))
@@ -95,14 +69,14 @@ def test_every_token_of_the_blocks_that_are_taken_is_an_input_once_per_epoch(
 ) -> None:
     block = shape["block_tokens"]
     num_blocks = blocks_of(lengths, block)
-    assume(naive.part_of(part, num_blocks) > 0)
+    assume(num_taken(part, num_blocks) > 0)
     source = ListSource(lengths)
     read = sorted(positions_of(plan_of(source, take=part, epochs=epochs, **shape), source))
     if part == 1:
         assert read == sorted([*range(source.num_tokens)] * epochs)
         return
     taken = sorted({position // block for position in read})
-    assert len(taken) == naive.part_of(part, num_blocks)
+    assert len(taken) == num_taken(part, num_blocks)
     assert read == sorted([*(block * number + place for number in taken for place in range(block))] * epochs)
 
 
@@ -111,7 +85,7 @@ def test_what_a_smaller_part_reads_lies_inside_what_a_larger_one_reads_whatever_
     lengths: list[int], shape: dict[str, int], small: float, large: float, seeds: tuple[int, int]
 ) -> None:
     small, large = sorted([small, large])
-    assume(naive.part_of(small, blocks_of(lengths, shape["block_tokens"])) > 0)
+    assume(num_taken(small, blocks_of(lengths, shape["block_tokens"])) > 0)
     source = ListSource(lengths)
     plans = [
         plan_of(source, take=part, seed=seed, epochs=1, **shape)
@@ -134,7 +108,7 @@ def test_the_blocks_that_are_taken_lie_anywhere_in_the_corpus() -> None:
 def test_labels_are_the_next_token_of_the_document_also_where_it_goes_on_in_a_block_that_is_left_out(
     lengths: list[int], shape: dict[str, int], part: float
 ) -> None:
-    assume(naive.part_of(part, blocks_of(lengths, shape["block_tokens"])) > 0)
+    assume(num_taken(part, blocks_of(lengths, shape["block_tokens"])) > 0)
     source = ListSource(lengths)
     followers = [after for document in source.documents() for after in [*document[1:], -100]]
     plan = plan_of(source, take=part, epochs=1, **shape)

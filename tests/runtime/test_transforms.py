@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime import naive
+from tests.runtime import page_model
 from tests.runtime.sources import EOS, ListSource, PeriodicSource
 from tests.runtime.test_loader import dataloader, expected_rows, global_rows, one_corpus, rows_of, take, two_corpora
 from tests.runtime.transforms import failing, note, reverse, roll, wrong
@@ -84,8 +84,8 @@ def test_what_is_drawn_is_golden() -> None:
 
 
 def test_the_random_numbers_of_a_sample_are_those_that_the_rules_name() -> None:
-    key = naive.words(17, "transform", window=23, count=3)
-    words = [naive.keyed_hash(index, key) for index in range(6)]
+    model = page_model.Random(17, 23)
+    words = [model.word() for _ in range(6)]
     random = SampleRandom(17, 23)
     assert random.words(2).tolist() == words[:2]
     assert random.uniform(2).tolist() == [(word >> 11) * 2.0**-53 for word in words[2:4]]

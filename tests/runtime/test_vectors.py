@@ -1,4 +1,4 @@
-"""The order is the one that the golden values say, whatever becomes of the code and of the naive model."""
+"""The order is the one that the golden values say, whatever becomes of the code and of the model."""
 
 from __future__ import annotations
 
