@@ -6,21 +6,14 @@ import bz2
 import gzip
 import lzma
 import random
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.pipeline.inputs import build, patch_chunk_bytes, tar_bytes, texts_of, zstd
+from tests.contract.test_promise_01_cuts import documents_of
+from tests.pipeline.inputs import build, tar_bytes, texts_of, zstd
 from tokshard.errors import BadRecordError, UsageError
-from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.division import Indivisible
-from tokshard.pipeline.sources.formats import divisibility_of, read_span, read_stream
-from tokshard.pipeline.sources.records import Records, RecordSpec
-from tokshard.pipeline.tasks.planning import Task, plan_tasks
 
 VERSE = "first line\nsecond line\r\n\n \t\n  indented\n\n\nlast, without an end"
 COMPRESSIONS = {"": bytes, ".gz": gzip.compress, ".zst": zstd, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -71,72 +64,6 @@ def test_an_unknown_text_unit_is_refused(tmp_path):
     with pytest.raises(UsageError, match="text_unit is 'word'") as caught:
         build(tmp_path / "a.txt", tmp_path / "out", text_unit="word")
     assert caught.value.hint == "give one of file, line, paragraph"
-
-
-pieces = st.sampled_from([b"\n", b"\n\n", b"\r\n", b" \n", b"\t\r\n", b"word", b" two words ", b"\xff", b"long " * 12])
-contents = st.lists(st.one_of(pieces, st.binary(max_size=6)), max_size=30).map(b"".join)
-
-
-def documents_of(content: bytes, mode: str) -> list[bytes]:
-    """What the modes promise, without thought of memory."""
-    if mode == "line":
-        lines = content.split(b"\n")
-        return [line.removesuffix(b"\r") for line in (lines if lines[-1] else lines[:-1])]
-    lines = re.findall(rb"[^\n]*\n|[^\n]+\Z", content)
-    found: list[bytes] = [b""]
-    for line in lines:
-        found[-1] += line if line.strip(b" \t\r\f\v\n") else b""
-        if not line.strip(b" \t\r\f\v\n"):
-            found.append(b"")
-    return [text.removesuffix(b"\n").removesuffix(b"\r") for text in found if text]
-
-
-@given(
-    content=contents,
-    mode=st.sampled_from(["line", "paragraph"]),
-    is_compressed=st.booleans(),
-    chunk_bytes=st.integers(2, 40),
-    limit=st.integers(1, 60),
-)
-def test_every_cut_gives_every_document_once_and_in_order(
-    content, mode, is_compressed, chunk_bytes, limit, tmp_path_factory
-):
-    path = tmp_path_factory.mktemp("texts") / ("a.txt.gz" if is_compressed else "a.txt")
-    path.write_bytes(gzip.compress(content) if is_compressed else content)
-    (source,) = discover([str(path)], input_format=None).inputs
-    spec = RecordSpec(text_field="text", columns={}, max_document_bytes=limit, text_unit=mode)
-    found: list[tuple[int, bytes | None]] = []
-    count = 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch_chunk_bytes(patch, chunk_bytes)
-        task_bytes = 2 * chunk_bytes
-        split = divisibility_of(source, mode) if source.num_bytes > task_bytes else Indivisible()
-        parts: list[Any] = []
-        for task in plan_tasks([source.num_bytes], [split], task_bytes):
-            if isinstance(task, Task):
-                parts += list(read_span(source, task.span, spec))
-            else:
-                numbered = list(read_stream(source, spec, task_bytes=task_bytes))
-                assert [number for number, _ in numbered] == sorted(number for number, _ in numbered)
-                parts += [part for _, part in numbered]
-    for part in parts:
-        assert isinstance(part, Records)
-        found += [(count + at, text.encode()) for at, text in zip(part.positions, part.texts, strict=True)]
-        found += [(count + bad.position, None) for bad in part.bad]
-        count += part.count
-    expected = documents_of(content, mode)
-    assert count == len(expected)
-    assert sorted(found) == [
-        (at, text if len(text) <= limit and is_utf8(text) else None) for at, text in enumerate(expected) if text
-    ]
-
-
-def is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from tests.contract.test_promise_11_no_code_from_data import Hostile
 from tests.runtime.sources import ListSource
 from tokshard.errors import LoaderError, UsageError
 from tokshard.run_files.saved_state import read_state
@@ -23,16 +23,6 @@ from tokshard.runtime.tensors import StreamingLoader
 
 # DCP of torch 2.13 itself warns
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
-
-
-class Hostile:
-    """Makes a directory when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.mkdir, (str(self.path),))
 
 
 def cursor() -> dict[str, Any]:

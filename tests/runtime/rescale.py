@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch.distributed.checkpoint as dcp
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
+from tests.ranks import forked
 from tokshard.runtime import StreamingLoader, StreamPlan
 
 GLOBAL_BATCH = 12
@@ -155,26 +157,16 @@ def run_rank(job: dict[str, Any], rank: int) -> None:
     distributed.destroy_process_group()
 
 
-def fork_rank(job: dict[str, Any], rank: int) -> int:
-    if pid := os.fork():
-        return pid
-    status = 1
-    try:
-        log = os.open(Path(job["directory"]) / f"log-{job['name']}-{rank}", os.O_WRONLY | os.O_CREAT)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        run_rank(job, rank)
-        status = 0
-    except BaseException:  # noqa: BLE001 - a process edge
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
+def run_logged(job: dict[str, Any], rank: int) -> None:
+    log = os.open(Path(job["directory"]) / f"log-{job['name']}-{rank}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    run_rank(job, rank)
 
 
 def run_job(job: dict[str, Any]) -> list[int]:
     """Run all ranks; when one dies, the others are killed too, as a scheduler does. Returns the exit codes."""
-    ranks = {fork_rank(job, rank): rank for rank in range(job["world_size"])}
+    ranks = {forked(partial(run_logged, job, rank)): rank for rank in range(job["world_size"])}
     codes = [0] * len(ranks)
     while ranks:
         pid, status = os.waitpid(-1, os.WNOHANG)

@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from unittest.mock import patch
 
 import pytest
 
+from tests.ranks import forked, free_port, worst_of
 from tests.store.faulty_proxy import FaultyProxy, Request, status
 from tests.store.test_remote_corpora import copy_to
 from tests.trainer.runs import ROOT, configuration, corpora
@@ -113,27 +113,14 @@ def main() -> None:
 
     warnings.simplefilter("ignore")
     directory, bucket, healthy = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    pids = []
-    for rank in range(RANKS):
-        if not (pid := os.fork()):
-            code = 1
-            signal.alarm(90)  # a rank that waits for another one
-            try:
-                if rank != FAILING:
-                    os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{healthy}"
-                run_rank(rank, directory, bucket, port)
-                code = 0
-            except BaseException:  # noqa: BLE001 - a process edge
-                sys.excepthook(*sys.exc_info())
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        pids.append(pid)
-    sys.exit(max(abs(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) for pid in pids))
+    port = free_port()
+
+    def run(rank: int) -> None:
+        if rank != FAILING:
+            os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{healthy}"
+        run_rank(rank, directory, bucket, port)
+
+    sys.exit(worst_of([forked(partial(run, rank), seconds=90) for rank in range(RANKS)]))
 
 
 if __name__ == "__main__":

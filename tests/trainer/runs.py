@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import warnings
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from tests.corpora import TINY_TOKENIZER, write_corpus
+from tests.ranks import forked, free_port
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 64
@@ -106,32 +106,18 @@ def evaluations_of(out: Path) -> dict[int, dict[str, dict[str, float]]]:
     return {line["step"]: line["evaluation"] for line in lines_of(out) if "evaluation" in line}
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
 def fork_rank(rank: int, world_size: int, port: int, jobs: list[dict[str, Any]]) -> int:
     from tokshard.run_files.recipe import Parallel, resolve
     from tokshard.trainer.loop import train
     from tokshard.trainer.parallel import process_group
 
-    if pid := os.fork():
-        return pid
-    status = 1
-    try:
+    def run() -> bool:
         place = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
         with process_group(Parallel(device="cpu")):
-            status = int(any(train(resolve(job)) for job in jobs))
-    except BaseException:  # noqa: BLE001 - a process edge
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+            return any(train(resolve(job)) for job in jobs)
+
+    return forked(run)
 
 
 def main() -> None:

@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.runs import ROOT, SMALL, configuration, corpora, fork_rank, free_port, steps_of
+from tests.ranks import free_port
+from tests.trainer.runs import ROOT, SMALL, configuration, corpora, fork_rank, steps_of
 from tests.trainer.test_equality import assert_equal_training
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]

@@ -19,9 +19,10 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 
 from tests.trainer.runs import SMALL, configuration, corpora, steps_of
+from tests.trainer.test_steps import with_an_infinite_gradient
 from tokshard.errors import LoaderError, TokshardError, TrainerError, UsageError
 from tokshard.run_files.recipe import Parallel, resolve
-from tokshard.runtime.tensors import Batch, StreamingLoader
+from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer import loop
 from tokshard.trainer.loop import gradient_scale, train
 from tokshard.trainer.metrics_file import MetricsFile
@@ -120,18 +121,6 @@ def test_allocations_of_profiled_steps_are_in_a_snapshot_where_there_is_cuda(
     path = str(tmp_path / "memory-step-2-rank-0.pickle")
     assert calls == [{"max_entries": 100_000}, path, {"enabled": None}]
     assert f"{path} has what was in memory" in capsys.readouterr().out
-
-
-def with_an_infinite_gradient(monkeypatch: pytest.MonkeyPatch, *, at: int) -> None:
-    make, calls = loop._Run.forward_backward, iter(range(1, 1_000))
-
-    def infinite(run: loop._Run, batch: Batch) -> torch.Tensor:
-        losses = make(run, batch)
-        if next(calls) == at:
-            next(run.model.parameters()).grad.fill_(torch.inf)
-        return losses
-
-    monkeypatch.setattr(loop._Run, "forward_backward", infinite)
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run_although_the_loss_is(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.runs import ROOT, SMALL, configuration, corpora, free_port, steps_of
+from tests.ranks import forked, free_port, worst_of
+from tests.trainer.runs import ROOT, SMALL, configuration, corpora, steps_of
 from tokshard.run_files.model_shape import Shape
 from tokshard.run_files.recipe import Compute, Optimizer, Parallel, resolve
 from tokshard.trainer.loop import train
@@ -148,21 +149,9 @@ def run_rank(path: Path, world_size: int, replicas: int, rank: int, port: int) -
 def main() -> None:
     warnings.simplefilter("ignore")
     for name, (world_size, replicas) in JOBS.items():
-        port, pids = free_port(), []
-        for rank in range(world_size):
-            if not (pid := os.fork()):
-                status = 1
-                signal.alarm(100)  # a rank whose other one is gone may wait for it
-                try:
-                    run_rank(Path(sys.argv[1]) / name, world_size, replicas, rank, port)
-                    status = 0
-                except BaseException:  # noqa: BLE001 - a process edge
-                    sys.excepthook(*sys.exc_info())
-                finally:
-                    sys.stderr.flush()
-                    os._exit(status)
-            pids.append(pid)
-        if sum(os.waitpid(pid, 0)[1] for pid in pids):
+        port, path = free_port(), Path(sys.argv[1]) / name
+        ranks = range(world_size)
+        if worst_of([forked(partial(run_rank, path, world_size, replicas, rank, port), seconds=100) for rank in ranks]):
             sys.exit(f"a rank of {name} failed")
 
 

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.trainer.runs import ROOT, SMALL, configuration, corpora, free_port, steps_of
+from tests.ranks import forked, free_port, worst_of
+from tests.trainer.runs import ROOT, SMALL, configuration, corpora, steps_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -356,22 +358,7 @@ def main() -> None:
     directory = Path(sys.argv[1])
     corpora(directory / "corpora")
     port = free_port()
-    pids = []
-    for rank in (0, 1):
-        if not (pid := os.fork()):
-            status = 1
-            signal.alarm(100)  # a rank whose other one is gone may wait for it
-            try:
-                run_rank(rank, directory, port)
-                status = 0
-            except BaseException:  # noqa: BLE001 - a process edge
-                sys.excepthook(*sys.exc_info())
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-        pids.append(pid)
-    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids))
+    sys.exit(worst_of([forked(partial(run_rank, rank, directory, port), seconds=100) for rank in (0, 1)]))
 
 
 if __name__ == "__main__":
