@@ -198,6 +198,20 @@ def test_a_table_that_is_wrong_about_targets_is_refused(tmp_path):
         open_corpus(path)
 
 
+def test_a_table_that_gives_a_shard_more_targets_than_it_has_tokens_is_refused(tmp_path):
+    path = corpus_at(tmp_path / "corpus", shard_tokens=6)
+    with open_corpus(path) as corpus:
+        counts = [shard.content.num_targets for shard in corpus.shards]
+    for moved in (counts[0] + 1, -4):  # the sum stays
+        change_table(
+            path,
+            "shards.arrow",
+            lambda rows, by=moved: {**rows, "num_targets": [counts[0] - by, counts[1] + by, *counts[2:]]},
+        )
+        with pytest.raises(DamagedCorpusError, match="column num_targets adds up to 6, expected 6, in no shard"):
+            open_corpus(path)
+
+
 @pytest.mark.parametrize(
     "columns",
     [{"url": "string", LOSS: "spans"}, {"mask": "spans"}, {WEIGHTS: "weights"}, {WEIGHTS: "weights", LOSS: "spans"}],

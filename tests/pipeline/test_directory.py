@@ -150,6 +150,24 @@ def test_a_split_is_not_built_over_the_tokenizer_that_lies_in_one_of_its_corpora
 # starting over
 
 
+def test_the_limit_on_the_size_of_documents_may_rise_in_a_stopped_build_that_met_none_and_never_fall(place, stop):
+    stop(max_document_bytes=1_000)
+    with pytest.raises(ConfigurationChangedError, match="--max-document-bytes was 1000, now 5"):
+        build(place, max_document_bytes=5)
+    assert texts_of(open_corpus(build(place, max_document_bytes=2_000))) == TEXTS
+
+
+def test_a_build_that_left_a_shard_and_no_receipt_is_not_continued_with_other_settings(place, stop):
+    stop()
+    for path in (place / "out" / names.WORK).rglob("*.receipt"):
+        path.unlink()
+    before = files(place / "out")
+    with pytest.raises(ConfigurationChangedError, match="--min-tokens was"):
+        build(place, min_tokens=3)
+    assert files(place / "out") == before
+    assert texts_of(open_corpus(build(place))) == TEXTS
+
+
 @pytest.mark.parametrize("options", [{}, SPLIT], ids=["without a split", "with a split"])
 def test_the_corpus_behind_a_linked_train_folder_survives_starting_over(place, options):
     elsewhere = build(place, out=place / "elsewhere", **SPLIT)

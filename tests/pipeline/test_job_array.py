@@ -119,6 +119,18 @@ def test_a_job_reads_nothing_again_that_is_done(place, start, reads):
     assert in_all == len(list((place / "out").glob("shard-*")))
 
 
+def test_a_job_does_not_run_what_another_has_done_since_it_began(place, start, reads):
+    num_tasks = len(start(0, 1, out=place / "one").receipts)
+    reads.clear()
+
+    def overtaken(report: Report) -> None:
+        if isinstance(report, StageStarted) and not reads:
+            start(1, 2)
+
+    start(0, 2, observer=overtaken)
+    assert len(reads) == num_tasks > 4
+
+
 @pytest.mark.parametrize("limit", [1, 5, 12])
 def test_jobs_read_little_more_than_a_limit_asks_for(place, start, reads, limit):
     write(place / "a.jsonl", [f"text {number}" for number in range(400)])

@@ -320,6 +320,9 @@ def test_a_share_of_bad_records_is_judged_at_the_end_and_before_once_there_are_e
     with pytest.raises(BadRecordError, match=r"1 of the first 50 records are bad \(2\.00%\), and .* allows 1\.9%"):
         build(directory, [source], max_bad_records="1.9%", on_bad_record="skip")
     assert facts(build(directory, [source], max_bad_records="2%", on_bad_record="skip"))[1] == [{"malformed": 1}]
+    # the limit on documents ends the build at its 11th record, long before a share is judged in between
+    with pytest.raises(BadRecordError, match=r"1 of the first 11 records are bad \(9\.09%\), and .* allows 5%"):
+        build(directory, [source], max_bad_records="5%", on_bad_record="skip", max_documents=10, force=True)
     limit = parse_bad_record_limit("1%")
     assert limit is not None
     assert not limit.is_exceeded(9_999, 9_999, is_end=False)

@@ -234,17 +234,19 @@ def test_a_list_of_duplicates_that_is_gone_is_named_and_made_again(place, monkey
     assert texts_of(open_corpus(build(place, dedup="exact"))) == TEXTS
 
 
-def test_a_text_is_kept_where_the_input_that_had_it_first_goes_after_it_was_hashed(place, monkeypatch):
-    patch_chunk_bytes(monkeypatch, 64)  # each source has tasks of its own
-    write(place / "b.jsonl", ["only here", *TEXTS[:5]])
+@pytest.mark.parametrize("task_bytes", [64, 1 << 20], ids=["tasks of its own", "a common task"])
+def test_a_text_is_kept_where_the_input_that_had_it_first_goes_after_it_was_hashed(place, monkeypatch, task_bytes):
+    patch_chunk_bytes(monkeypatch, 64)
+    texts = ["only here", *TEXTS[:5], *(f"more {number}" for number in range(60))]
+    write(place / "b.jsonl", texts)
 
     def lose(report: Report) -> None:
         if isinstance(report, StageStarted) and report.name == WRITE:
             (place / "a.jsonl").unlink(missing_ok=True)
 
     sources = [place / "a.jsonl", place / "b.jsonl"]
-    out = build(place, *sources, dedup="exact", on_bad_source="skip", task_bytes=64, observer=lose)
-    assert texts_of(open_corpus(out)) == ["only here", *TEXTS[:5]]
+    out = build(place, *sources, dedup="exact", on_bad_source="skip", task_bytes=task_bytes, observer=lose)
+    assert texts_of(open_corpus(out)) == texts
 
 
 def test_a_build_that_writes_nothing_leaves_no_table(place):

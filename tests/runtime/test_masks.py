@@ -325,6 +325,23 @@ def test_what_is_appended_to_a_list_is_masked_from_the_next_call_on_and_resumes_
                 loader.load_state_dict(state if len(content) > 14 else before)
 
 
+def test_a_document_of_two_lists_is_masked_from_the_earlier_one_on_also_if_that_list_grows_later(
+    tmp_path: Path,
+) -> None:
+    plan, lists = plan_of(), [tmp_path / "first", tmp_path / "second"]
+    with NumpyLoader(plan, global_batch_size=4) as loader:
+        rows: dict[int, dict[str, Any]] = {}
+        for number, documents in ((0, "2\n4\n"), (1, "4\n2\n5\n"), (0, "17\n")):
+            with lists[number].open("a") as file:
+                file.write(documents)
+            loader.mask("code", lists[number])
+            rows |= rows_of(iter(take(loader, 10)))
+        calls = [Call(0, "code", (2, 4)), Call(40, "code", (5,)), Call(80, "code", (17,))]
+        for sample, row in rows.items():
+            assert row == masked_row(plan, sample, calls), sample
+            assert plan.sample(sample, loader.cursor)["labels"].tolist() == row["labels"], sample
+
+
 def test_a_number_that_got_more_digits_is_a_change_of_the_list(tmp_path: Path) -> None:
     path = tmp_path / "list"
     path.write_text("4\n1")

@@ -233,15 +233,16 @@ def test_weights_that_say_nothing_are_told(bad: list[float]) -> None:
 
 
 def test_a_mixture_whose_weights_differ_in_the_middle_counts_anew_from_there_on() -> None:
-    def segments(middle: tuple[float, ...]) -> tuple[Segment, ...]:
+    def segments(middle: tuple[float, ...], start: int = 200) -> tuple[Segment, ...]:
         weights = [(1.0, 2.0, 3.0), (2.0, 1.0, 0.0), middle, (1.0, 1.0, 1.0), (3.0, 2.0, 1.0)]
-        return tuple(Segment(start=100 * index, weights=part) for index, part in enumerate(weights))
+        starts = [0, 100, start, 300, 400]
+        return tuple(Segment(start=first, weights=part) for first, part in zip(starts, weights, strict=True))
 
     known = Mixture(seed=3, num_streams=2, segments=segments((5.0, 1.0, 1.0)))
     known.counts_before(1_000)
-    for middle in ((5.0, 1.0, 1.0), (1.0, 1.0, 5.0)):
-        changed = known.changed(segments(middle))
-        fresh = Mixture(seed=3, num_streams=2, segments=segments(middle))
+    for middle, start in (((5.0, 1.0, 1.0), 200), ((1.0, 1.0, 5.0), 200), ((5.0, 1.0, 1.0), 240)):
+        changed = known.changed(segments(middle, start))
+        fresh = Mixture(seed=3, num_streams=2, segments=segments(middle, start))
         for sample in (50, 150, 250, 350, 450, 1_000):
             assert changed.balance_before(sample) == fresh.balance_before(sample)
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.sources import ListSource
+from tests.runtime.states import edited, values_of
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
@@ -136,6 +137,23 @@ def test_find_is_the_inverse_of_trace_on_both_sides_of_the_change(
         assert found == traced
 
 
+@pytest.mark.parametrize("weights", [{"0": 1, "1": 1}, {"0": 2, "1": 1}])
+def test_streams_that_read_a_small_corpus_in_turn_read_nothing_twice_wherever_the_length_changes(
+    weights: dict[str, float],
+) -> None:
+    """Some streams are then ahead of others in each corpus, which continues behind the furthest one."""
+    shape = {"block_tokens": 16, "window_blocks": 2, "num_streams": 3, "weights": weights}
+    parts = [[7, 30, 11, 2] * 6, [5, 17, 40] * 5]
+    for steps in range(1, 16):
+        loader = NumpyLoader(plan_of(parts, 4, **shape), global_batch_size=3)
+        take(loader, steps)
+        loader = resized(plan_of(parts, 2, **shape), loader.state_dict(), 3)
+        take(loader, 16)
+        counts, epochs = tokens_of(loader, range(loader.cursor.sample)), loader.stats()["corpora"]
+        assert all(of["epoch"] <= 1 for of in epochs.values()), "no token is to be read twice"
+        assert set(counts.values()) == {1}
+
+
 def test_another_seq_len_is_refused_with_the_word_that_allows_it() -> None:
     loader = NumpyLoader(plan_of([[30, 9, 12]], 4, block_tokens=16, window_blocks=2), global_batch_size=1)
     take(loader, 2)
@@ -148,6 +166,17 @@ def test_another_seq_len_is_refused_with_the_word_that_allows_it() -> None:
         loader.load_state_dict(other.state_dict())
     with pytest.raises(PlanMismatchError, match="block_tokens differs"):
         resized(plan_of([[30, 9, 12]], 8, block_tokens=32, window_blocks=2), loader.state_dict(), 1)
+
+
+def test_a_state_that_has_more_parts_of_a_corpus_than_the_plan_is_damaged() -> None:
+    shape = {"block_tokens": 16, "window_blocks": 2}
+    loader = NumpyLoader(plan_of([[30, 9, 12]], 4, **shape), global_batch_size=1)
+    take(loader, 2)
+    state = resized(plan_of([[30, 9, 12]], 8, **shape), loader.state_dict(), 1).state_dict()
+    (length,) = values_of(state)["lengths"]
+    (origins,) = length["origins"]
+    with pytest.raises(PlanMismatchError, match="is damaged: the rest of it contradicts lengths"):
+        resized(plan_of([[30, 9, 12]], 8, **shape), edited(state, lengths=[length | {"origins": [origins * 2]}]), 1)
 
 
 def test_a_change_before_the_first_sample_is_the_plan_with_that_seq_len() -> None:

@@ -147,6 +147,24 @@ def test_nothing_is_read_or_written_through_a_linked_folder(tmp_path, cache):
     assert [path.read_bytes() for path in kept_files(tmp_path / "elsewhere")] == before
 
 
+def test_a_hole_is_not_there_even_where_the_checksum_of_zeros_is_zero(cache, monkeypatch):
+    monkeypatch.setattr(record_cache.zlib, "crc32", lambda *_: 0)  # by chance, once in 2**32 records
+    one = file_of("a")
+    cache.write(one, 3, records(one, 3, 4))
+    assert [found is not None for found in cache.read(one, 0, 10)] == [number == 3 for number in range(10)]
+
+
+def test_each_process_counts_at_its_first_write_however_little_it_writes(tmp_path, cache):
+    for content in "0123456789":
+        one = file_of(content, num_records=25, last_bytes=SIZE)
+        cache.write(one, 0, records(one, 0, 25))
+    limit = allocated(tmp_path) // 2
+    one = file_of("f")
+    RecordCache(str(tmp_path / "cache"), limit).write(one, 0, records(one, 0, 1))
+    assert 0.01 * limit > SIZE
+    assert allocated(tmp_path) <= limit
+
+
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"file cannot be a cache: File exists"):
