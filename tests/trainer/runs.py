@@ -113,7 +113,7 @@ def free_port() -> int:
         return port
 
 
-def fork_rank(rank: int, world_size: int, port: int, jobs: list[dict[str, Any]]) -> int:
+def fork_rank(rank: int, world_size: int, port: int, jobs: list[dict[str, Any]], on_record: Any = None) -> int:
     from tokshard.run_files.recipe import Parallel, resolve
     from tokshard.trainer.loop import train
     from tokshard.trainer.parallel import process_group
@@ -125,7 +125,7 @@ def fork_rank(rank: int, world_size: int, port: int, jobs: list[dict[str, Any]])
         place = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
         with process_group(Parallel(device="cpu")):
-            status = int(any(train(resolve(job)) for job in jobs))
+            status = int(any(train(resolve(job), on_record=on_record) for job in jobs))
     except BaseException:  # noqa: BLE001 - a process edge
         sys.excepthook(*sys.exc_info())
     finally:
