@@ -1,47 +1,29 @@
-"""The mix follows the losses while a small model trains: a corpus is read more if its loss is higher. One process.
+"""The trainer with a mix that follows the losses: a corpus whose loss is above the mean is read more from then on.
 
-python recipes/mix_from_losses.py OUT STEPS NAME=CORPUS NAME=CORPUS ...
+torchrun --nproc-per-node 8 recipes/mix_from_losses.py RECIPE.toml [section.key=value ...]
 """
 
-import os
+import math
 import sys
 
-import torch
-from torch import nn
+from tokshard.run_files.recipe import load_config
+from tokshard.trainer.loop import train
 
-from tokshard.runtime import StreamingLoader, StreamPlan
+RATE, LEAST = 0.1, 0.05
 
 
-def main(out, steps, corpora):
-    loader = StreamingLoader(StreamPlan(corpora, seq_len=32, seed=17), global_batch_size=12)
-    torch.manual_seed(17)
-    model = nn.Sequential(nn.Embedding(2**14, 16), nn.Linear(16, 2**14))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    states, step, means = {"model": model, "optimizer": optimizer, "loader": loader}, 0, torch.ones(len(corpora))
-    if os.path.exists(out):
-        step, means, saved = torch.load(out)
-        for name, state in states.items():
-            state.load_state_dict(saved[name])
-    for batch in loader:
-        print(step + 1, batch["sample_index"].tolist(), batch["corpus_index"].tolist(), flush=True)
-        logits, labels = model(batch["input_ids"]).transpose(1, 2), batch["labels"]
-        losses = nn.functional.cross_entropy(logits, labels, reduction="none").sum(1)
-        (losses.sum() / (labels != -100).sum()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        for index in batch["corpus_index"].unique().tolist():
-            rows = batch["corpus_index"] == index
-            means[index] = 0.9 * means[index] + 0.1 * (losses[rows].sum() / (labels[rows] != -100).sum()).item()
-        loader.set_weights(dict(zip(loader.plan.names, means.tolist(), strict=True)))  # from the next step on
-        step += 1
-        if step % 3 == 0:
-            saved = {name: state.state_dict() for name, state in states.items()}
-            torch.save((step, means, saved), f"{out}.partial")
-            os.replace(f"{out}.partial", out)  # the old state or the new one, as a whole
-        if step >= steps:
-            break
-    loader.close()
+def follow(record):
+    """Weights after a step, from its line alone: a run that was killed and resumed gets the same ones."""
+    losses, mean = record.get("loss_by_corpus"), record.get("loss")
+    if not losses:
+        return None  # an evaluation, or a step that was skipped
+    weights = {name: corpus["weight"] for name, corpus in record["corpora"].items()}
+    for name, loss in losses.items():
+        weights[name] *= 1.0 if loss is None else math.exp(RATE * (loss - mean))  # None: the step read nothing of it
+    total = sum(weights.values())
+    return {name: max(LEAST, weight / total) for name, weight in weights.items()}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), dict(item.split("=", 1) for item in sys.argv[3:]))
+    number = train(load_config(sys.argv[1], sys.argv[2:]), on_record=follow)
+    sys.exit(128 + number if number else 0)  # a signal ended it after a save

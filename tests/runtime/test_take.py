@@ -148,7 +148,13 @@ def test_limits_and_epochs_count_the_tokens_that_are_taken() -> None:
     assert used_up(plan, plan.cursor())[0][0] == 2 * 40 // 5
     loader = StreamingLoader(plan, global_batch_size=4)
     take_batches(loader, 3)
-    assert loader.stats()["corpora"]["a"] == {"samples": 12, "tokens": 60, "left_out": 0, "epoch": 1.5}
+    assert loader.stats()["corpora"]["a"] == {
+        "samples": 12,
+        "tokens": 60,
+        "left_out": 0,
+        "epoch": 1.5,
+        "weight": 40.0,
+    }
     loader.close()
 
 

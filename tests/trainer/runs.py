@@ -106,7 +106,7 @@ def evaluations_of(out: Path) -> dict[int, dict[str, dict[str, float]]]:
     return {line["step"]: line["evaluation"] for line in lines_of(out) if "evaluation" in line}
 
 
-def fork_rank(rank: int, world_size: int, port: int, jobs: list[dict[str, Any]]) -> int:
+def fork_rank(rank: int, world_size: int, port: int, jobs: list[dict[str, Any]], on_record: Any = None) -> int:
     from tokshard.run_files.recipe import Parallel, resolve
     from tokshard.trainer.loop import train
     from tokshard.trainer.parallel import process_group
@@ -115,7 +115,7 @@ def fork_rank(rank: int, world_size: int, port: int, jobs: list[dict[str, Any]])
         place = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
         with process_group(Parallel(device="cpu")):
-            return any(train(resolve(job)) for job in jobs)
+            return any(train(resolve(job), on_record=on_record) for job in jobs)
 
     return forked(run)
 

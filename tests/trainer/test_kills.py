@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import runpy
 import signal
 import subprocess
 import sys
@@ -27,9 +28,11 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
 NUM_KILLS = 20
 NUM_STEPS = 200
 EVERY = 2
+NUM_CHANGES = 1_000
+"""Of the mix: one after each step."""
 
 
-@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "mix"])
 def test_a_job_that_is_killed_at_random_moments_loses_nothing(tmp_path: Path, mode: str) -> None:
     seed = random.randrange(1 << 32)
     command = [sys.executable, "-m", "tests.trainer.test_kills", str(tmp_path), str(seed), str(NUM_KILLS), mode]
@@ -37,20 +40,31 @@ def test_a_job_that_is_killed_at_random_moments_loses_nothing(tmp_path: Path, mo
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1100, check=False)
     assert done.returncode == 0, f"seed {seed}: {done.stdout}{done.stderr}"
     print(f"seed {seed}: {done.stdout.splitlines()[-1]}")  # noqa: T201 - of a soak test
-    assert_equal_training(steps_of(tmp_path / "killed"), steps_of(tmp_path / "straight"))
+    steps, others = steps_of(tmp_path / "killed"), steps_of(tmp_path / "straight")
+    if mode == "mix":
+        assert len({step["corpora"]["code"]["weight"] for step in steps}) == len(steps) == NUM_CHANGES
+        assert_equal_mixes(steps, others)
+    else:
+        assert_equal_training(steps, others)
     states = [
-        json.loads((tmp_path / name / "checkpoints" / f"step-{NUM_STEPS:08d}" / "state.json").read_text())
+        json.loads((tmp_path / name / "checkpoints" / f"step-{len(steps):08d}" / "state.json").read_text())
         for name in ("killed", "straight")
     ]
     assert states[0]["loader"] == states[1]["loader"]
 
 
+def assert_equal_mixes(steps: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+    """Of runs on as many ranks: the same samples, weights and losses, bit for bit."""
+    for key in ("step", "digest", "samples", "corpora", "loss_by_corpus"):
+        assert [step[key] for step in steps] == [step[key] for step in others], key
+
+
 class Job:
     """Ranks of a run, in processes of their own."""
 
-    def __init__(self, fields: dict[str, Any], world_size: int) -> None:
+    def __init__(self, fields: dict[str, Any], world_size: int, on_record: Any = None) -> None:
         port = free_port()
-        self.running = [fork_rank(rank, world_size, port, [fields]) for rank in range(world_size)]
+        self.running = [fork_rank(rank, world_size, port, [fields], on_record) for rank in range(world_size)]
 
     def is_running(self) -> bool:
         """Whether all ranks are."""
@@ -97,13 +111,12 @@ def steps_saved(out: Path) -> list[int]:
     return sorted(int(path.parent.name.removeprefix("step-")) for path in out.glob("checkpoints/step-*[0-9]/COMPLETE"))
 
 
-def run_with_kills(fields: dict[str, Any], rng: random.Random, num_kills: int) -> str:
+def run_with_kills(start: Callable[[], Job], out: Path, rng: random.Random, num_kills: int) -> str:
     """Run to the end, with kills before; returns what was killed."""
-    out = Path(fields["train"]["out"])
     done, in_saves, saved = {"start": 0, "step": 0, "save": 0}, 0, [0]
     while sum(done.values()) < num_kills:
         kind, wait = rng.choice(list(moments(rng, out).items()))
-        job = Job(fields, rng.randint(1, 4))
+        job = start()
         wait(job)
         if not job.is_running():
             sys.exit(f"a rank ended before it was killed: {job.wait()}")
@@ -118,7 +131,7 @@ def run_with_kills(fields: dict[str, Any], rng: random.Random, num_kills: int) -
         if saved[-1] < before[-1]:
             sys.exit(f"step {before[-1]} was saved, {saved[-1]} is the newest now")
         done[kind] += 1
-    if any(Job(fields, rng.randint(1, 4)).wait()):
+    if any(start().wait()):
         sys.exit("the run that was not killed failed")
     return f"killed {done}, {in_saves} of them left a save unfinished"
 
@@ -130,15 +143,21 @@ def main(directory: Path, seed: int, num_kills: int, mode: str) -> None:
     import tokshard.trainer.loop  # noqa: F401
 
     warnings.simplefilter("ignore")
-    paths = corpora(directory / "corpora")
+    paths, rng, follows = corpora(directory / "corpora"), random.Random(seed), mode == "mix"
+    sizes = {"train__steps": NUM_CHANGES if follows else NUM_STEPS, "train__log_every": 1 if follows else 10}
+    follow = runpy.run_path(str(ROOT / "recipes/mix_from_losses.py"))["follow"] if follows else None
 
     def run_of(name: str, **changes: Any) -> dict[str, Any]:
-        return configuration(paths, directory / name, train__steps=NUM_STEPS, **changes) | {"model": SMALL}
+        return configuration(paths, directory / name, **sizes, **changes) | {"model": SMALL}
 
-    if any(Job(run_of("straight", checkpoint__every=0), 1).wait()):
+    if any(Job(run_of("straight", checkpoint__every=0), 2 if follows else 1, follow).wait()):
         sys.exit("the run without kills failed")
     changes = {"checkpoint__every": EVERY, "checkpoint__keep": 2, "checkpoint__asynchronous": mode == "asynchronous"}
-    sys.stdout.write(run_with_kills(run_of("killed", **changes), random.Random(seed), num_kills) + "\n")
+    killed = run_of("killed", **changes)
+    said = run_with_kills(
+        lambda: Job(killed, 2 if follows else rng.randint(1, 4), follow), directory / "killed", rng, num_kills
+    )
+    sys.stdout.write(f"{said}\n")
 
 
 if __name__ == "__main__":

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
+import json
+import os
 import runpy
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
 from tests.trainer.runs import ROOT, SMALL, configuration, corpora, steps_of
+from tests.trainer.test_command import as_toml
+from tests.trainer.test_kills import assert_equal_mixes
+from tokshard.errors import PlanError
 from tokshard.run_files import recipe
+from tokshard.run_files.recipe import resolve
+from tokshard.trainer.loop import train
 
 # DCP of torch 2.13 itself warns
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -39,23 +48,54 @@ def test_wandb_gets_every_step_by_name(tmp_path: Path, monkeypatch: pytest.Monke
     assert logged[3]["loss_by_corpus/code"] == steps[2]["loss_by_corpus"]["code"]
 
 
-def test_a_mix_that_follows_the_losses_is_the_same_after_a_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_mix_that_follows_the_losses_is_the_same_after_a_kill(tmp_path: Path) -> None:
+    """Every step changes it; tests/trainer/test_kills.py has 1,000 changes, two ranks and many kills."""
+    paths, command = corpora(tmp_path / "corpora"), [sys.executable, str(ROOT / "recipes/mix_from_losses.py")]
+
+    def fields_of(name: str) -> dict[str, Any]:
+        sizes: dict[str, Any] = {"train__steps": 60, "train__log_every": 1, "checkpoint__every": 7}
+        return configuration(paths, tmp_path / name, **sizes) | {"model": SMALL}
+
+    follow = runpy.run_path(command[1])["follow"]
+    assert train(resolve(fields_of("straight")), on_record=follow) == 0
+    path = tmp_path / "killed.toml"
+    path.write_text(as_toml(fields_of("killed")))
+    with subprocess.Popen([*command, str(path)], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}) as job:
+        log = tmp_path / "killed" / "metrics.jsonl"
+        while job.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > 20):
+            time.sleep(0.001)
+        job.kill()
+    assert job.returncode == -signal.SIGKILL
+    assert train(resolve(fields_of("killed")), on_record=follow) == 0
+    steps, others = steps_of(tmp_path / "straight"), steps_of(tmp_path / "killed")
+    assert_equal_mixes(steps, others)
+    assert len({json.dumps(step["corpora"]["code"]["weight"]) for step in steps}) == len(steps) == 60
+
+
+@pytest.mark.parametrize(("log_every", "stop_after"), [(3, 0), (3, 5), (1, 5)])
+def test_other_weights_are_in_force_after_logged_steps_alone_whatever_stops_a_run(
+    tmp_path: Path, log_every: int, stop_after: int
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
-    main, paths = importlib.import_module("mix_from_losses").main, corpora(tmp_path)
+    sizes: dict[str, Any] = {"train__steps": 10, "train__log_every": log_every, "train__skip": [[6, 7]]}
+    paths, out, seen = corpora(tmp_path / "corpora"), tmp_path / "out", list[int]()
 
-    def run(name: str, steps: int) -> list[str]:
-        main(str(tmp_path / name), steps, paths)
-        return capsys.readouterr().out.splitlines()
+    def follow(record: Mapping[str, Any]) -> dict[str, float]:
+        seen.append(record["step"])
+        return {"code": 1.0, "prose": float(record["step"])}
 
-    whole = run("whole", 30)
-    assert len(whole) == 30
-    assert run("stopped", 17) == whole[:17]  # saved after step 15
-    assert run("stopped", 30) == whole[15:]
-    (step, means, states), (other_step, other_means, other_states) = map(
-        torch.load, (tmp_path / "whole", tmp_path / "stopped")
-    )
-    assert (step, means.tolist()) == (other_step, other_means.tolist())
-    assert states["loader"] == other_states["loader"]
-    assert torch.equal(states["model"]["0.weight"], other_states["model"]["0.weight"])
+    for end in (stop_after, 0) if stop_after else (0,):
+        changed = sizes | {"train__stop_after": end, "data__schedule": [[90, {"code": 0.5, "prose": 0.5}]]}
+        fields = configuration(paths, out, **changed, evaluation__corpora={"held out": paths["code"]})
+        assert train(resolve(fields | {"model": SMALL}), on_record=follow) == 0
+    weights = [step["corpora"]["prose"]["weight"] for step in steps_of(out) if "skipped" not in step]
+    assert weights == [(step - 1) // log_every * log_every or 0.3 for step in range(1, 11) if step != 6]
+    last = 10 // log_every * log_every
+    state = json.loads((out / "checkpoints" / "step-00000010" / "state.json").read_text())["loader"]
+    assert json.loads(state["cursor"])["weights"][-1] == [9 * last, [1.0, last]]
+    assert sorted(set(seen)) == list(range(1, 11))
+
+
+def test_weights_that_do_not_fit_the_corpora_end_the_run(tmp_path: Path) -> None:
+    fields = configuration(corpora(tmp_path / "corpora"), tmp_path / "out", train__log_every=1) | {"model": SMALL}
+    with pytest.raises(PlanError, match="weights are for code; the plan has code, prose"):
+        train(resolve(fields), on_record=lambda _: {"code": 1.0})

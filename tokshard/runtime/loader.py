@@ -296,14 +296,15 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             bytes of token ids that these batches copied, in their stored width, with labels that are no inputs and
             without padding; samples of the plan so far and skipped_samples among them; per corpus samples, tokens,
             left_out (tokens that changes of `seq_len` left out) and epoch (both over the tokens of an epoch), all with
-            the padding of rows and with skipped samples. fetched: reads of this process, without workers, from corpora
-            that are not mapped, as in `ReadCounts`. masked_documents in the plan's corpora, and masked_tokens among the
-            inputs of the batches since it was made.
+            the padding of rows and with skipped samples, and the weight at the next sample. fetched: reads of this
+            process, without workers, from corpora that are not mapped, as in `ReadCounts`. masked_documents in the
+            plan's corpora, and masked_tokens among the inputs of the batches since it was made.
         """
         plan, masked = self.plan, self.plan.masked(self.cursor)
         counts = plan.mixture(self.cursor).counts_before(self.cursor.sample)
         tokens = self.cursor.tokens_of(counts, plan.seq_len)
         left_out = self.cursor.lengths[-1].left_out if self.cursor.lengths else [0] * len(counts)
+        weights = self.cursor.segments[self.cursor.num_started - 1].weights
         return {
             "batches": self._num_batches,
             "wait_seconds": self._wait_seconds,
@@ -320,9 +321,10 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                     "tokens": read,
                     "left_out": left,
                     "epoch": (read + left) / corpus.padded_tokens,
+                    "weight": weight,
                 }
-                for name, count, read, left, corpus in zip(
-                    plan.names, counts, tokens, left_out, plan.corpora, strict=True
+                for name, count, read, left, corpus, weight in zip(
+                    plan.names, counts, tokens, left_out, plan.corpora, weights, strict=True
                 )
             },
         }

@@ -35,6 +35,7 @@ def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
 
     Args:
         on_record: gets each line of metrics.jsonl on rank 0, for example for TensorBoard; its exceptions end the run.
+            If it returns weights for every `train.log_every`-th step's line, the next step reads with them.
 
     Returns:
         0, or the number of the signal that stopped the run after a save.

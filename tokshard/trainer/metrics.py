@@ -28,8 +28,8 @@ from tokshard.trainer.launcher import STOP_SIGNALS
 from tokshard.trainer.metrics_file import MetricsFile, progress_line, row_digest, step_digest
 from tokshard.trainer.parallel import raise_together, say, together
 
-OnRecord = Callable[[Mapping[str, Any]], object]
-"""Takes a line of metrics.jsonl."""
+OnRecord = Callable[[Mapping[str, Any]], Mapping[str, float] | None]
+"""Takes a line of metrics.jsonl. May return other weights of the corpora."""
 
 DIGEST_SHIFTS = (0, 16, 32, 48)
 """Parts of 16 bits, whose sums over ranks are exact in float64."""
@@ -84,6 +84,7 @@ class Report:
 
     Args:
         received: signals, as `stop_signals` collects them.
+        on_record: as for `train`; the one of rank 0 is called.
     """
 
     def __init__(
@@ -106,7 +107,8 @@ class Report:
             None  # a record, its seconds, and what is on its way
         )
         self._log: MetricsFile | None = None
-        self._signal_number, self._has_failed = 0, False
+        self._signal_number, self._has_failed, self._has_hook = 0, False, False
+        self._answer: Mapping[str, float] | None = None
         self.restart_clock()
 
     @property
@@ -124,10 +126,11 @@ class Report:
         with together(f"{path} cannot be written", hint="make room or repair the directory"):
             if self._rank == 0:
                 self._log = MetricsFile(path, last_step=last_step)
-        is_evaluated = [self._log is not None and self._log.is_evaluated]
-        distributed.broadcast_object_list(is_evaluated)
+        of_rank_0 = [self._log is not None and self._log.is_evaluated, self._on_record is not None]
+        distributed.broadcast_object_list(of_rank_0)
+        is_evaluated, self._has_hook = of_rank_0
         self.restart_clock()
-        return is_evaluated[0]
+        return is_evaluated
 
     def close(self, step: int) -> int:
         """The signal that ended the run, 0 if none did.
@@ -170,20 +173,30 @@ class Report:
     def end_step(self, step: int, lr: float) -> None:
         """Report the step before this one, whose sums should have arrived by now.
 
+        With `on_record`, every `train.log_every`-th step is reported at once, and the next one reads with the weights
+        that it returns.
+
         Raises:
-            TokshardError: its loss was not finite, or the loader of a rank failed; the same error on all ranks.
+            TokshardError: its loss was not finite, the loader of a rank failed, or the weights do not fit the corpora;
+                the same error on all ranks.
         """
-        now = time.perf_counter()
+        now, loader = time.perf_counter(), self._batches.loader
         seconds, self._started = now - self._started, now
         self.flush()
         if self._sums is None:
             self._write({"step": step, "skipped": "train.skip", "samples": self._batches.samples})
-            return
-        record: dict[str, Any] = {"step": step, "lr": lr, "samples": self._batches.samples}
-        if self._log is not None:
-            corpora = self._batches.loader.stats()["corpora"]
-            record["corpora"] = {name: {key: of[key] for key in ("tokens", "epoch")} for name, of in corpora.items()}
-        self._last, self._sums = (record, seconds, self._sums), None
+        else:
+            record: dict[str, Any] = {"step": step, "lr": lr, "samples": self._batches.samples}
+            if self._log is not None:
+                shown, corpora = ("tokens", "epoch", "weight"), loader.stats()["corpora"]
+                record["corpora"] = {name: {key: of[key] for key in shown} for name, of in corpora.items()}
+            self._last, self._sums = (record, seconds, self._sums), None
+        if self._has_hook and step % self._settings.log_every == 0:
+            self.flush()
+            answer = [self._answer]
+            distributed.broadcast_object_list(answer)
+            if answer[0] is not None:
+                loader.set_weights(answer[0])
 
     def flush(self) -> None:
         """Wait for the last step, and report it: before a save, and at the end.
@@ -254,7 +267,7 @@ class Report:
             return
         self._log.write(record)
         if self._on_record is not None:
-            self._on_record(record)
+            self._answer = self._on_record(record)
         step, num_steps = record["step"], self._settings.steps
         if "evaluation" not in record and (step % self._settings.log_every == 0 or step == num_steps):
             say(progress_line(record, num_steps))
