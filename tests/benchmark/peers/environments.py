@@ -25,6 +25,7 @@ ENVIRONMENTS = {
     "grain": ".venv-peers-grain",
     "lance": ".venv-peers-lance",
     "torchtitan": ".venv-trainers",
+    "bridge": ".venv-peers-bridge",
     "memmap": ".venv",
 }
 """The environment of each program of `programs/`."""
@@ -50,12 +51,12 @@ class Environments:
         Raises:
             MissingError: it is not installed.
         """
-        environment = self.root / ENVIRONMENTS[peer]
+        environment = self.root / ENVIRONMENTS[peer.partition("_")[0]]  # tokshard_chat runs where tokshard does
         failed, python = environment / "failed.txt", environment / "bin" / "python"
         if failed.exists():
             raise MissingError(f"It can't be installed here: {last_line(failed.read_text(encoding='utf-8'))}")
         if not python.exists():
-            raise MissingError(f"{ENVIRONMENTS[peer]} is missing: `make benchmark-peers` installs it.")
+            raise MissingError(f"{environment.name} is missing: `make benchmark-peers` installs it.")
         return str(python)
 
     def newer_tokenizers(self) -> str:
