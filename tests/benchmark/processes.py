@@ -1,11 +1,19 @@
-"""Run a process and say what it and everything below it cost."""
+"""Run a process and say what it and everything below it cost.
+
+    python -m tests.benchmark.processes SECONDS PYTHON ARGUMENTS...
+
+does so in a process of its own, for one that has children already or is not small, and prints a line of JSON.
+"""
 
 import ctypes
+import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +42,15 @@ class Cost(NamedTuple):
 
 
 class ProcessFailedError(Exception):
-    """A measured process ended with an error, or left others behind."""
+    """A measured process ended with an error, or left others behind.
+
+    Args:
+        exit_code: negative for a signal; None if what it started does not end.
+    """
+
+    def __init__(self, problem: str, exit_code: int | None = None):
+        super().__init__(problem)
+        self.exit_code = exit_code
 
 
 def adopt_orphans() -> None:
@@ -47,11 +63,18 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
-def run(command: Sequence[str], environment: Mapping[str, str] | None = None, *, python: str | None = None) -> Cost:
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    python: str | None = None,
+    kill_after: float | None = None,
+) -> Cost:
     """Run ``python COMMAND`` from the root of the repository; one at a time, after `adopt_orphans`.
 
     Args:
         python: default: the interpreter of this process.
+        kill_after: seconds until it and all processes of its group get SIGKILL.
 
     Raises:
         ProcessFailedError: its exit code is not 0, or what it started does not end.
@@ -66,20 +89,27 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None, *,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
+            start_new_session=kill_after is not None,
         )
+        timer = threading.Timer(kill_after or 0, os.killpg, (process.pid, signal.SIGKILL))
         try:
+            if kill_after is not None:
+                timer.start()
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:
             process.terminate()
             process.wait()
             raise
+        finally:
+            timer.cancel()
         wall_seconds = time.perf_counter() - started
         process.returncode = os.waitstatus_to_exitcode(status)  # wait4 took it from under Popen
         usages = [usage, *_orphans(command)]
         if process.returncode:
             stderr.seek(0)
             said = stderr.read().decode(errors="replace")[-3000:]
-            raise ProcessFailedError(f"exit code {process.returncode}: python {' '.join(command)}\n{said}")
+            problem = f"exit code {process.returncode}: python {' '.join(command)}\n{said}"
+            raise ProcessFailedError(problem, process.returncode)
         stdout.seek(0)
         return Cost(
             cpu_seconds=sum(each.ru_utime + each.ru_stime for each in usages),
@@ -104,3 +134,17 @@ def _orphans(command: Sequence[str]) -> list[resource.struct_rusage]:
             raise ProcessFailedError(f"python {' '.join(command)} left processes that do not end")
         else:
             time.sleep(0.005)
+
+
+def main() -> None:
+    seconds, python, *command = sys.argv[1:]
+    adopt_orphans()
+    try:
+        said = run(command, python=python, kill_after=float(seconds))._asdict()
+    except ProcessFailedError as error:
+        said = {"exit_code": error.exit_code, "problem": str(error)}
+    sys.stdout.write(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()
