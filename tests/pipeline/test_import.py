@@ -22,7 +22,9 @@ from tests.pipeline import foreign
 from tests.pipeline.inputs import (
     arrow_bytes,
     arrow_stream_bytes,
+    jsonl,
     parquet_bytes,
+    patch_chunk_bytes,
     special_token,
     write_byte_tokenizer,
     zstd,
@@ -367,6 +369,8 @@ TABLES = {
     "a.parquet": lambda found: parquet_bytes(found, 2),
     "a.arrow": lambda found: arrow_bytes(found, 2),
     "stream.arrow": lambda found: arrow_stream_bytes(found, 2),
+    "a.jsonl": lambda found: jsonl(found.to_pylist()),
+    "a.jsonl.gz": lambda found: gzip.compress(jsonl(found.to_pylist())),
 }
 
 
@@ -425,6 +429,22 @@ def test_a_table_without_ids_is_refused_with_its_columns(place, columns, options
     assert "--token-field" in caught.value.hint
 
 
+def test_json_lines_without_ids_are_refused_with_their_fields(place):
+    (place / "a.jsonl").write_bytes(jsonl([{"messages": [], "n": 1}]))
+    with pytest.raises(UsageError, match=r"a\.jsonl has no column of token ids; it has messages, n"):
+        imported(place, place / "a.jsonl")
+
+
+def test_tasks_that_share_json_lines_write_every_document_once(place, monkeypatch):
+    patch_chunk_bytes(monkeypatch, 64)
+    records = [{"input_ids": [number] * (number % 4)} for number in range(1, 13)]
+    (place / "a.jsonl").write_bytes(b"\n" + jsonl(records))
+    result = imported(place, place / "a.jsonl", task_bytes=64)
+    assert result.manifest.num_shards > 2
+    assert documents_of(result) == [[*record["input_ids"], EOS] for record in records if record["input_ids"]]
+    assert result.manifest.records.left_out == {"empty": 4}
+
+
 def columns_table(documents: Sequence[Sequence[int]]) -> pa.Table:
     """Documents with an id, labels, a mask, and a column of numbers that is a text in one row."""
     return pa.table(
@@ -438,6 +458,7 @@ def columns_table(documents: Sequence[Sequence[int]]) -> pa.Table:
 
 
 TABLES_WITH_COLUMNS = {"a.parquet": parquet_bytes, "a.arrow": arrow_bytes, "b.arrow": arrow_stream_bytes}
+TABLES_WITH_COLUMNS["a.jsonl"] = lambda found, *_: jsonl(found.to_pylist())
 
 
 @pytest.mark.parametrize("name", TABLES_WITH_COLUMNS)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline import foreign
-from tests.pipeline.inputs import arrow_bytes, parquet_bytes, special_token, write_byte_tokenizer
+from tests.pipeline.inputs import arrow_bytes, jsonl, parquet_bytes, special_token, write_byte_tokenizer
 from tokshard import copy_corpus, export_corpus, import_corpus, open_corpus
 from tokshard.errors import BadRecordError, BadSourceError, ConfigurationChangedError, UsageError
 from tokshard.inspect.verify.verification import verify_corpus
@@ -59,6 +59,16 @@ def parquet(file: Path, columns: dict[str, Any]) -> Path:
     return file
 
 
+def lines(file: Path, columns: dict[str, Any]) -> Path:
+    """JSON lines beside `file`."""
+    file = file.with_suffix(".jsonl")
+    file.write_bytes(jsonl_bytes(pa.table(columns)))
+    return file
+
+
+TABLES = pytest.mark.parametrize("write", [parquet, lines])
+
+
 def masked_ds(file: Path, documents: Any = DOCUMENTS, masks: Any = MASKS) -> Path:
     foreign.datatrove(file, documents)
     file.with_name(file.name + ".loss").write_bytes(bytes(value for mask in masks for value in mask))
@@ -74,7 +84,11 @@ def olmo(folder: Path, documents: Any = DOCUMENTS, masks: Any = MASKS, *, number
     return file
 
 
-@pytest.mark.parametrize("write", [parquet_bytes, arrow_bytes])
+def jsonl_bytes(found: pa.Table) -> bytes:
+    return jsonl(found.to_pylist())
+
+
+@pytest.mark.parametrize("write", [parquet_bytes, arrow_bytes, jsonl_bytes])
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -92,33 +106,37 @@ def test_labels_and_masks_of_tables_become_spans(place, name, values, write):
     assert result.corpora[0].manifest.num_targets == 5
 
 
-def test_a_column_of_any_name_is_read_if_it_is_asked_for(place):
-    file = parquet(place / "a.parquet", {"input_ids": DOCUMENTS, "trained": MASKS, "labels": LABELS})
+@TABLES
+def test_a_column_of_any_name_is_read_if_it_is_asked_for(place, write):
+    file = write(place / "a.parquet", {"input_ids": DOCUMENTS, "trained": MASKS, "labels": LABELS})
     imported(place, file, loss_field="trained")
     assert found_in(place) == (DOCUMENTS, SPANS)
     with open_corpus(place / "out") as corpus:
         assert corpus.manifest.build.loss_field == "trained"
 
 
-def test_the_first_token_is_never_a_target(place):
-    imported(place, parquet(place / "a.parquet", {"input_ids": DOCUMENTS, "labels": DOCUMENTS}))
+@TABLES
+def test_the_first_token_is_never_a_target(place, write):
+    imported(place, write(place / "a.parquet", {"input_ids": DOCUMENTS, "labels": DOCUMENTS}))
     assert found_in(place) == (DOCUMENTS, [[[1, 5]], [[1, 2]], [[1, 4]]])
 
 
-def test_a_float_mask_holds_weights(place):
+@TABLES
+def test_a_float_mask_holds_weights(place, write):
     masks = [[0.0, 0.5, 0.5, 0.0, 2.0], [0.0, 0.0], [0.0, 1.0, 2.0, 2.0]]
-    imported(place, parquet(place / "a.parquet", {"input_ids": DOCUMENTS, "loss_mask": masks}))
+    imported(place, write(place / "a.parquet", {"input_ids": DOCUMENTS, "loss_mask": masks}))
     assert found_in(place) == (DOCUMENTS, [[[1, 3], [4, 5]], [], [[1, 2], [2, 4]]])
     with open_corpus(place / "out") as corpus:
         assert [corpus.target_weights(number).tolist() for number in range(3)] == masks
 
 
-def test_delimiters_that_are_added_are_not_trained_and_shift_what_follows(place):
+@TABLES
+def test_delimiters_that_are_added_are_not_trained_and_shift_what_follows(place, write):
     content = json.loads((place / "tok" / "tokenizer.json").read_text())
     content["added_tokens"].append(special_token(257, "<s>"))
     (place / "tok" / "tokenizer.json").write_text(json.dumps(content))
     columns = {"input_ids": [[5, 6], [7, EOS, 257, 8, 9]], "loss_mask": [[0, 1], [1, 1, 1, 1, 1]]}
-    imported(place, parquet(place / "a.parquet", columns), bos="<s>")
+    imported(place, write(place / "a.parquet", columns), bos="<s>")
     documents = [[257, 5, 6, EOS], [257, 7, EOS], [257, 8, 9, EOS]]
     assert found_in(place) == (documents, [[[2, 3]], [[2, 3]], [[1, 3]]])
 
@@ -207,9 +225,10 @@ def test_what_is_exported_is_imported_with_its_spans(place, form, options):
     assert found_in(place, "again") == found_in(place)
 
 
-def test_weights_are_imported_as_they_were_exported(place):
+@TABLES
+def test_weights_are_imported_as_they_were_exported(place, write):
     masks = [[0.0, 0.5, 0.5, 0.0, 2.0], [0.0, 0.0], [0.0, 1.0, 2.0, 2.0]]
-    result = imported(place, parquet(place / "a.parquet", {"input_ids": DOCUMENTS, "loss_mask": masks}))
+    result = imported(place, write(place / "a.parquet", {"input_ids": DOCUMENTS, "loss_mask": masks}))
     export_corpus(result.directory, format="hf", out=place / "exported")
     again = imported(place, place / "exported", out=place / "again")
     assert again.manifest.fingerprints.content == result.manifest.fingerprints.content
@@ -241,16 +260,59 @@ def test_values_that_say_nothing_about_the_ids_are_an_error_of_the_record(place,
     assert found_in(place)[0] == DOCUMENTS[:2]
 
 
-def test_two_columns_that_may_be_meant_are_refused(place):
-    file = parquet(place / "a.parquet", {"input_ids": DOCUMENTS, "labels": LABELS, "loss_mask": MASKS})
+@pytest.mark.parametrize(
+    ("third", "problem"),
+    [
+        ({"input_ids": [5, 6], "labels": [-100, 7]}, "labels is 7 at token 1, expected -100 or the id itself, 6"),
+        ({"input_ids": [5, 6], "labels": [-100]}, "labels has 1 values for 2 ids"),
+        ({"input_ids": [5, 6], "labels": None}, "the record has no mask or labels to say what is trained, and others"),
+        ({"input_ids": [5, 6]}, "the record has no mask or labels to say what is trained, and others do"),
+        ({"input_ids": [5, 6], "labels": [5, 6], "loss_mask": [1, 1]}, "several columns that may say what is trained"),
+        ({"input_ids": [5, 6], "labels": [5, 6], "seq_start_id": [0]}, "is a pack .* packs are read from parquet"),
+        ({"input_ids": "5 6", "labels": [5, 6]}, "input_ids is '5 6', expected a list of integers"),
+        ({"input_ids": [5, 6.5], "labels": [5, 6]}, r"input_ids is \[5, 6.5\], expected a list of integers"),
+        ({"input_ids": [5, 1 << 63], "labels": [5, 6]}, "expected a list of integers below 2"),
+        ({"input_ids": [[5], [6]], "labels": [5, 6]}, "expected a list of integers"),
+        ({"input_ids": [5, -6], "labels": [5, -6]}, "id -6 at token 1; the vocabulary has ids up to 256"),
+        ({"labels": [5, 6]}, "it has no ids, expected a list of integers"),
+        ({"id": 3}, "no ids; it has: id"),
+        ("no object", "Expected `object`, got `str`"),
+    ],
+)
+def test_a_line_that_is_no_document_with_labels_is_an_error_of_the_record(place, third, problem):
+    good = [{"input_ids": ids, "labels": labels} for ids, labels in zip(DOCUMENTS, LABELS, strict=True)]
+    (place / "a.jsonl").write_bytes(jsonl([*good[:2], third, good[2]]))
+    with pytest.raises(BadRecordError, match=problem) as caught:
+        imported(place, place / "a.jsonl")
+    assert "line 3" in str(caught.value)
+    result = imported(place, place / "a.jsonl", on_bad_record="skip", force=True)
+    assert found_in(place) == (DOCUMENTS, SPANS)
+    assert sum(result.manifest.records.left_out.values()) == 1
+
+
+def test_a_line_with_labels_after_one_without_is_an_error_unless_labels_are_left_out(place):
+    records = [{"input_ids": DOCUMENTS[0]}, {"input_ids": DOCUMENTS[1], "labels": LABELS[1]}]
+    (place / "a.jsonl").write_bytes(jsonl(records))
+    with pytest.raises(BadRecordError, match="the record has labels to say what is trained, and the first record has"):
+        imported(place, place / "a.jsonl")
+    result = imported(place, place / "a.jsonl", loss_field="none", force=True)
+    with open_corpus(result.directory) as corpus:
+        assert not corpus.has_spans
+        assert [document.tolist() for document in corpus.documents()] == DOCUMENTS[:2]
+
+
+@TABLES
+def test_two_columns_that_may_be_meant_are_refused(place, write):
+    file = write(place / "a.parquet", {"input_ids": DOCUMENTS, "labels": LABELS, "loss_mask": MASKS})
     with pytest.raises(UsageError, match="several columns that may say what is trained: labels, loss_mask"):
         imported(place, file)
     imported(place, file, loss_field="loss_mask")
     assert found_in(place) == (DOCUMENTS, SPANS)
 
 
-def test_labels_of_documents_are_no_loss_mask(place):
-    result = imported(place, parquet(place / "a.parquet", {"input_ids": DOCUMENTS, "labels": [1, 0, 1]}))
+@TABLES
+def test_labels_of_documents_are_no_loss_mask(place, write):
+    result = imported(place, write(place / "a.parquet", {"input_ids": DOCUMENTS, "labels": [1, 0, 1]}))
     with open_corpus(result.directory) as corpus:
         assert not corpus.has_spans
 

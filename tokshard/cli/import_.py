@@ -88,7 +88,8 @@ def import_(context: click.Context, /, sources: tuple[str, ...], **options: Any)
 
     A SOURCE is a file, a directory or a quoted glob, on this machine or a URI: the .bin of Megatron-LM with its .idx,
     or their prefix; .ds of datatrove; directories of MosaicML MDS, litdata or fms-fsdp; .npy with offsets, or cut at a
-    delimiter; parquet, Arrow or Feather with a column of token ids; data sets saved by datasets, or hf://OWNER/NAME.
+    delimiter; parquet, Arrow, Feather or JSON lines with a column of token ids; data sets saved by datasets, or
+    hf://OWNER/NAME.
 
     Boundaries, order and ids are kept. Every document ends in EOS, once. The tokenizer has to be the one that made
     the ids: they are checked against its vocabulary, and the first document is shown as text. Labels and loss masks

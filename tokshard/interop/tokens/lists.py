@@ -22,13 +22,12 @@ _VALUES = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating)
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
-def find_field(location: str, schema: pa.Schema, wanted: str | None) -> str:
+def find_name(location: str, names: Sequence[str], wanted: str | None) -> str:
     """The name of the column of ids.
 
     Raises:
-        UsageError: there is no such column, or it does not hold ids.
+        UsageError: there is no such column, or several.
     """
-    names = list(schema.names)
     name = wanted or next((usual for usual in USUAL_FIELDS if usual in names), None)
     if name is None or names.count(name) != 1:
         column = "columns" if name in names else "column"
@@ -37,6 +36,16 @@ def find_field(location: str, schema: pa.Schema, wanted: str | None) -> str:
             f"{'column of token ids' if name is None else f'{column} {name!r}'}; it has {', '.join(names)}",
             hint="give the column that holds the ids with --token-field",
         )
+    return name
+
+
+def find_field(location: str, schema: pa.Schema, wanted: str | None) -> str:
+    """As `find_name`, for a table.
+
+    Raises:
+        UsageError: the column does not hold ids.
+    """
+    name = find_name(location, schema.names, wanted)
     kind = schema.field(name).type
     if not (is_flat(kind) or (_is_list(kind) and is_flat(kind.value_type))):
         raise UsageError(

@@ -22,6 +22,7 @@ from tokshard.pipeline.encode.documents import Documents, Made, content_hashes, 
 from tokshard.pipeline.encode.encoder import DocumentEncoder, EncodedTexts, Encoder
 from tokshard.pipeline.encode.passing import TokenPasser
 from tokshard.pipeline.encode.tokenizer_file import parsed_tokens, parsing
+from tokshard.pipeline.sources import token_lines
 from tokshard.pipeline.sources.chats import TemplateSource
 from tokshard.pipeline.sources.json_lines import JsonLinesParser
 from tokshard.pipeline.sources.records import (
@@ -75,7 +76,7 @@ class Maker:
     ) -> None:
         self._chat = chat
         self._config, self._tokenizer, self._load = config, tokenizer, load
-        self._parse = JsonLinesParser(spec)
+        self._spec, self._parse = spec, JsonLinesParser(spec)
         self._special = SpecialText(tokenizer.special_ids)
         self._pass_on = TokenPasser(tokenizer, spec) if spec.tokens is not None else None
 
@@ -89,12 +90,11 @@ class Maker:
 
     def parse(self, chunk: Chunk | Made) -> Parsed:
         """The records of a chunk."""
-        if isinstance(chunk, LineChunk):
-            return Parsed(self._parse(chunk))
-        if isinstance(chunk, TokenBatch):
-            assert self._pass_on is not None, "only an import reads tokens"
-            return Parsed(self._pass_on(chunk))
-        return Parsed(chunk)
+        found = self._parse(chunk) if isinstance(chunk, LineChunk) else chunk
+        if self._pass_on is None or isinstance(found, Made):
+            assert not isinstance(found, TokenBatch), "only an import reads tokens"
+            return Parsed(found)
+        return Parsed(self._pass_on(found if isinstance(found, TokenBatch) else token_lines.batch(found, self._spec)))
 
     def make(self, parsed: Parsed, is_kept: NDArray[np.bool_] | None = None) -> Made:
         """The documents of a chunk.

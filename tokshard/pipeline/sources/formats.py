@@ -17,6 +17,7 @@ from tokshard.pipeline.sources import (
     tables,
     tar,
     token_files,
+    token_lines,
     token_tables,
 )
 from tokshard.pipeline.sources.division import Divisibility, Span, Stream
@@ -38,6 +39,7 @@ FORMATS: tuple[Format, ...] = (
     token_tables.PARQUET,
     token_tables.ARROW,
     token_tables.ARROW_STREAM,
+    token_lines.FORMAT,
 )
 """In the order in which they are tried."""
 

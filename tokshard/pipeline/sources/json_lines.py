@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT
+from tokshard.pipeline.sources.chats import NO_CHAT
 from tokshard.pipeline.sources.division import Lines, Stream
 from tokshard.pipeline.sources.inputs import JSONL
 from tokshard.pipeline.sources.kept_values import WrongTypeError, json_value
@@ -20,6 +20,7 @@ from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import (
     INVALID_UTF8,
     MALFORMED,
+    MISSING_IDS,
     MISSING_TEXT,
     NOT_A_STRING,
     TOO_LONG,
@@ -38,7 +39,8 @@ class JsonLinesParser:
 
     def __init__(self, spec: RecordSpec) -> None:
         self._spec = spec
-        self._fast = not spec.columns and "." not in spec.text_field and not spec.is_chat
+        self._fields = spec.object_fields
+        self._fast = not spec.columns and "." not in spec.text_field and not self._fields
         self._diagnose = _roots_decoder(spec)
         kind = self._diagnose.type
         self._attributes = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
@@ -108,14 +110,15 @@ class JsonLinesParser:
 
     def _admit_slowly(self, records: Records, position: int, found: Any, line: bytes = b"") -> None:
         spec = self._spec
-        raw = self._conversation(found) if spec.is_chat else self._lookup(found, spec.text_field)
-        if raw is None or (raw[:1] != b'"' and not spec.is_chat):
-            reason = MISSING_TEXT if raw in (None, b"null") else NOT_A_STRING
-            name = NO_CHAT if spec.is_chat else f"no field {spec.text_field!r}"
+        raw = self._object(found) if self._fields else self._lookup(found, spec.text_field)
+        if raw is None or (raw[:1] != b'"' and not self._fields):
+            missing = MISSING_TEXT if spec.tokens is None else MISSING_IDS
+            reason = missing if raw in (None, b"null") else NOT_A_STRING
+            name = NO_CHAT if spec.is_chat else f"no field {spec.text_field!r}" if spec.tokens is None else "no ids"
             detail = f"field {spec.text_field!r} is {_shown(raw)}" if raw else f"{name}{_what_there_is(line)}"
             records.bad.append(BadRecord(position, reason, detail))
             return
-        text = raw.decode() if spec.is_chat else _STRING.decode(raw)
+        text = raw.decode() if self._fields else _STRING.decode(raw)
         values = []
         for name, (path, kind) in spec.columns.items():
             kept = self._lookup(found, path)
@@ -131,9 +134,9 @@ class JsonLinesParser:
             for column, value in zip(records.columns.values(), values, strict=True):
                 column.append(value)
 
-    def _conversation(self, found: Any) -> bytes | None:
-        """The JSON of the fields that say something about a conversation."""
-        values = ((name, self._lookup(found, name)) for name in CHAT_FIELDS)
+    def _object(self, found: Any) -> bytes | None:
+        """The JSON of the fields that are read together, as of a conversation."""
+        values = ((name, self._lookup(found, name)) for name in self._fields)
         parts = [b'"%s":%s' % (name.encode(), raw) for name, raw in values if raw not in (None, b"null")]
         return b"{%s}" % b",".join(parts) if parts else None
 
@@ -231,7 +234,7 @@ def _text_decoder(name: str) -> msgspec.json.Decoder[Any]:
 
 def _roots_decoder(spec: RecordSpec) -> msgspec.json.Decoder[Any]:
     """A decoder that keeps the raw JSON of every field with which a dotted path starts."""
-    texts = CHAT_FIELDS if spec.is_chat else (spec.text_field,)
+    texts = spec.object_fields or (spec.text_field,)
     roots = dict.fromkeys(name for path in (*texts, *spec.kept_paths) for name in (path, path.split(".")[0]))
     rename = {f"f{index}": root for index, root in enumerate(roots)}
     fields: list[Any] = [(attribute, msgspec.Raw, None) for attribute in rename]

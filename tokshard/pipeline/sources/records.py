@@ -14,12 +14,16 @@ from numpy.typing import NDArray
 from tokshard.errors import UsageError
 from tokshard.format.schema import SUPPORTED_COLUMN_TYPES, TOKENS
 from tokshard.interop.tokens.batches import TokenBatch, TokenSpec
+from tokshard.interop.tokens.lists import USUAL_FIELDS
+from tokshard.interop.tokens.loss import LOSS_FIELDS, STARTS
+from tokshard.pipeline.sources.chats import CHAT_FIELDS
 from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.inputs import READS
 from tokshard.pipeline.sources.kept_values import WrongTypeError, typed_value
 
 MALFORMED = "malformed"
 MISSING_TEXT = "missing text"
+MISSING_IDS = "missing token ids"
 NOT_A_STRING = "text is not a string"
 INVALID_UTF8 = "invalid UTF-8"
 TOO_LONG = "over max-document-bytes"
@@ -63,6 +67,14 @@ class RecordSpec:
     def reads(self) -> str:
         """The kind of the records: one of `READS`."""
         return READS[self.tokens is not None]
+
+    @property
+    def object_fields(self) -> tuple[str, ...]:
+        """The fields of a JSON object that are read together, as one text of JSON; none where a field is the text."""
+        if self.tokens is None:
+            return CHAT_FIELDS if self.is_chat else ()
+        ids, loss = self.tokens.field, self.tokens.loss_field
+        return tuple(dict.fromkeys((*((ids,) if ids else USUAL_FIELDS), *((loss,) if loss else LOSS_FIELDS), STARTS)))
 
     @property
     def kept_paths(self) -> list[str]:
@@ -137,7 +149,7 @@ class Records:
             self.num_empty += 1
             return False
         # a character has 1 to 4 bytes in UTF-8, so most texts need not be encoded to know that they fit
-        if len(text) * 4 > spec.max_document_bytes:
+        if len(text) * 4 > spec.max_document_bytes and spec.tokens is None:
             num_bytes = len(text.encode())
             if num_bytes > spec.max_document_bytes:
                 detail = f"text has {num_bytes:,} bytes, at most {spec.max_document_bytes:,} are allowed"

@@ -1,0 +1,144 @@
+"""JSON lines of documents that another tool has tokenized: ids, and a mask or labels beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.errors import UsageError
+from tokshard.interop.tokens.batches import TokenBatch, TokenSpec
+from tokshard.interop.tokens.lists import USUAL_FIELDS, find_name
+from tokshard.interop.tokens.loss import STARTS, WRONG_LOSS, LossField, find_loss, weights_of
+from tokshard.pipeline.sources import json_lines
+from tokshard.pipeline.sources.division import Span
+from tokshard.pipeline.sources.inputs import TOKENS, Input
+from tokshard.pipeline.sources.lines import lines_of
+from tokshard.pipeline.sources.records import MISSING_IDS, Problem, Records, RecordSpec
+
+_MAX_FIRST_BYTES = 1 << 30
+"""Of the line in which an import looks for its fields."""
+
+
+def batch(records: Records, spec: RecordSpec) -> TokenBatch:
+    """The documents of parsed lines, of which each text is the JSON of `RecordSpec.object_fields`."""
+    assert spec.tokens is not None
+    none = np.empty(0, np.int64), np.empty(0, np.float32)
+    found = [none] * records.count
+    problems: dict[int, Problem] = {bad.position: (bad.reason, bad.detail) for bad in records.bad}
+    for position, text in zip(records.positions, records.texts, strict=True):
+        try:
+            found[position] = _document(msgspec.json.decode(text), spec.tokens)
+        except _RecordError as error:
+            problems[position] = error.problem
+    lengths = np.fromiter((len(ids) for ids, _ in found), np.int64, len(found))
+    columns: dict[str, list[Any]] = {name: [None] * records.count for name in spec.columns}
+    for name, values in records.columns.items():
+        for position, value in zip(records.positions, values, strict=True):
+            columns[name][position] = value
+    tokens = np.concatenate([ids for ids, _ in found] or [none[0]])
+    is_narrow = bool(((tokens >= -(1 << 31)) & (tokens < 1 << 31)).all())
+    return TokenBatch(
+        tokens=tokens.astype(np.int32) if is_narrow else tokens,
+        ends=np.cumsum(lengths),
+        input_bytes=records.input_bytes,
+        columns=columns,
+        problems=problems,
+        loss=np.concatenate([loss for _, loss in found] or [none[1]]) if spec.tokens.has_loss else None,
+    )
+
+
+class _RecordError(Exception):
+    def __init__(self, *problem: str) -> None:
+        self.problem = problem[0], problem[1]
+
+
+def _document(record: Mapping[str, Any], spec: TokenSpec) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The ids of a record, and the weight of each in the loss; nothing if the corpus has no loss spans.
+
+    Raises:
+        _RecordError: they cannot be read.
+    """
+    name = spec.field or next((usual for usual in USUAL_FIELDS if usual in record), "")
+    ids = _numbers(record.get(name), np.int64)
+    if ids is None:
+        said = f"{name} is {record[name]!r:.80}" if name in record else "it has no ids"
+        raise _RecordError(MISSING_IDS, f"{said}, expected a list of integers below 2^63")
+    try:
+        column = find_loss("the record", _columns_of_loss(record), spec.loss_field)
+    except UsageError as error:
+        raise _RecordError(WRONG_LOSS, error.problem) from error
+    if (column is not None) != spec.has_loss:
+        has, others = ("no mask or labels", "others do") if column is None else (column, "the first record has none")
+        raise _RecordError(WRONG_LOSS, f"the record has {has} to say what is trained, and {others}")
+    if column is None:
+        return ids, np.empty(0, np.float32)
+    if STARTS in record:
+        raise _RecordError(WRONG_LOSS, f"the record is a pack ({STARTS}); packs are read from parquet")
+    values = _numbers(record[column], np.bool_, np.int64, np.float64)
+    if values is None or len(values) != len(ids):
+        raise _RecordError(WRONG_LOSS, f"{column} has {len(record[column]):,} values for {len(ids):,} ids")
+    field = LossField(name=column, is_weighted=spec.has_weights)
+    weights, problems = weights_of(field, values, ids, np.array([len(ids)]))
+    if problems:
+        raise _RecordError(*problems[0])
+    return ids, weights
+
+
+def _numbers(value: Any, *dtypes: type) -> NDArray[Any] | None:
+    """A list of numbers as an array; None if it is none."""
+    if not isinstance(value, list):
+        return None
+    try:
+        found = np.array(value) if value else np.empty(0, dtypes[0])
+    except (ValueError, OverflowError):
+        return None  # lists of several lengths
+    return found if found.ndim == 1 and found.dtype.type in dtypes else None
+
+
+def _columns_of_loss(record: Mapping[str, Any]) -> list[str]:
+    lists = ((name, value) for name, value in record.items() if isinstance(value, list))
+    return [name for name, value in lists if not value or isinstance(value[0], int | float)]
+
+
+def _first(input_: Input) -> dict[str, Any]:
+    """The first record; empty if it is not one, which the reader will say."""
+    for _, chunk in lines_of(input_, Span(), _MAX_FIRST_BYTES):
+        for line in chunk.data.split(b"\n"):
+            if line.strip():
+                try:
+                    return msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"), type=dict[str, Any])
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                    return {}
+    return {}
+
+
+def _other_columns(input_: Input, spec: RecordSpec) -> Sequence[str]:
+    assert spec.tokens is not None
+    record = _first(input_)
+    if not record:
+        return ()
+    used = find_name(input_.location, list(record), spec.tokens.field)
+    loss = find_loss(input_.location, _columns_of_loss(record), spec.tokens.loss_field)
+    return [name for name in record if name not in (used, loss)]
+
+
+def _loss_field(input_: Input, wanted: str | None) -> LossField | None:
+    record = _first(input_)
+    name = find_loss(input_.location, _columns_of_loss(record), wanted) if record else None
+    return None if name is None else LossField(name=name, is_weighted=float in set(map(type, record[name])))
+
+
+FORMAT = replace(
+    json_lines.FORMAT,
+    reads=TOKENS,
+    suffixes=(".jsonl", ".ndjson"),  # folders of data sets have .json files that hold no records
+    is_streamed=False,
+    columns=_other_columns,
+    loss=_loss_field,
+    options=("token_field", "loss_field", "keep_field", "id_field"),
+)
