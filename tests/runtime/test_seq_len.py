@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.sources import ListSource
+from tests.runtime.states import edited, values_of
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
@@ -148,6 +149,18 @@ def test_another_seq_len_is_refused_with_the_word_that_allows_it() -> None:
         loader.load_state_dict(other.state_dict())
     with pytest.raises(PlanMismatchError, match="block_tokens differs"):
         resized(plan_of([[30, 9, 12]], 8, block_tokens=32, window_blocks=2), loader.state_dict(), 1)
+
+
+def test_a_change_that_began_with_more_samples_than_were_given_is_damage() -> None:
+    shape = {"block_tokens": 16, "window_blocks": 2}
+    loader = NumpyLoader(plan_of([[30] * 9], 4, **shape), global_batch_size=1)
+    take(loader, 3)
+    plan = plan_of([[30] * 9], 2, **shape)
+    state = resized(plan, loader.state_dict(), 1).state_dict()
+    (length,) = values_of(state)["lengths"]
+    assert length["bases"] == [[3]]
+    with pytest.raises(PlanMismatchError, match="damaged: the rest of it contradicts lengths"):
+        resized(plan, edited(state, lengths=[{**length, "bases": [[4]]}]), 1)
 
 
 def test_a_change_before_the_first_sample_is_the_plan_with_that_seq_len() -> None:
