@@ -261,6 +261,7 @@ def change_table(directory: Path, name: str, change: Callable[[dict[str, list[An
     """Replace the columns of a table next to the manifest, which vouches for the new one."""
     path = directory / name
     table = ipc.open_file(path.read_bytes()).read_all()
+    table.validate(full=True)  # Arrow crashes on the values of a table that was damaged
     columns = change(table.to_pydict())
     arrays = [pa.array(columns[field.name], type=field.type) for field in table.schema]
     with ipc.new_file(str(path), table.schema) as writer:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tests.corpora import TINY_TOKENIZER, TOKENIZER, documents_of, write_corpus
-from tokshard.errors import DamagedCorpusError
+from tests.corpora import TINY_TOKENIZER, TOKENIZER, documents_of, sign_files, write_corpus
+from tokshard.errors import DamagedCorpusError, TokenizerError
 from tokshard.format.opening import open_corpus
 
 TEXTS = ["plain", " a space\nand a line", "", "<|endoftext|> is spelt here", "na\u00efve \U0001f4a1"]
@@ -87,6 +87,37 @@ def test_text_is_never_decoded_with_another_tokenizer(tmp_path):
     path.write_bytes(path.read_bytes().replace(b'"three"', b'"trois"'))
     with open_corpus(directory) as corpus, pytest.raises(DamagedCorpusError, match=r"tokenizer.json has SHA-256"):
         corpus.text(0)
+
+
+def test_a_tokenizer_that_the_library_cannot_load_is_an_error_with_its_path(tmp_path):
+    """Some versions end in a panic on such an id, which is no Exception."""
+    content = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 3, "far": 2147483648')
+    directory = write_corpus(tmp_path / "corpus", documents_of([3]), tokenizer=TINY_TOKENIZER)
+    (directory / "tokenizer.json").write_bytes(content)
+    sign_files(directory)
+    with open_corpus(directory) as corpus:
+        try:
+            assert corpus.text(0)
+        except TokenizerError as error:
+            assert str(directory / "tokenizer.json") in error.problem  # noqa: PT017 - other versions load it
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_tokenizer(tiny, monkeypatch):
+    class PanicException(BaseException):  # as Rust libraries raise
+        pass
+
+    class Failing:
+        def decode(self, *_, **__):
+            raise PanicException("index out of bounds")
+
+    def fail(_):
+        raise PanicException("bit 31")
+
+    with open_corpus(tiny) as corpus:
+        for load, problem in ((fail, "cannot load .*: bit 31"), (lambda _: Failing(), "cannot decode .*out of bounds")):
+            monkeypatch.setattr("tokshard.format.decode.Tokenizer.from_file", load, raising=False)
+            with pytest.raises(TokenizerError, match=problem):
+                corpus.text(0)
 
 
 def test_reading_tokens_does_not_import_tokenizers(tiny):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.pipeline import foreign
 from tests.pipeline.inputs import arrow_bytes, jsonl, parquet_bytes, special_token, write_byte_tokenizer
 from tokshard import copy_corpus, export_corpus, import_corpus, open_corpus
-from tokshard.errors import BadRecordError, BadSourceError, ConfigurationChangedError, UsageError
+from tokshard.errors import BadRecordError, BadSourceError, ConfigurationChangedError, DamagedCorpusError, UsageError
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.interop.tokens import ends, flat, located
 from tokshard.interop.tokens.batches import TokenSpec
@@ -381,3 +381,16 @@ def test_ranges_of_any_size_have_the_mask_of_their_ids(tmp_path, lengths, cuts, 
         for start, stop in pairwise(bounds):
             for batch in read(open_store(str(file.parent)), file.name, start, stop, spec):
                 assert batch.loss.tolist() == [token % 2 for token in batch.tokens.tolist()]
+
+
+def test_damaged_spans_stop_a_copy_with_the_name_of_the_shard(place):
+    file = parquet(place / "a.parquet", {"input_ids": DOCUMENTS, "loss_mask": MASKS})
+    imported(place, file)
+    (shard,) = (place / "out").glob("shard-*")
+    content = bytearray(shard.read_bytes())
+    values = np.array([1, 3, 4, 5, 2, 4], "<u4").tobytes()
+    assert content.count(values) == 1
+    content[content.index(values) + 4] = 9
+    shard.write_bytes(content)
+    with pytest.raises(DamagedCorpusError, match=rf"{shard.name}, batch 0: its loss spans have CRC-32"):
+        copy_corpus([place / "out"], out=place / "copy", workers=1)

@@ -162,6 +162,12 @@ def test_a_path_beside_a_file_is_short_unless_a_link_makes_a_difference(
     assert path_beside("a.toml", "./shards") == "./shards"
 
 
+@pytest.mark.parametrize("name", ["mix.toml", "recipes/mix.toml"])
+def test_a_path_that_no_file_can_have_is_refused_with_the_file_that_gives_it(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"{name}: the path 'a\\x00b' has a zero byte"):
+        path_beside(name, "a\0b")
+
+
 @pytest.mark.parametrize(
     ("text", "problem", "hint"),
     [

@@ -447,7 +447,7 @@ def test_what_is_no_file_of_a_sensible_size_is_refused_before_it_is_read(tmp_pat
     ("corpus", "documents", "problem"),
     [
         ("cod", [1], "no corpus 'cod'"),
-        ("code", [54], "document is not in corpus 'code'|document 54"),
+        ("code", [54], "lists a document that is not in corpus 'code'"),
         ("code", [-1], "document -1"),
         ("code", [], "no documents"),
         ("code", [1.5], "is not a list of documents"),
@@ -475,6 +475,20 @@ def test_an_array_of_one_number_without_a_dimension_is_not_a_list_of_documents(t
         with pytest.raises(PlanError, match=r"one\.npy is not a list of documents"):
             loader.mask("code", tmp_path / "one.npy")
         assert "masks" not in saved(loader)
+
+
+@pytest.mark.parametrize("shape", [b"(3, ", b"(3999999999999,)"])
+def test_an_array_whose_header_is_damaged_is_not_a_list_of_documents(tmp_path: Path, shape: bytes) -> None:
+    np.save(tmp_path / "torn.npy", np.arange(3))
+    content = (tmp_path / "torn.npy").read_bytes()
+    old = b"(3,), }".ljust(len(shape) + 3)  # the header has spaces at its end
+    assert old in content
+    (tmp_path / "torn.npy").write_bytes(content.replace(old, shape + b", }"))
+    with (
+        NumpyLoader(plan_of(), global_batch_size=4) as loader,
+        pytest.raises(PlanError, match=r"torn\.npy is not a list"),
+    ):
+        loader.mask("code", tmp_path / "torn.npy")
 
 
 @pytest.mark.parametrize("content", [b"1\ntwo\n", b"\x93NUMPY\x01\x00damaged", b"", b"1.5\n"])

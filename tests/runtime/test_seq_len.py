@@ -179,6 +179,18 @@ def test_a_state_that_has_more_parts_of_a_corpus_than_the_plan_is_damaged() -> N
         resized(plan_of([[30, 9, 12]], 8, **shape), edited(state, lengths=[length | {"origins": [origins * 2]}]), 1)
 
 
+def test_a_change_that_began_with_more_samples_than_were_given_is_damage() -> None:
+    shape = {"block_tokens": 16, "window_blocks": 2}
+    loader = NumpyLoader(plan_of([[30] * 9], 4, **shape), global_batch_size=1)
+    take(loader, 3)
+    plan = plan_of([[30] * 9], 2, **shape)
+    state = resized(plan, loader.state_dict(), 1).state_dict()
+    (length,) = values_of(state)["lengths"]
+    assert length["bases"] == [[3]]
+    with pytest.raises(PlanMismatchError, match="damaged: the rest of it contradicts lengths"):
+        resized(plan, edited(state, lengths=[{**length, "bases": [[4]]}]), 1)
+
+
 def test_a_change_before_the_first_sample_is_the_plan_with_that_seq_len() -> None:
     shape = {"block_tokens": 16, "window_blocks": 2}
     before, after = plan_of([[30, 9, 12], [50]], 4, **shape), plan_of([[30, 9, 12], [50]], 8, **shape)

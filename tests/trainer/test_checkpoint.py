@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from tests.runtime.sources import ListSource
 from tokshard.errors import LoaderError, TokshardError, TrainerError
-from tokshard.run_files.checkpoint_directory import COMPLETE, STATE_FILE, State, delete_old
+from tokshard.run_files.checkpoint_directory import COMPLETE, STATE_FILE, State, delete_old, state_of
 from tokshard.run_files.model_shape import Shape
 from tokshard.run_files.plan_file import load_mix
 from tokshard.run_files.recipe import Optimizer, Parallel
@@ -162,12 +162,19 @@ def test_an_unreadable_directory_of_checkpoints_is_not_taken_for_a_new_run(tmp_p
 def test_a_marker_of_other_content_is_damage(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     of_others = ('{"state.json": 17}', '{"x": {"bytes": 1, "sha256": ""}}')
-    for content in ("", "[]", "{}", "garbage", "[" * 10_000, *of_others):
-        (path / COMPLETE).write_text(content)
+    for content in ("", "[]", "{}", "garbage", "[" * 10_000, '{"\udcff": 1}', *of_others):
+        (path / COMPLETE).write_bytes(content.encode("utf-8", "surrogateescape"))
         with pytest.raises(TrainerError, match="step-00000001 is damaged"):
             latest(tmp_path)
         with pytest.raises(TrainerError, match="step-00000001 is damaged"):
             load(path)
+
+
+def test_a_state_that_is_not_utf_8_is_damage(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    (path / STATE_FILE).write_bytes(b'{"\xff": 1}')
+    with pytest.raises(TrainerError, match=r"step-00000001 is damaged .*state\.json"):
+        state_of(str(path))
 
 
 def test_a_marker_that_names_a_file_outside_of_the_checkpoint_is_damage(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from numpy.typing import NDArray
@@ -29,17 +30,34 @@ def load_decoder(store: Store, manifest: Manifest) -> Decode:
         TokenizerError: the installed version of the library cannot load it.
     """
     read_tokenizer(store, manifest)  # the library may crash on a file that no build has loaded before
+    path, built = store.where(names.TOKENIZER), f"{manifest.tokenizer.library} {manifest.tokenizer.library_version}"
+    with _refusing(f"cannot load {path}", built), local_file(store, names.TOKENIZER) as local:
+        decode: Any = Tokenizer.from_file(local).decode
+
+    def text_of(tokens: NDArray[Any]) -> str:
+        with _refusing(f"cannot decode the tokens of a document with {path}", built):
+            return str(decode(tokens.tolist(), skip_special_tokens=False))
+
+    return text_of
+
+
+@contextlib.contextmanager
+def _refusing(what: str, built: str) -> Iterator[None]:
+    """Whatever the library raises becomes a `TokenizerError`.
+
+    Args:
+        what: what it then did not do.
+        built: the library that built the corpus, with its version.
+    """
     try:
-        with local_file(store, names.TOKENIZER) as local:
-            decode: Any = Tokenizer.from_file(local).decode
-    except Exception as error:  # the library raises bare Exception
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library raises bare Exception, and its panics are none
         version = importlib.metadata.version("tokenizers")
         raise TokenizerError(
-            f"tokenizers {version} cannot load {store.where(names.TOKENIZER)}: {error}",
-            hint=f"the corpus was built with {manifest.tokenizer.library} "
-            f"{manifest.tokenizer.library_version}; install that",
+            f"tokenizers {version} {what}: {error}", hint=f"the corpus was built with {built}; install that"
         ) from error
-    return lambda tokens: str(decode(tokens.tolist(), skip_special_tokens=False))
 
 
 def read_tokenizer(store: Store, manifest: Manifest) -> bytes:

@@ -154,6 +154,8 @@ class Shard:
         batch = self._checked(index)[0]
         columns = {name: batch.column(name) for name in batch.schema.names if name != TOKENS}
         if index not in self._batches_of_checked_columns:
+            if self._has_spans:
+                self.targets(index)  # valid Arrow data may still not be spans
             for name, column in columns.items():
                 try:
                     column.validate(full=True)

@@ -123,7 +123,7 @@ def load_tasks(workspace: Workspace) -> list[Planned] | None:
         return msgspec.msgpack.decode(workspace.store.get(TASKS), type=list[Planned])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BuildError(
             f"{workspace.store.where(TASKS)} is damaged: {error}", hint="remove that file and run the command again"
         ) from error

@@ -212,7 +212,7 @@ def _load_request(workspace: Workspace) -> Request | None:
         request = msgspec.json.decode(workspace.store.get(REQUEST), type=Request, dec_hook=inputs)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BuildError(
             f"{workspace.store.where(REQUEST)} is damaged, so nothing says which files the build wrote: {error}",
             hint=f"remove {workspace.out}, or give another --out",

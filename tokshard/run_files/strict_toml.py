@@ -56,7 +56,12 @@ def path_beside(file: str, path: str) -> str:
     """A path that stands in a file, so it is relative to that file, as one for the working directory.
 
     URIs and absolute paths stay. It is as short as it can be: without ``..`` where no link makes a difference.
+
+    Raises:
+        UsageError: no file can have that path.
     """
+    if "\0" in path:
+        raise UsageError(f"{file}: the path {path!r:.60} has a zero byte", hint="give the path of a file or directory")
     directory = os.path.dirname(file)
     if not directory or is_uri(path):
         return path

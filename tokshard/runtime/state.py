@@ -372,9 +372,13 @@ def _adopted(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
 
 
 def _check_origins(cursor: Cursor, plan: StreamPlan) -> None:
+    """Refuse changes of the length that began with other parts of corpora, or with more samples than were given."""
+    if not cursor.lengths[1:]:
+        return
+    given = plan.mixture(cursor).balance_before(cursor.sample).counts.T
     for length in cursor.lengths[1:]:
         parts = [len(origins) for origins in length.origins]
-        if parts != [corpus.num_parts for corpus in plan.corpora]:
+        if parts != [corpus.num_parts for corpus in plan.corpora] or bool((np.array(length.bases) > given).any()):
             raise PlanMismatchError("the state is damaged: the rest of it contradicts lengths", hint=_DAMAGED)
 
 

@@ -234,7 +234,7 @@ def _find(bucket: Bucket, key: str) -> _Found | None:
         return None
     try:
         return _Found(msgspec.json.decode(content, type=LeaseRecord), tag, age)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         words = f"{bucket.where(key)} was not written by tokshard: remove it if nobody builds there"
         raise BlockingIOError(errno.EAGAIN, words, bucket.where(key)) from None
 

@@ -101,7 +101,7 @@ def _samples_of(path: str, steps: range) -> dict[int, tuple[int, int]]:
     try:
         with open(path, "rb") as file:
             lines = [line for text in file if (line := msgspec.json.decode(text, type=_Line)).step in steps]
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
             f"{path} cannot be read: {error}", hint="give the directory of a run of the trainer"
         ) from error

@@ -126,7 +126,7 @@ def _read(path: str) -> _History:
         for number, text in enumerate(file, 1):
             try:
                 line = msgspec.json.decode(text, type=_Line)
-            except (msgspec.MsgspecError, RecursionError) as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 if not text.endswith(b"\n"):
                     break  # the run writes it at this moment, or died then
                 raise UsageError(

@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from tokenize import TokenError
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,7 +153,7 @@ def _listed(content: bytes, path: str, *, is_npy: bool) -> NDArray[np.int64]:
         if found.ndim != 1 or found.dtype.kind not in "iu" or np.any(found > np.iinfo(np.int64).max):
             raise ValueError(f"it holds {found.dtype} {list(found.shape)}, expected document numbers")
         return found.astype(np.int64)  # type: ignore[no-any-return]
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, MemoryError, EOFError, TokenError) as error:  # the last three of a .npy's header
         raise PlanError(f"{path} is not a list of documents: {str(error)[:100]}", hint=_HINT) from error
 
 
@@ -222,8 +223,9 @@ def _spans_of(source: TokenSource, masks: Sequence[Mask]) -> NDArray[np.int64]:
     try:
         starts, stops = source.spans_of(documents)
     except IndexError as error:
+        listing = max(masks, key=lambda mask: int(mask.documents.max()))
         raise PlanError(
-            f"a masked document is not in corpus {masks[0].name!r}: {error}",
+            f"{listing.file} lists a document that is not in corpus {listing.name!r}: {error}",
             hint="give the numbers that tokshard inspect and tokshard trace show",
         ) from error
     return np.stack([starts, stops, since[order][first]])

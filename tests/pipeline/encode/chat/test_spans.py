@@ -242,6 +242,8 @@ def test_a_span_that_begins_inside_a_composed_character_is_refused():
             ),
             "do not spell the text",
         ),
+        (byte_level(added_tokens=[chats.special_token(20_000, True)]), "not that of a tokenizer.json"),
+        (byte_level(added_tokens=[{**chats.special_token(0, "<x>"), "id": 1.5}], normalizer={}), "KeyError"),
         ({**byte_level(), "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]]}}, "Unigram"),
     ],
 )

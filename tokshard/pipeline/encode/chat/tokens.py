@@ -48,6 +48,14 @@ class Speller:
 
     def __init__(self, content: bytes) -> None:
         self._parsed: dict[str, Any] = json.loads(content)
+        try:
+            self._read()
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise _refused("content", f"not that of a tokenizer.json ({error!r})") from error
+        self.plain = self.engine(frozenset())
+        self.plain.probe()
+
+    def _read(self) -> None:
         model, entries = self._parsed["model"], self._parsed.get("added_tokens") or []
         has_fallback = bool(model.get("byte_fallback"))
         self.added = {entry["content"]: int(entry["id"]) for entry in entries}
@@ -61,8 +69,6 @@ class Speller:
             self._check_added(entry)
         self._bytes = _spelled(self._parsed, self.added, is_byte_level=not has_fallback)
         self._lengths = np.fromiter(map(len, self._bytes), np.int64, len(self._bytes))
-        self.plain = self.engine(frozenset())
-        self.plain.probe()
 
     def _check_added(self, entry: Mapping[str, Any]) -> None:
         flags = [name for name in ("lstrip", "rstrip", "single_word") if entry.get(name)]
