@@ -13,7 +13,7 @@
     │  └─ BadRecordError               a record cannot become a document
     ├─ StoreError                      a bucket or server does not answer, or refuses what is asked
     ├─ BuildError                      the build cannot continue: disk, worker, lock
-    ├─ ExportError                  an export cannot be written or uploaded
+    ├─ ExportError                     an export cannot be written or uploaded
     ├─ LoaderError                     the loader cannot continue: a worker died, a read hangs, a checkpoint is damaged
     ├─ TrainerError                    training cannot continue: loss, checkpoint, ranks
     └─ CorpusError                     a corpus cannot be opened or read
@@ -29,8 +29,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 RESTORE = "restore the file from a copy, or rebuild with 'tokshard build --force'"
 """The hint for a damaged file of a corpus."""
+
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not what was expected. Bad UTF-8 and nesting are errors of Python."""
 
 
 class TokshardError(Exception):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tokshard.errors import BuildError, ConfigurationChangedError
+from tokshard.errors import UNDECODABLE, BuildError, ConfigurationChangedError
 from tokshard.format import names
 from tokshard.format.manifest import Manifest, recipe_fingerprint
 from tokshard.format.opening import open_corpus
@@ -123,7 +123,7 @@ def load_tasks(workspace: Workspace) -> list[Planned] | None:
         return msgspec.msgpack.decode(workspace.store.get(TASKS), type=list[Planned])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise BuildError(
             f"{workspace.store.where(TASKS)} is damaged: {error}", hint="remove that file and run the command again"
         ) from error

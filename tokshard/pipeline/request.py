@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from tokshard.errors import BuildError, ConfigurationChangedError
+from tokshard.errors import UNDECODABLE, BuildError, ConfigurationChangedError
 from tokshard.format import names
 from tokshard.format.loss import has_spans, has_weights
 from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
@@ -212,7 +212,7 @@ def _load_request(workspace: Workspace) -> Request | None:
         request = msgspec.json.decode(workspace.store.get(REQUEST), type=Request, dec_hook=inputs)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise BuildError(
             f"{workspace.store.where(REQUEST)} is damaged, so nothing says which files the build wrote: {error}",
             hint=f"remove {workspace.out}, or give another --out",

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from tokshard.errors import TrainerError
+from tokshard.errors import UNDECODABLE, TrainerError
 
 COMPLETE = "COMPLETE"
 STATE_FILE = "state.json"
@@ -59,7 +59,7 @@ def contents(path: str) -> dict[str, File]:
     try:
         with open(os.path.join(path, COMPLETE), "rb") as file:
             files = msgspec.json.decode(file.read(), type=dict[str, File])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, *UNDECODABLE) as error:
         cause = error.strerror if isinstance(error, OSError) else error
         raise damage(path, f"{COMPLETE}: {cause}") from error
     require(path, {STATE_FILE}, files)
@@ -104,7 +104,7 @@ def state_of(path: str) -> State:
     try:
         with open(os.path.join(path, STATE_FILE), "rb") as file:
             return msgspec.json.decode(file.read(), type=State)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise damage(path, f"{STATE_FILE}: {error}") from error
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from tokshard.errors import UsageError
+from tokshard.errors import UNDECODABLE, UsageError
 from tokshard.run_files.checkpoint_directory import STATE_FILE, checkpoints_by_step, state_of
 from tokshard.run_files.model_shape import model_shape
 from tokshard.run_files.recipe import resolve, vocabulary_of
@@ -101,7 +101,7 @@ def _samples_of(path: str, steps: range) -> dict[int, tuple[int, int]]:
     try:
         with open(path, "rb") as file:
             lines = [line for text in file if (line := msgspec.json.decode(text, type=_Line)).step in steps]
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, *UNDECODABLE) as error:
         raise UsageError(
             f"{path} cannot be read: {error}", hint="give the directory of a run of the trainer"
         ) from error

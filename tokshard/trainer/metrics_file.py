@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import TrainerError
+from tokshard.errors import UNDECODABLE, TrainerError
 
 
 class _Line(msgspec.Struct):
@@ -74,7 +74,7 @@ def _end_of(content: mmap.mmap, path: str, last_step: int) -> tuple[int, bool]:
         start = content.rfind(b"\n", 0, end - 1) + 1
         try:
             line = msgspec.json.decode(content[start:end], type=_Line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             found, problem = 0, f"the line at byte {start:,} is not a step of a run: {error}"
         else:
             found, is_evaluated = line.step, bool(line.evaluation) and line.step == last_step

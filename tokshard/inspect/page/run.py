@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import UsageError
+from tokshard.errors import UNDECODABLE, UsageError
 from tokshard.inspect.page.page import Facts, Section, chart, facts, heading, lines, render_page, table
 from tokshard.run_files.checkpoint_directory import checkpoints_by_step
 from tokshard.wording import counted
@@ -126,7 +126,7 @@ def _read(path: str) -> _History:
         for number, text in enumerate(file, 1):
             try:
                 line = msgspec.json.decode(text, type=_Line)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            except UNDECODABLE as error:
                 if not text.endswith(b"\n"):
                     break  # the run writes it at this moment, or died then
                 raise UsageError(

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import UsageError
+from tokshard.errors import UNDECODABLE, UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.inspect.corpus.places import trained_on
 from tokshard.run_files.checkpoint_directory import is_checkpoint
@@ -291,7 +291,7 @@ def _read_record(checkpoint: str, step: int, sample: int) -> NDArray[np.int64]:
                     break
                 if one.samples is not None:
                     found.append((one.step, *one.samples))
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except (OSError, *UNDECODABLE):
         return _NO_RECORD
     rows = np.array(found or _NO_RECORD, np.int64)
     is_whole = found[-1:] and (found[-1][0], found[-1][2]) == (step, sample) and (np.diff(rows[:, 0]) == 1).all()

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from tokshard.errors import UNDECODABLE
+
 _TYPES: Mapping[str, type] = {"string": str, "int64": int, "float64": float, "bool": bool}
 
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -86,7 +88,7 @@ def json_value(raw: bytes | None, kind: str) -> Any:
         return msgspec.json.decode(raw, type=str) if raw[:1] == b'"' else raw.decode()
     try:
         value: Any = msgspec.json.decode(raw, type=_TYPES[kind])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise WrongTypeError from error
     if kind == "int64" and value not in _INT64:
         raise WrongTypeError

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import UsageError
+from tokshard.errors import UNDECODABLE, UsageError
 from tokshard.interop.tokens.batches import TokenBatch, TokenSpec
 from tokshard.interop.tokens.lists import USUAL_FIELDS, find_name
 from tokshard.interop.tokens.loss import STARTS, WRONG_LOSS, LossField, find_loss, weights_of
@@ -112,7 +112,7 @@ def _first(input_: Input) -> dict[str, Any]:
             if line.strip():
                 try:
                     return msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"), type=dict[str, Any])
-                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                except UNDECODABLE:
                     return {}
     return {}
 

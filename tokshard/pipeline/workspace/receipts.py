@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import ipc
 
-from tokshard.errors import BuildError
+from tokshard.errors import UNDECODABLE, BuildError
 from tokshard.format import names
 from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
 from tokshard.store import Store, present, side_by_side
@@ -297,7 +297,7 @@ def _read(store: Store, name: str) -> Receipt | None:
         raise _damaged(store, name, "its content does not have its checksum")
     try:
         return msgspec.msgpack.decode(content, type=Receipt)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise _damaged(store, name, str(error)) from error
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from tokshard.errors import UNDECODABLE
 from tokshard.pipeline.sources.chats import (
     COMPLETION,
     DOCUMENTS,
@@ -129,7 +130,7 @@ def _decoded(record: Mapping[str, Any], name: str) -> Any:
         return value
     try:
         return msgspec.json.decode(value)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise ChatRecordError(MALFORMED_CHAT, f"{name} is not JSON: {error}") from error
 
 

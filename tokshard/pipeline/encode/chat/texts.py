@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import UsageError
+from tokshard.errors import UNDECODABLE, UsageError
 from tokshard.format.loss import LOSS, WEIGHTS
 from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
 from tokshard.pipeline.encode.chat.records import MALFORMED_CHAT, ChatRecordError, conversation
@@ -152,7 +152,7 @@ class ChatTexts:
 def _decoded(text: str) -> dict[str, Any]:
     try:
         found: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise ChatRecordError(MALFORMED_CHAT, f"it is not JSON: {error}") from error
     return found
 
