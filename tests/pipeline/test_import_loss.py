@@ -241,6 +241,12 @@ def test_values_that_say_nothing_about_the_ids_are_an_error_of_the_record(place,
     assert found_in(place)[0] == DOCUMENTS[:2]
 
 
+def test_values_after_those_that_do_not_fit_stay_with_their_documents(place):
+    masks = [[0, 1, 1, 0, 1], [0, 0, 1], [0, 0, 1, 1]]
+    imported(place, parquet(place / "a.parquet", {"input_ids": DOCUMENTS, "loss_mask": masks}), on_bad_record="skip")
+    assert found_in(place) == ([DOCUMENTS[0], DOCUMENTS[2]], [SPANS[0], SPANS[2]])
+
+
 def test_two_columns_that_may_be_meant_are_refused(place):
     file = parquet(place / "a.parquet", {"input_ids": DOCUMENTS, "labels": LABELS, "loss_mask": MASKS})
     with pytest.raises(UsageError, match="several columns that may say what is trained: labels, loss_mask"):
