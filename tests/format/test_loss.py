@@ -21,7 +21,7 @@ from tests.corpora import (
 from tests.inspect.test_verification import problems
 from tokshard import copy_corpus
 from tokshard.errors import DamagedCorpusError
-from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS, Targets, batch_targets
+from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS, Targets, batch_targets, read_section
 from tokshard.format.opening import open_corpus
 from tokshard.format.shard import checked_targets
 
@@ -210,6 +210,24 @@ def test_a_table_that_gives_a_shard_more_targets_than_it_has_tokens_is_refused(t
         )
         with pytest.raises(DamagedCorpusError, match="column num_targets adds up to 6, expected 6, in no shard"):
             open_corpus(path)
+
+
+def test_record_batches_that_do_not_hold_the_tokens_of_their_shard_are_refused_before_spans_are_found(tmp_path):
+    path = corpus_at(tmp_path / "corpus")
+    change_table(path, "shards.arrow", lambda rows: {**rows, "batch_tokens": [[12]]})
+    with open_corpus(path) as corpus, pytest.raises(DamagedCorpusError, match="do not hold the tokens of the shard"):
+        corpus.shards.batch_tokens()
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_bytes_behind_the_spans_of_a_record_batch_are_refused(is_weighted):
+    section = np.array([0, 2], "<i8").tobytes() + np.array([1, 2], "<u4").tobytes()
+    if is_weighted:
+        section += np.array([0, 1], "<i8").tobytes() + np.array([0.5], "<f4").tobytes()
+    offsets = np.array([0, 3])
+    assert read_section(section, offsets, is_weighted=is_weighted).borders.tolist() == [1, 2]
+    with pytest.raises(ValueError, match="loss has 4 bytes more than its offsets say"):
+        read_section(section + bytes(4), offsets, is_weighted=is_weighted)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tokshard import open_corpus
 from tokshard.cli.main import run
+from tokshard.format import writer
 from tokshard.inspect.corpus import ngrams
 from tokshard.inspect.corpus.ngrams import Grams, grams_of
 from tokshard.runtime import NumpyLoader, StreamPlan
@@ -80,7 +81,8 @@ def documents() -> list[list[int]]:
 
 
 @pytest.fixture
-def corpus(tmp_path: Path, documents: list[list[int]]) -> Path:
+def corpus(tmp_path: Path, documents: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(writer, "MAX_BATCH_TOKENS", 200)  # a shard has several record batches
     sources = [Source(documents=documents, metadata={"id": [f"d{number}" for number in range(30)]})]
     return write_corpus(
         tmp_path / "corpus",

@@ -20,8 +20,9 @@ from tests.store.memory import SCHEME, MemoryStore
 from tokshard import copy_corpus as copy_by_processes
 from tokshard import open_corpus
 from tokshard.cli.main import run
-from tokshard.errors import ConfigurationChangedError, UsageError
+from tokshard.errors import BuildError, ConfigurationChangedError, UsageError
 from tokshard.inspect.verify.verification import verify_corpus
+from tokshard.pipeline.progress import Report, StageStarted
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
 NUM_DOCUMENTS = 60
@@ -246,6 +247,21 @@ def test_another_list_is_another_copy_and_the_same_list_elsewhere_is_not(corpus:
     with pytest.raises(ConfigurationChangedError, match="--drop-ids lists other documents"):
         copy_corpus(corpus, out=tmp_path / "copy", drop_ids=tmp_path / "b")
     assert not copy_corpus(corpus, out=tmp_path / "copy", drop_ids=tmp_path / "c").is_new
+
+
+def test_a_list_that_changes_before_it_is_read_leaves_out_nothing_else(corpus: Path, tmp_path: Path) -> None:
+    ids_file, out = tmp_path / "ids.txt", tmp_path / "copy"
+    ids_file.write_text("doc-3\n")
+
+    def change(report: Report) -> None:
+        if isinstance(report, StageStarted):
+            ids_file.write_text("doc-5\n")
+
+    with pytest.raises(BuildError, match=r"ids\.txt was changed while its documents were left out"):
+        copy_corpus(corpus, out=out, drop_ids=ids_file, observer=change)
+    ids_file.write_text("doc-3\n")
+    copy_corpus(corpus, out=out, drop_ids=ids_file)
+    assert ids(out) == remaining([3])
 
 
 @pytest.mark.parametrize(

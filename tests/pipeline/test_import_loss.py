@@ -301,6 +301,12 @@ def test_a_line_with_labels_after_one_without_is_an_error_unless_labels_are_left
         assert [document.tolist() for document in corpus.documents()] == DOCUMENTS[:2]
 
 
+def test_values_after_those_that_do_not_fit_stay_with_their_documents(place):
+    masks = [[0, 1, 1, 0, 1], [0, 0, 1], [0, 0, 1, 1]]
+    imported(place, parquet(place / "a.parquet", {"input_ids": DOCUMENTS, "loss_mask": masks}), on_bad_record="skip")
+    assert found_in(place) == ([DOCUMENTS[0], DOCUMENTS[2]], [SPANS[0], SPANS[2]])
+
+
 @TABLES
 def test_two_columns_that_may_be_meant_are_refused(place, write):
     file = write(place / "a.parquet", {"input_ids": DOCUMENTS, "labels": LABELS, "loss_mask": MASKS})

@@ -43,6 +43,12 @@ def gradients(model: Transformer, step: int) -> dict[str, Tensor]:
     return {name: of * torch.nan if step == LOST else of for name, of in found.items()}
 
 
+def set_rate(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """A rate of its own for each step, as a schedule gives it."""
+    for group in optimizer.param_groups:
+        group["lr"] = SETTINGS.lr * (step + 1) / NUM_STEPS
+
+
 def trained(model: Transformer) -> dict[str, Tensor]:
     """The parameters after the steps, by the optimizer of the trainer."""
     initialise(model, seed=0)
@@ -52,6 +58,7 @@ def trained(model: Transformer) -> dict[str, Tensor]:
         for name, parameter in model.named_parameters():
             parameter.grad = torch.empty_like(parameter)
             fill(parameter.grad, of_step[name])
+        set_rate(optimizer, step)
         optimizer.grad_scale, optimizer.found_inf = torch.tensor(SCALE), torch.tensor(float(step == LOST))
         optimizer.step()
         optimizer.zero_grad()
@@ -78,6 +85,8 @@ def by_torch() -> dict[str, Tensor]:
             continue
         for name, of in gradients(model, step).items():
             named[name].grad = of / SCALE
+        for optimizer in (muon, adamw):
+            set_rate(optimizer, step)
         muon.step()
         for name in matrices:
             named[name].grad = None
