@@ -143,6 +143,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--record", type=Path, default=Path(".soak/record.jsonl"), help="the file of what was tried")
     given = parser.parse_args(words)
+    if given.only and (given.only[0] not in KINDS or not all(map(str.isdecimal, given.only[1:2])) or given.only[2:]):
+        parser.error(f"{' '.join(given.only)}: give a kind ({', '.join(KINDS)}), or a kind and a seed")
     if len(given.only) == 2:
         return alone(given.only[0], int(given.only[1]))
     kinds = {name: kind for name, kind in KINDS.items() if name in (given.only or KINDS)}
@@ -155,7 +157,7 @@ def main(words: Sequence[str]) -> int:
     for name, kind in kinds.items():
         done, number = len(record.of(name)), f" of {kind.num_trials:,}" if seconds is None else ""
         show(f"  {name:<10} {kind.about} ({done:,}{number} tried, seeds from {given.first})")
-    for name in KINDS.keys() - kinds.keys():
+    for name in [] if given.only else sorted(KINDS.keys() - kinds.keys()):
         show(f"  {name:<10} left out: {'it takes longer' if KINDS[name].is_here else f'no {KINDS[name].needs} here'}")
     with tempfile.TemporaryDirectory(prefix="tokshard-soak-") as folder:
         soak = Soak(kinds=kinds, record=record, folder=Path(folder), seconds=seconds, first=given.first)
