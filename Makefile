@@ -22,7 +22,7 @@ RECIPE := recipes/quickstart_train.toml
 RUN := quickstart/run
 # What does not depend on the versions of other packages is tested with one set of them: text of this project, kills, files,
 # integer arithmetic (its vectors and the model written from the page run with both), and torch, of which there is one.
-ONCE := $(addprefix tests/,architecture/% benchmark/% readme/% trainer/test_loop.py trainer/test_model.py trainer/test_compute.py \
+ONCE := $(addprefix tests/,architecture/% benchmark/% soak/% readme/% trainer/test_loop.py trainer/test_model.py trainer/test_compute.py \
 	trainer/test_checkpoint.py trainer/test_steps.py trainer/test_evaluate.py trainer/test_estimate.py trainer/test_parallel.py \
 	trainer/test_float8.py contract/test_promise_01_faults.py \
 	contract/test_promise_01_append.py contract/test_promise_01_copy.py contract/test_promise_11_no_code_from_data.py store/test_remote_reads.py \
@@ -52,7 +52,7 @@ help:
 	@echo "make test-browser  the HTML reports in headless Chromium, if this machine has one"
 	@echo "make test-remote   buckets, against two servers that speak S3 on this machine"
 	@echo "make test-ray      builds on a Ray cluster of three nodes on this machine"
-	@echo "make soak          random damage, kills, long permutations, and new examples for every property; an hour"
+	@echo "make soak          trials of kills, histories and damage, none of them twice; 15 minutes, or hours with LONG=1"
 	@echo "make benchmark     where the time of a build goes and how fast plans are read, on this machine"
 	@echo "make lint          ruff and mypy"
 	@echo "make format        ruff format, and the fixes that ruff is sure of"
@@ -99,9 +99,10 @@ test-pinned: $(VENV)/stamp-dev
 test-lowest: $(LOWEST)/stamp-test test-pinned
 	HYPOTHESIS_PROFILE=few $(LOWEST)/bin/python -m pytest -n $(TESTERS) $(OFTEN)
 
-# besides the long tests, new examples for every property
+# The long form ends with the long tests, and new examples for every property. ONLY='KIND SEED' tries one seed alone.
 soak: $(VENV)/stamp-dev
-	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -n 2 -m "soak or (hypothesis and not remote and not interop)"
+	$(BIN)/python -m tests.soak $(ONLY) $(if $(LONG)$(ONLY),,--minutes 15)
+	$(if $(LONG),HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -n 2 -m "soak or (hypothesis and not remote and not interop)")
 
 test-interop: $(INTEROP)/stamp-test $(TRAINERS)/stamp-test $(LOADERS:%=$(INTEROP)-%/stamp-test)
 	$(INTEROP)/bin/python -m pytest -n 2 -m interop $(addprefix --ignore=,$(BY_TRAINERS) $(BY_LOADERS))
@@ -133,7 +134,7 @@ format: $(VENV)/stamp-dev
 	$(BIN)/ruff check --fix
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(INTEROP) $(LOADERS:%=$(INTEROP)-%) $(TRAINERS) $(REMOTE) $(RAY) quickstart .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(INTEROP) $(LOADERS:%=$(INTEROP)-%) $(TRAINERS) $(REMOTE) $(RAY) quickstart .hypothesis .soak .mypy_cache .pytest_cache .ruff_cache
 
 $(VENV)/stamp-run: pyproject.toml constraints/default.txt | $(BIN)/python
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch]'

@@ -55,9 +55,11 @@ class Fault:
         act: ``kill`` all processes; ``orphan``: kill the coordinator alone; ``die``: kill the process at that step
             alone; ``error``: the step fails; ``full``: from this step on nothing more fits on the disk; ``SIGINT`` (to
             all), ``SIGTERM`` (to the coordinator); ``SIGSTOP`` (to the process at that step); ``wait``: the process
-            waits for `until`; ``hold``: it does so for `lingers` seconds at most; ``run``: it runs `command`.
+            waits for `until`; ``hold``: it does so for `lingers` seconds at most; ``run``: it runs `command`;
+            ``clock``: from there on the wall clock of that process is off by `jumps`.
         until: a regular expression that finds the step waited for.
         command: a command of the shell.
+        jumps: seconds, below 0 to the past.
         lingers: seconds that the process at which it happened sleeps then, or holds at most.
         pauses: seconds that a process sleeps before a step.
         pause_share: of the steps before which it does; if not all, a tenth of that time up to all of it.
@@ -75,6 +77,7 @@ class Fault:
     act: str = "kill"
     until: str = ""
     command: str = ""
+    jumps: float = 0.0
     lingers: float = 0.0
     pauses: float = 0.0
     pause_share: float = 1.0
@@ -539,6 +542,7 @@ class _Steps:
             "wait": lambda: self._wait(fault.until),
             "hold": lambda: self._hold(fault.until, fault.lingers),
             "run": lambda: subprocess.run(["sh", "-c", fault.command], check=True),
+            "clock": lambda: _set_clock(fault.jumps),
         }
         if fault.act == "error":
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
@@ -572,6 +576,12 @@ class _Steps:
             time.sleep(fault.pauses)
         elif rng.random() < fault.pause_share:
             time.sleep(rng.uniform(0.1, 1) * fault.pauses)
+
+
+def _set_clock(seconds: float) -> None:
+    now, now_ns = time.time, time.time_ns
+    time.time = lambda: now() + seconds
+    time.time_ns = lambda: now_ns() + int(seconds * 1e9)
 
 
 def _path_of(descriptor: int) -> str:

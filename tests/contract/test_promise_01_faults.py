@@ -392,38 +392,40 @@ def test_a_worker_that_outlives_its_build_changes_nothing_of_the_next(twelve: Wo
 # anything
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", range(6))
-def test_a_build_that_met_with_anything_is_right_in_the_end_or_refused(shop: Workshop, seed: int) -> None:
-    for number in range(20):
-        shop.clear()
-        rng = random.Random(f"{seed} {number}")
-        options = rng.choice(list(OPTIONS.values()))
-        reference, steps = shop.reference(options), shop.num_steps(options)
-        history: list[str] = []
-        groups: list[Outcome] = []
-        others = 0
-        for _ in range(rng.randint(1, 3)):
-            workers = rng.choice([1, 1, 1, 2, 3])
-            fault = any_fault(rng, steps, workers)
-            is_other, is_forced = rng.random() < 0.15, rng.random() < 0.15
-            others += is_other
-            chosen = rng.choice(list(OPTIONS.values())) if is_other else options
-            outcome = shop.build(*chosen, *(["--force"] if is_forced else []), workers=workers, fault=fault)
-            groups.append(outcome)
-            history.append(f"{chosen} workers={workers} {is_forced=} {fault} -> {outcome.exit_code} {outcome.errors}")
-            if not (others and outcome.exit_code == 2 and "belongs to another build" in outcome.errors):
-                check_ending(outcome, fault.act)
-        what = "\n".join(history)
-        done = shop.build(*options, workers=rng.choice([1, 1, 2]))
-        if done.exit_code == 2 and (others or "is_forced=True" in what):
-            assert "belongs to another build" in done.errors
-            done = shop.build(*options, "--force")
-        for group in groups:
-            group.wait()
-        assert done.exit_code == 0, f"{what}\n{done.errors}"
-        assert shop.state() == reference, what
+def meet_with_anything(shop: Workshop, rng: random.Random) -> None:
+    """Builds that end in some ways; the last one is right, or was refused."""
+    shop.clear()
+    options = rng.choice(list(OPTIONS.values()))
+    reference, steps = shop.reference(options), shop.num_steps(options)
+    history: list[str] = []
+    groups: list[Outcome] = []
+    others = 0
+    for _ in range(rng.randint(1, 3)):
+        workers = rng.choice([1, 1, 1, 2, 3])
+        fault = any_fault(rng, steps, workers)
+        is_other, is_forced = rng.random() < 0.15, rng.random() < 0.15
+        others += is_other
+        chosen = rng.choice(list(OPTIONS.values())) if is_other else options
+        outcome = shop.build(*chosen, *(["--force"] if is_forced else []), workers=workers, fault=fault)
+        groups.append(outcome)
+        history.append(f"{chosen} workers={workers} {is_forced=} {fault} -> {outcome.exit_code} {outcome.errors}")
+        if not (others and outcome.exit_code == 2 and "belongs to another build" in outcome.errors):
+            check_ending(outcome, fault.act)
+    what = "\n".join(history)
+    done = shop.build(*options, workers=rng.choice([1, 1, 2]))
+    if done.exit_code == 2 and (others or "is_forced=True" in what):
+        assert "belongs to another build" in done.errors
+        done = shop.build(*options, "--force")
+    for group in groups:
+        group.wait()
+    assert done.exit_code == 0, f"{what}\n{done.errors}"
+    assert shop.state() == reference, what
+
+
+@pytest.mark.slow
+def test_a_build_that_met_with_anything_is_right_in_the_end_or_refused(shop: Workshop) -> None:
+    for number in range(4):  # `make soak` tries thousands
+        meet_with_anything(shop, random.Random(f"0 {number}"))
 
 
 def any_fault(rng: random.Random, steps: int, workers: int) -> Fault:

@@ -1,12 +1,13 @@
 """Promise 1 for the whole product: whoever runs it, whatever it is and asks for, and whether it is killed on the way.
 
 Each cell of the table ends as one process ends that nothing happens to: with the same bytes in every file. By default
-a few cells are tried, all of them by `make soak`, and those of Ray by `make test-ray`.
+a few cells are tried, those of Ray by `make test-ray`, and all with faults of every kind by `make soak`.
 """
 
 from __future__ import annotations
 
 import bz2
+import contextlib
 import itertools
 import json
 import shutil
@@ -276,26 +277,21 @@ def test_some_cells_end_as_one_process_does(cells: Table, cell: Cell, moment: fl
     cells.check(cell, moment)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("cell", "moment"),
-    [(cell, moment) for cell in HERE for moment in ((0.15, 0.4, 0.65, 0.9) if cell.is_killed else (0.0,))],
-    ids=str,
-)
-def test_every_cell_ends_as_one_process_does(cells: Table, cell: Cell, moment: float) -> None:
-    cells.check(cell, moment)
-
-
-@pytest.fixture(scope="module")
-def cluster(cells: Table) -> Iterator[None]:
-    """Two nodes with one CPU each."""
+@contextlib.contextmanager
+def cluster_of_two() -> Iterator[str]:
+    """The address of two nodes with one CPU each."""
     from ray.cluster_utils import Cluster
 
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     nodes.add_node(num_cpus=1)
-    cells.ray_address = nodes.address
-    yield
+    yield nodes.address
     nodes.shutdown()
+
+
+@pytest.fixture(scope="module")
+def cluster(cells: Table) -> Iterator[None]:
+    with cluster_of_two() as cells.ray_address:
+        yield
 
 
 @pytest.mark.ray

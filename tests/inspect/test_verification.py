@@ -294,8 +294,9 @@ def test_a_manifest_that_does_not_add_up_is_reported(corpus, path, value, messag
     assert any(problem.startswith(message) for problem in problems(corpus)), problems(corpus)
 
 
-def test_a_tokenizer_that_is_not_json_is_reported(corpus):
-    (corpus / "tokenizer.json").write_bytes(b"[" * 100_000)
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"model": {"vocab": {"one": Infinity}}}'])
+def test_a_tokenizer_that_is_no_tokenizer_is_reported(corpus, content):
+    (corpus / "tokenizer.json").write_bytes(content)
     sign_files(corpus)
     assert any(problem.startswith("tokenizer.json is not a tokenizer") for problem in problems(corpus))
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract import small
-from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_of, write_corpus
+from tests.corpora import TINY_TOKENIZER, Source, append_generation, change_table, documents_of, write_corpus
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard import copy_corpus as copy_by_processes
 from tokshard import open_corpus
@@ -456,6 +456,19 @@ def test_a_copy_into_a_bucket_and_back_is_the_corpus(corpus, tmp_path, monkeypat
     assert rows(f"{bucket}/shuffled") == rows(tmp_path / "shuffled")
     copy_corpus(f"{bucket}/copy", out=f"{bucket}/part", max_tokens=20)
     assert rows(f"{bucket}/part") == [row for row in rows(corpus) if len(row[0]) <= 20]
+
+
+def test_documents_of_a_source_that_does_not_exist_are_damage(corpus, tmp_path):
+    change_table(corpus, names.SHARD_TABLE, lambda rows: {**rows, "run_source": [[255] for _ in rows["run_source"]]})
+    change_table(
+        corpus,
+        names.SHARD_TABLE,
+        lambda rows: {**rows, **{name: [each[:1] for each in rows[name]] for name in ("run_document", "run_record")}},
+    )
+    with pytest.raises(
+        DamagedCorpusError, match=r"shards\.arrow: documents of shard-.* come from the sources 255 to 255"
+    ):
+        copy_corpus([corpus], out=tmp_path / "copy")
 
 
 def test_a_complete_copy_says_that_nothing_was_written(corpus, tmp_path, capsys):

@@ -741,6 +741,7 @@ def test_a_vocabulary_over_65_536_is_stored_as_uint32(num_words, dtype, tmp_path
         (b'{"model": {}}', "is not a tokenizer.json: KeyError('vocab')"),
         (b'{"model": {"vocab": {}}}', "the vocabulary is empty"),
         (b'{"model": {"vocab": {"a": "x"}}}', "is not a tokenizer.json: ValueError"),
+        (b'{"model": {"vocab": {"a": Infinity}}}', "is not a tokenizer.json: OverflowError"),
         (b'{"model": {"vocab": {"a": -1}}}', "the vocabulary has a negative id"),
         (
             b'{"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "b"}]}',

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import tempfile
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,132 +15,44 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.runtime import page_model
+from tests.runtime.histories import EVENTS, Held, Job, T
 from tests.runtime.page_model import Plan, Run, Used
 from tests.runtime.sources import ListSource
 from tests.runtime.state_model import resumed, saved
 from tests.runtime.test_page_model import documents_of_source, documents_of_vector
 from tests.vectors import runs
-from tokshard.runtime.loader import NumpyLoader
-from tokshard.runtime.plan import StreamPlan
 
 PARTS = {"a": [7, 30, 11, 2] * 9, "b": [5, 17, 40, 1, 1] * 7, "c": [3], "d": [60, 2] * 12}
 SOURCES = {name: ListSource(part, name=name) for name, part in PARTS.items()}
 SOURCES |= {"longer": ListSource([9, 30, 1, 5, 12, 2, 1] * 60, name="longer")}
-SIZES = {"block_tokens": 16, "window_blocks": 2}
-SIZES_OF_WHOLE = {"block_tokens": 1024, "window_blocks": 1}
-
-EVENTS = ["read", "set_weights", "skip", "mask", "resume"]
+HELD = {
+    name: Held(source=source, documents=documents_of_source(source), lengths=source.lengths)
+    for name, source in SOURCES.items()
+}
 VECTORS = json.loads(runs.FILE.read_text(encoding="utf-8"))
 
-names = st.lists(st.sampled_from(sorted(SOURCES)), min_size=1, max_size=3, unique=True)
-weight = st.sampled_from([0.0, 1e-30, 0.1, 0.25, 1.0, 3.0])
-seq_lens = st.sampled_from([1, 3, 4, 8, 20])
-seq_lens_of_whole = st.sampled_from([1, 2, 4, 8])
+
+@dataclass(frozen=True)
+class Drawn:
+    """Draws by hypothesis."""
+
+    data: st.DataObject
+
+    def integer(self, low: int, high: int) -> int:
+        return self.data.draw(st.integers(low, high))
+
+    def one(self, values: Sequence[T]) -> T:
+        return self.data.draw(st.sampled_from(values))
+
+    def some(self, values: Sequence[T], most: int) -> list[T]:
+        return self.data.draw(st.lists(st.sampled_from(values), max_size=most, unique=True))
 
 
-class Job:
-    """The same job in the code and in the model."""
-
-    def __init__(self, data: st.DataObject, folder: Path) -> None:
-        self.data, self.folder = data, folder
-        self.seed, self.streams = data.draw(st.integers(0, 2**64 - 1)), data.draw(st.integers(1, 3))
-        self.packs = {name: data.draw(st.sampled_from(["cut", "whole"])) for name in SOURCES}
-        if not data.draw(st.booleans()):
-            self.packs = dict.fromkeys(SOURCES, "cut")
-        self.has_whole = "whole" in self.packs.values()
-        self.seq_lens, self.sizes = (seq_lens_of_whole, SIZES_OF_WHOLE) if self.has_whole else (seq_lens, SIZES)
-        long = [name for name, source in SOURCES.items() if source.num_tokens > self.sizes["block_tokens"]]
-        self.takes = {name: data.draw(st.sampled_from([1.0, 0.7])) for name in long}
-        self.names, self.seq_len = data.draw(names), data.draw(self.seq_lens)
-        self.most = data.draw(st.sampled_from([None, 0.4, 1.0])) if self.streams == 1 else None
-        self.plans()
-        self.run = Run(self.model, self.limits())
-        self.divide()
-
-    def limits(self) -> list[float | None]:
-        return [self.most] * len(self.names)
-
-    def weights(self) -> list[float]:
-        count = len(self.names)
-        return self.data.draw(st.lists(weight, min_size=count, max_size=count).filter(any))
-
-    def plans(self) -> None:
-        """Plans with the names, the length and some weights."""
-        first = self.weights()
-        starts = sorted(self.data.draw(st.sets(st.integers(1, 60), max_size=4)))
-        changes = [(start, self.weights()) for start in starts]
-        takes = [self.takes.get(name, 1.0) for name in self.names]
-        used = [
-            Used(documents_of_source(SOURCES[name]), take, name=name, pack=self.packs[name])
-            for name, take in zip(self.names, takes, strict=True)
-        ]
-        shared: dict[str, Any] = {"seq_len": self.seq_len, "seed": self.seed, "num_streams": self.streams, **self.sizes}
-        self.model = Plan(used, weights=first, changes=changes, **shared)
-        self.plan = StreamPlan(
-            {name: SOURCES[name] for name in self.names},
-            weights=dict(zip(self.names, first, strict=True)),
-            schedule=[(start, dict(zip(self.names, values, strict=True))) for start, values in changes],
-            take=dict(zip(self.names, takes, strict=True)),
-            pack={name: self.packs[name] for name in self.names},
-            max_epochs=self.most,
-            allow_small_blocks=True,
-            **shared,
-        )
-
-    def divide(self, state: dict[str, Any] | None = None, **choices: Any) -> None:
-        """Go on with a batch size on a rank."""
-        ranks = self.data.draw(st.integers(1, 3))
-        self.place = self.data.draw(st.integers(0, ranks - 1)), ranks
-        self.size = self.streams * self.data.draw(st.integers(1, 4))
-        self.loader = NumpyLoader(
-            self.plan, global_batch_size=self.size, dp_rank=self.place[0], dp_world_size=ranks, uneven="pad"
-        )
-        if state is not None:
-            self.loader.load_state_dict(state, **choices)
-
-    def read(self) -> None:
-        for _, batch in zip(range(self.data.draw(st.integers(1, 4))), self.loader, strict=False):
-            expected = self.run.step(self.size, *self.place)
-            assert {key: value.tolist() for key, value in batch.items()} == expected
-        assert self.loader.cursor.sample == self.run.sample
-
-    def set_weights(self) -> None:
-        values = self.weights()
-        self.loader.set_weights(dict(zip(self.names, values, strict=True)))
-        self.run.set_weights(values)
-
-    def skip(self) -> None:
-        count = self.data.draw(st.integers(0, 30))
-        self.loader.skip(count)
-        self.run.skip(count)
-
-    def mask(self) -> None:
-        name = self.data.draw(st.sampled_from(self.names))
-        number = self.data.draw(st.integers(0, len(SOURCES[name].lengths) - 1))
-        file = self.folder / name
-        with file.open("a") as lines:
-            lines.write(f"{number}\n")
-        self.loader.mask(name, file)
-        self.run.mask(self.names.index(name), str(file))
-
-    def resume(self) -> None:
-        state, line = self.loader.state_dict(), saved(self.run)
-        assert state["cursor"] == line
-        choices: dict[str, Any] = {}
-        for choice in self.data.draw(st.sets(st.sampled_from(["weights", "corpora", "seq_len"]))):
-            choices[choice] = "plan"
-        if "seq_len" in choices:
-            self.seq_len = self.data.draw(self.seq_lens)
-        before = self.names
-        if "corpora" in choices:
-            self.names = self.data.draw(names)
-        if choices:
-            if self.names == before:
-                choices["weights"] = "plan"  # the plans have other changes
-            self.plans()
-        self.divide(state, **choices)
-        self.run = resumed(self.model, line, max_epochs=self.limits(), **choices)
-        assert self.loader.state_dict()["cursor"] == saved(self.run)
+def job_of(data: st.DataObject, folder: str) -> Job:
+    packs = {name: data.draw(st.sampled_from(["cut", "whole"])) for name in HELD}
+    if not data.draw(st.booleans()):
+        packs = dict.fromkeys(HELD, "cut")
+    return Job(Drawn(data), Path(folder).resolve(), HELD, packs)
 
 
 @settings(max_examples=60, deadline=None)
@@ -146,10 +60,8 @@ class Job:
 def test_whatever_happens_to_a_run_the_pages_alone_say_what_it_reads_and_saves(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # passes end
-        job = Job(data, Path(folder).resolve())
-        for event in data.draw(
-            st.lists(st.sampled_from(["read", "set_weights", "skip", "mask", "resume"]), max_size=12)
-        ):
+        job = job_of(data, folder)
+        for event in data.draw(st.lists(st.sampled_from(EVENTS), max_size=12)):
             getattr(job, event)()
         job.read()
         job.resume()
@@ -161,7 +73,7 @@ def test_whatever_happens_to_a_run_the_pages_alone_say_what_it_reads_and_saves(d
 def test_a_long_run_is_in_the_pages_too(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        job = Job(data, Path(folder).resolve())
+        job = job_of(data, folder)
         for _ in range(60):
             getattr(job, data.draw(st.sampled_from(EVENTS[:-1])))()
         job.resume()

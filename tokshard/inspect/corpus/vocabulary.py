@@ -50,7 +50,7 @@ def load_vocabulary(corpus: Corpus) -> Vocabulary:
     path = corpus.store.where(names.TOKENIZER)
     try:
         return parse_vocabulary(json.loads(corpus.store.get(names.TOKENIZER)))
-    except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
         raise DamagedCorpusError(f"{path} cannot be read: {error}", hint=RESTORE) from error
 
 

@@ -42,7 +42,7 @@ def check_tokenizer(store: Store, manifest: Manifest) -> Iterator[Problem]:
     try:
         parsed = json.loads(store.get(names.TOKENIZER))
         canonical, ids = hashlib.sha256(canonical_json(parsed)).hexdigest(), token_ids(parsed)
-    except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
         yield Problem(names.TOKENIZER, f"is not a tokenizer: {error!r}")
         return
     special = dict.fromkeys([*stated.special_ids, *filter(None, (stated.eos, stated.bos))])

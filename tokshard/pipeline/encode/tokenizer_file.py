@@ -283,7 +283,7 @@ def _vocabulary(parsed: Mapping[str, Any], path: str) -> tuple[dict[str, int], d
             raise ValueError("the vocabulary is empty")
         if min([*tokens.values(), *(entry["id"] for entry in added.values())]) < 0:
             raise ValueError("the vocabulary has a negative id")
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise TokenizerError(
             f"{path} is not a tokenizer.json: {error!r}", hint="give a Hugging Face tokenizer.json with --tokenizer"
         ) from error

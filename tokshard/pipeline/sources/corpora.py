@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.errors import BuildError, UsageError
+from tokshard.errors import RESTORE, BuildError, DamagedCorpusError, UsageError
+from tokshard.format import names
 from tokshard.format.arrays import value_array
 from tokshard.format.conditions import Conditions
 from tokshard.format.corpus import Corpus
@@ -138,7 +139,8 @@ class CorporaReader:
         listed = self._listed
         try:
             info = corpus.shards[shard]
-            for found in self._documents(corpus, shard, int(documents[number]), int(sources[number])):
+            of_corpus = range(int(sources[number]), int(sources[number + 1]))
+            for found in self._documents(corpus, shard, int(documents[number]), of_corpus):
                 # so that all of a shard was read when its last document was
                 made = self._chosen(found, input_bytes=info.num_bytes * len(found.tokens) // info.num_tokens)
                 yield made if listed is None else self._unlisted(made, found, listed, number)
@@ -148,11 +150,17 @@ class CorporaReader:
                 hint="check its store and the room in TMPDIR; the same command continues where this one stopped",
             ) from error
 
-    def _documents(self, corpus: Corpus, index: int, first_number: int, first_source: int) -> Iterator[Documents]:
+    def _documents(self, corpus: Corpus, index: int, first_number: int, of_corpus: range) -> Iterator[Documents]:
         runs = corpus.shards.runs(index)
         first = int(corpus.shards.first_documents[index])
         # the sources of a generation are counted from 0
-        base = first_source + corpus.provenance(first).source - int(runs.source[0])
+        base = of_corpus.start + corpus.provenance(first).source - int(runs.source[0])
+        if base + int(runs.source.min()) < of_corpus.start or base + int(runs.source.max()) >= of_corpus.stop:
+            raise DamagedCorpusError(
+                f"{corpus.store.where(names.SHARD_TABLE)}: documents of {corpus.shards[index].name} come from the "
+                f"sources {runs.source.min()} to {runs.source.max()}, and the corpus has {len(of_corpus)}",
+                hint=RESTORE,
+            )
         row = 0
         for shard, batch in checked_batches(corpus, index):
             offsets, tokens = shard.batch(batch)

@@ -1,0 +1,469 @@
+"""Trials that change a corpus, and read it in every way that there is."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import shutil
+import warnings
+import zlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyarrow import ipc
+
+from tests import corpora
+from tests.contract import conversations, small
+from tests.contract.builds import text
+from tests.soak.kinds import Try
+from tests.soak.mutations import other_array, other_bytes, other_json
+from tokshard.cli import main
+from tokshard.errors import TokshardError
+from tokshard.format import names
+from tokshard.format.content import Content, TokenHash, hash_tokens, join_contents
+from tokshard.format.files import file_sha256
+from tokshard.format.loss import Targets, batch_targets
+from tokshard.format.manifest import TokenizerInfo, content_fingerprint
+from tokshard.format.opening import open_corpus
+from tokshard.format.stride_hashes import StrideHasher, group_hashes
+from tokshard.inspect.verify.verification import verify_corpus
+from tokshard.runtime import NumpyLoader, StreamPlan
+from tokshard.runtime.bytes.corpus import CorpusSource
+from tokshard.store import open_store
+
+Rows = list[Any]
+COMMANDS = (
+    ["inspect", "IN"],
+    ["inspect", "IN", "--document", "3"],
+    ["inspect", "IN", "--shards", "--full"],
+    ["inspect", "IN", "--grep", "answer", "--workers", "1"],
+    ["verify", "IN", "--json"],
+    ["plan", "IN", "--seq-len", "16", "--global-batch-size", "4"],
+    ["trace", "IN", "--seq-len", "16", "--global-batch-size", "4", "--step", "1"],
+    ["diff", "IN", "WHOLE"],
+    ["diff", "WHOLE", "IN", "--json"],
+    ["copy", "IN", "--out", "OUT", "--workers", "1"],
+    ["copy", "IN", "WHOLE", "--out", "OUT", "--workers", "1", "--max-tokens", "40"],
+    ["copy", "IN", "--out", "OUT", "--workers", "1", "--shuffle", "3"],
+    ["export", "IN", "--out", "OUT", "--format", "hf"],
+    ["export", "IN", "--out", "OUT", "--format", "megatron", "--drop-loss"],
+    ["export", "IN", "--out", "OUT", "--format", "olmo"],
+    ["report", "IN", "--out", "OUT.html"],
+    ["status", "IN"],
+    ["diff", "IN", "WHOLE", "--hash"],
+    ["scan", "IN", "--against", "IDS", "--ngram", "3", "--workers", "1"],
+)
+"""What people do with a corpus: IN is the one that was changed, WHOLE is as it was."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A corpus, and what is read from it while it is whole."""
+
+    path: Path
+    contents: Rows
+    rows: Rows
+    fingerprint: str
+
+
+def prepare(folder: Path, stack: ExitStack) -> Try:
+    """Build the corpora that are changed."""
+    warnings.simplefilter("ignore")
+    os.fsync = lambda descriptor: None  # type: ignore[assignment]  # nothing is killed here
+    small.shrink(batch_tokens=400)
+    subjects = [subject(path) for path in build_all(folder / "whole")]
+    (folder / "ids").write_text('{"id": "3"}\n')
+
+    def try_(seed: int) -> str:
+        return attempt(random.Random(f"corpora {seed}"), subjects, folder / "changed")
+
+    return try_
+
+
+def run(words: list[str]) -> tuple[int, str]:
+    """Run a command in this process."""
+    output = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()) as errors:
+        exit_code = main.run(words)
+    return exit_code, errors.getvalue()
+
+
+def build_all(folder: Path) -> list[Path]:
+    """Text with kept fields, rejects and a generation; conversations with and without weights."""
+    conversations.write_tokenizer(folder / "tokenizer")
+    rng = random.Random(7)
+    kept = [{"text": text(rng, rng.randint(1, 9)), "url": rng.choice(["a", "ü", None]), "score": n} for n in range(70)]
+    kept[9]["text"] = kept[11]["text"] = ""
+    options = ("--eos", "</s>", "--keep-field", "url", "--keep-field", "score:float64", "--on-bad-record", "skip")
+    conversations.build(kept[:50], folder, "text", "--shard-tokens", "1500", "--dedup", "exact", *options)
+    source = folder / "more.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for record in kept[50:]))
+    shutil.copytree(folder / "text", folder / "grown")
+    words = ["build", str(source), "--tokenizer", str(folder / "tokenizer"), "--out", str(folder / "grown"), "--append"]
+    exit_code, errors = run(
+        [*words, "--shard-tokens", "1500", "--dedup", "exact", "--workers", "1", "--quiet", *options]
+    )
+    assert exit_code == 0, errors
+    chats = conversations.conversations(40, seed=3)
+    conversations.build(chats, folder, "chat", "--chat", "--shard-tokens", "1500")
+    for record in chats:
+        for message in record["messages"]:
+            message["weight"] = rng.choice([0, 0.5, 1, 2.25]) if message["role"] == "assistant" else 0
+    conversations.build(chats, folder, "weighted", "--chat", "--loss", "weighted", "--shard-tokens", "1500")
+    return [folder / name for name in ("text", "grown", "chat", "weighted")]
+
+
+def subject(path: Path) -> Subject:
+    """A corpus that is whole."""
+    assert verify_corpus(path).is_ok
+    with open_corpus(path) as opened:
+        assert len(opened.shards) > 1
+        fingerprint = opened.content_fingerprints[-1]
+    rows = rows_of(path, "mmap")
+    assert rows == rows_of(path, "pread")
+    return Subject(path, contents_of(path), rows, fingerprint)
+
+
+def contents_of(path: Path) -> Rows:
+    """All that a corpus says of its documents."""
+    with open_corpus(path) as opened:
+        return [
+            [
+                (
+                    document.tolist(),
+                    opened.loss_spans(index).tolist(),
+                    opened.target_weights(index).tolist(),
+                    repr(opened.metadata(index)),
+                    opened.provenance(index),
+                )
+                for index, document in enumerate(opened.documents())
+            ],
+            [(source.path, source.documents) for source in opened.sources()],
+        ]
+
+
+def rows_of(path: Path, access: Any) -> Rows:
+    """An epoch, as a loader reads it."""
+    source = CorpusSource(path, access=access)
+    plan = StreamPlan(source, seq_len=16, block_tokens=2048, window_blocks=1, epochs=1, allow_small_blocks=True)
+    with NumpyLoader(plan, global_batch_size=64, uneven="pad") as loader:
+        return [{key: value.tolist() for key, value in batch.items()} for batch in loader]
+
+
+# what is changed
+
+
+def attempt(rng: random.Random, subjects: list[Subject], place: Path) -> str:
+    """Change a corpus, read it, and judge."""
+    whole = rng.choice(subjects)
+    shutil.rmtree(place, ignore_errors=True)
+    changed = place / "corpus"
+    shutil.copytree(whole.path, changed)
+    what, name, is_signed = change(rng, changed)
+    found = Found(
+        verified=outcome(lambda: [problem.file for problem in verify_corpus(changed, workers=1).problems]),
+        contents=outcome(lambda: contents_of(changed)),
+        mapped=outcome(lambda: rows_of(changed, "mmap")),
+        ranged=outcome(lambda: rows_of(changed, "pread")),
+    )
+    for error in found.errors:
+        check_words(error.problem, changed)
+    words = rng.choice(COMMANDS)
+    places = {"IN": str(changed), "WHOLE": str(whole.path), "OUT": str(place / "out"), "IDS": str(place.parent / "ids")}
+    words = [places.get(word, word.replace("OUT", places["OUT"])) for word in words]
+    exit_code, errors = run(words)
+    problem = f"{what} of {whole.path.name}/{name}; verify says {shown(found.verified)}"
+    assert exit_code in (0, 1, 2), f"{problem}: {words} ends with {exit_code}: {errors}"
+    assert "internal: " not in errors, f"{problem}: {words} says {errors}"
+    if found.is_vouched:
+        check_vouched(found, whole, changed, problem)
+        return "another whole corpus" if any(found.is_other(whole)) else "the same"
+    if what == "bytes" and not is_signed:
+        check_noticed(found, whole, name, problem)
+    if any(found.is_other(whole)):
+        return "other, and verify names it"
+    return "refused" if found.errors else "same tokens, and verify names it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What came of a corpus, or the error instead.
+
+    Args:
+        verified: the files that `verify` names.
+        contents, mapped, ranged: what is read of documents, and an epoch by maps and by range.
+    """
+
+    verified: Any
+    contents: Any
+    mapped: Any
+    ranged: Any
+
+    @property
+    def is_vouched(self) -> bool:
+        return bool(self.verified == [])
+
+    @property
+    def errors(self) -> list[TokshardError]:
+        every = (self.verified, self.contents, self.mapped, self.ranged)
+        return [found for found in every if isinstance(found, TokshardError)]
+
+    def is_other(self, whole: Subject) -> tuple[bool, bool, bool]:
+        """Whether documents, rows by maps and rows by range were read, and are not those of the whole corpus."""
+        pairs = (self.contents, whole.contents), (self.mapped, whole.rows), (self.ranged, whole.rows)
+        contents, mapped, ranged = (not isinstance(found, TokshardError) and found != was for found, was in pairs)
+        return contents, mapped, ranged
+
+
+def check_vouched(found: Found, whole: Subject, changed: Path, problem: str) -> None:
+    """What `verify` has nothing against is a corpus: every reader reads it, and the same."""
+    for error in found.errors:
+        raise AssertionError(f"{problem}, but a reader {shown(error)}")
+    assert found.mapped == found.ranged, f"{problem}, but maps and ranges differ"
+    with open_corpus(changed) as opened:
+        if opened.content_fingerprints[-1] == whole.fingerprint:
+            tokens = [[entry[:3] for entry in contents[0]] for contents in (found.contents, whole.contents)]
+            assert tokens[0] == tokens[1], f"{problem}: other content with the same fingerprint"
+
+
+def check_noticed(found: Found, whole: Subject, name: str, problem: str) -> None:
+    """Bytes that no hash was made right for are named, and by range no row is another."""
+    if not isinstance(found.verified, TokshardError):
+        assert {name, names.MANIFEST, names.SHARD_TABLE} & set(found.verified), problem
+    _, mapped, ranged = found.is_other(whole)
+    assert not ranged, f"{problem}: other rows by range"
+    if mapped:
+        ids = [[batch["input_ids"] for batch in rows] for rows in (found.mapped, whole.rows)]
+        assert ids[0] != ids[1], f"{problem}: other labels of the same tokens by maps"
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except TokshardError as error:
+        return error
+
+
+def shown(found: Any) -> str:
+    return f"refuses it: {found.problem}" if isinstance(found, TokshardError) else str(found)[:300]
+
+
+def check_words(problem: str, corpus: Path | None) -> None:
+    """A message is a line of plain text, and names a file of the corpus."""
+    assert "Traceback" not in problem, problem
+    assert "<class" not in problem, problem
+    assert " object at 0x" not in problem, problem
+    if corpus is not None:
+        files = [path.name for path in corpus.rglob("*") if path.is_file()]
+        assert any(name in problem for name in [*files, str(corpus), "manifest.json", "shards.arrow"]), problem
+
+
+def change(rng: random.Random, corpus: Path) -> tuple[str, str, bool]:
+    """Change a file, and make some of the hashes right again.
+
+    Returns:
+        What was done, to which file, and whether any hash was made right.
+    """
+    files = sorted(path for path in corpus.rglob("*") if path.is_file() and path.name != names.REPORT)
+    act = rng.choice(["bytes", "bytes", "manifest", "table", "table", "shard", "shard", "files", "tokenizer"])
+    if act == "bytes":
+        path = rng.choice(files)
+        path.write_bytes(other_bytes(rng, path.read_bytes()))
+    elif act == "files":
+        path = rng.choice(files)
+        other = rng.choice([file for file in files if file != path])
+        content = path.read_bytes()
+        if (kind := rng.randrange(3)) == 0:
+            path.unlink()
+        else:
+            path.write_bytes(other.read_bytes())
+            if kind == 2:
+                other.write_bytes(content)
+    elif act == "manifest":
+        path = rng.choice([file for file in files if file.name == names.MANIFEST])
+        fields = json.loads(path.read_bytes())
+        del fields["manifest_sha256"]
+        seal(path, other_json(rng, fields))
+        return "manifest", names.MANIFEST, True
+    elif act == "tokenizer":
+        path = rng.choice([file for file in files if file.name == names.TOKENIZER])
+        path.write_text(json.dumps(other_json(rng, json.loads(path.read_bytes()))))
+    elif act == "table":
+        path = rng.choice([file for file in files if file.name in (names.SHARD_TABLE, names.SOURCE_TABLE)])
+        change_column(rng, path)
+    else:
+        path = rng.choice([file for file in files if names.is_shard_name(file.name)])
+        change_column(rng, path)
+    level = rng.choice([0, 0, 1, 2, 3, 3]) if act == "bytes" else rng.choice([0, 1, 2, 3, 3])
+    sign(path.parent, level)
+    return act, str(path.relative_to(corpus)), level > 0
+
+
+def seal(path: Path, fields: Any) -> None:
+    """Write a manifest whose own hash is right, whatever its fields."""
+    import hashlib
+
+    if not isinstance(fields, dict):
+        fields = {"fields": fields}
+    fields.pop("manifest_sha256", None)
+    head = json.dumps(fields, indent=2).removesuffix("\n}") + ",\n"
+    path.write_text(f'{head}"manifest_sha256": "{hashlib.sha256(head.encode()).hexdigest()}"}}\n')
+
+
+def change_column(rng: random.Random, path: Path) -> None:
+    """Rewrite a file of Arrow with another value in one column of one record batch."""
+    reader = ipc.open_file(path.read_bytes())
+    batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
+    number = rng.randrange(len(batches))
+    columns = list(batches[number].columns)
+    column = rng.randrange(len(columns))
+    columns[column] = other_array(rng, columns[column])
+    batches[number] = pa.record_batch(columns, schema=reader.schema)
+    with ipc.new_file(str(path), reader.schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+# hashes that are made right again
+
+
+def sign(folder: Path, level: int) -> None:
+    """Make the hashes of a generation right, as far as its files can still be read.
+
+    Args:
+        level: 1: of the files that the manifest lists; 2: those of shards, too; 3: those of tokens and spans, the sums,
+            and the content fingerprint.
+    """
+    with contextlib.suppress(
+        pa.ArrowException,
+        OSError,
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+        OverflowError,
+        AttributeError,
+        zlib.error,
+    ):
+        if level >= 2:
+            sign_table(folder, with_tokens=level >= 3)
+        if level >= 1:
+            corpora.sign_files(folder)
+
+
+def sign_table(folder: Path, *, with_tokens: bool) -> None:
+    contents: list[Content] = []
+    strides: list[Any] = []
+    has_spans = "loss" in json.loads((folder / names.MANIFEST).read_bytes())["columns"]
+
+    def change_rows(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for row, name in enumerate(rows["name"]):
+            found = facts_of(folder / name, has_spans=has_spans)
+            plain = {key: found[key] for key in ("num_bytes", "sha256")}
+            for key, value in (found["columns"] | plain if with_tokens else plain).items():
+                rows[key][row] = value
+            contents.append(found["content"])
+            strides.append(found["strides"])
+        return rows
+
+    corpora.change_table(folder, names.SHARD_TABLE, change_rows)
+    if with_tokens:
+        (folder / names.STRIDE_HASHES).write_bytes(np.concatenate(strides).tobytes())
+
+        def change(fields: dict[str, Any]) -> None:
+            tokenizer = msgspec.convert(fields["tokenizer"], TokenizerInfo)
+            joined = join_contents(contents)
+            fields["fingerprints"]["content"] = content_fingerprint(joined, tokenizer, fields["columns"])
+            fields["num_documents"], fields["num_tokens"] = joined.num_documents, joined.tokens.num_tokens
+            fields["records"]["written"] = joined.num_documents
+            if has_spans:
+                fields["num_targets"] = joined.num_targets
+
+        corpora.rewrite_manifest(folder, change)
+
+
+def facts_of(path: Path, *, has_spans: bool) -> dict[str, Any]:
+    """What a table says of a shard, found from the shard."""
+    content = path.read_bytes()
+    source = pa.py_buffer(content)
+    reader, base = ipc.open_file(source), source.address
+    columns: dict[str, list[Any]] = {
+        key: []
+        for key in (
+            "batch_documents",
+            "batch_tokens",
+            "batch_offsets_position",
+            "batch_values_position",
+            "batch_loss_position",
+            "batch_loss_bytes",
+            "batch_loss_hash",
+        )
+    }
+    tokens, num_targets, loss = [], 0, TokenHash()
+    for number in range(reader.num_record_batches):
+        batch = reader.get_batch(number)
+        column = batch.column(0)
+        _, offsets, _, values = column.buffers()
+        ids = column.values.to_numpy()
+        tokens.append(ids)
+        columns["batch_documents"].append(batch.num_rows)
+        columns["batch_tokens"].append(len(ids))
+        columns["batch_offsets_position"].append(offsets.address - base)
+        columns["batch_values_position"].append(values.address - base)
+        ends = np.frombuffer(offsets, "<i8", count=batch.num_rows + 1)
+        if has_spans:
+            spans = batch.column(1)
+            lists = [
+                (np.frombuffer(c.buffers()[1], "<i8", count=len(c) + 1), c.values.to_numpy())
+                for c in batch.columns[1:]
+                if pa.types.is_large_list(c.type)
+            ]
+            first = spans.buffers()[1].address - base
+            last = [c for c in batch.columns[1:] if pa.types.is_large_list(c.type)][-1]
+            stop = last.buffers()[3].address - base + last.values.nbytes
+            columns["batch_loss_position"].append(first)
+            columns["batch_loss_bytes"].append(stop - first)
+            columns["batch_loss_hash"].append(zlib.crc32(content[first:stop], zlib.crc32(ends.tobytes())))
+            found: Targets = batch_targets(lists[0], lists[1] if len(lists) > 1 else None, offsets=ends)
+            num_targets += found.count
+            loss = loss.then(found.hashed(len(ids)))
+        else:
+            num_targets += len(ids) - batch.num_rows
+    joined = np.concatenate(tokens)
+    hasher = StrideHasher()
+    hasher.add(joined)
+    strides = hasher.finish()
+    hashed = hash_tokens(joined)
+    num_documents = sum(columns["batch_documents"])
+    columns = columns if has_spans else {key: value for key, value in columns.items() if "loss" not in key}
+    facts: dict[str, Any] = columns | {
+        "num_documents": num_documents,
+        "num_tokens": len(joined),
+        "tokens_hash": hashed.to_bytes(),
+        "num_targets": num_targets,
+        "group_hashes": group_hashes(strides).tolist(),
+    }
+    if has_spans:
+        facts["loss_hash"] = loss.to_bytes()
+    store = open_store(path.parent)
+    return {
+        "num_bytes": len(content),
+        "sha256": bytes.fromhex(file_sha256(store, path.name)),
+        "columns": facts,
+        "strides": strides,
+        "content": Content(
+            num_documents=num_documents,
+            tokens=hashed,
+            num_targets=num_targets,
+            loss=loss if has_spans else TokenHash.from_bytes(bytes(24), len(joined)),
+        ),
+    }

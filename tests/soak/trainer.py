@@ -1,0 +1,25 @@
+"""Trials of training jobs that are killed."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.soak.kinds import Try
+from tests.trainer.kills import check_kills
+
+
+def prepare(folder: Path, stack: ExitStack) -> Try:
+    """Nothing: each trial writes its corpora."""
+
+    def try_(seed: int) -> str:
+        place = folder / "runs"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        mode = random.Random(f"trainer {seed}").choice(["synchronous", "asynchronous", "mix"])
+        check_kills(place, seed, 8, mode)
+        return mode
+
+    return try_
