@@ -190,6 +190,14 @@ def test_blocks_that_are_announced_apart_and_released_together_are_not_kept(loca
     assert not cache._current()._readers
 
 
+def test_a_slot_for_a_chunk_that_another_fetch_brought_first_is_used_again():
+    kept = Memory(2, chunk_bytes=8)
+    fetches = [kept.reserve([1]), kept.reserve([1])]
+    for fetch in fetches:
+        kept.publish(fetch)
+    assert len(kept.reserve([2, 3])) == 2
+
+
 def test_corpora_of_16_and_32_bits_share_one_memory(local, tmp_path):
     documents = CorpusSource(local).corpus
     wide = write_corpus(
