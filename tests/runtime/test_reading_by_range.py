@@ -330,6 +330,13 @@ def test_a_document_that_begins_and_ends_with_the_same_token_is_found_by_its_off
     shutil.rmtree(corpus)
 
 
+def test_a_delimiter_inside_a_document_that_begins_with_one_is_damage(tmp_path):
+    documents = [[0, 1, 2, 0], [0, 3, 0, 1, 0], [0, 0]]
+    corpus = write_corpus(tmp_path / "corpus", documents, tokenizer=TINY_TOKENIZER, bos="<eos>")
+    with pytest.raises(DamagedCorpusError, match="do not begin and end at delimiters"):
+        rows_of(CorpusSource(corpus, access="pread"))
+
+
 def test_a_source_pickles_with_the_options_of_its_cache_and_not_with_what_is_in_it(local, tmp_path):
     options: dict[str, Any] = {"memory_bytes": 1 << 20, "cache_dir": str(tmp_path / "cache"), "cache_bytes": 1 << 30}
     source = CorpusSource(local, access="pread", cache=Cache(**options))
