@@ -651,6 +651,18 @@ def test_a_finished_pass_that_is_resumed_is_over_for_one_loop() -> None:
         loader.close()
 
 
+def test_a_loop_that_leaves_a_resumed_pass_at_its_last_batch_is_followed_by_a_whole_pass() -> None:
+    plan = StreamPlan({"a": ListSource([5, 9, 3, 12])}, seq_len=4, epochs=1, block_tokens=16, window_blocks=2)
+    first = StreamingLoader(plan, global_batch_size=1)
+    next(iter(first))
+    loader = StreamingLoader(plan, global_batch_size=1)
+    loader.load_state_dict(first.state_dict())
+    for number, _ in enumerate(loader, 2):
+        if number == len(loader):
+            break
+    assert len(list(loader)) == len(loader)
+
+
 def test_a_loader_without_a_thread_gives_the_same_batches() -> None:
     plan, threads = two_corpora(), threading.active_count()
     with StreamingLoader(plan, global_batch_size=4, prefetch_factor=0) as loader:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from multiprocessing import util
 from typing import Any
@@ -128,6 +129,21 @@ def in_child(check: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_what_is_made_ahead_ends_with_the_item_that_is_under_way_when_it_is_closed() -> None:
+    made: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            made.append(number)
+            time.sleep(0.2 if number else 0)
+            yield number
+
+    ahead = prefetch.Prefetch(items, depth=8, timeout_seconds=60, reading=str)
+    assert ahead.next() == 0
+    assert ahead.close()
+    assert len(made) <= 2
+
+
 def test_a_forked_child_is_refused_may_close_and_read_on_alone_and_leaves_the_parent_its_thread() -> None:
     plan = two_corpora()
     loader = StreamingLoader(plan, global_batch_size=2)

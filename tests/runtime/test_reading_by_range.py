@@ -190,6 +190,14 @@ def test_blocks_that_are_announced_apart_and_released_together_are_not_kept(loca
     assert not cache._current()._readers
 
 
+def test_a_slot_for_a_chunk_that_another_fetch_brought_first_is_used_again():
+    kept = Memory(2, chunk_bytes=8)
+    fetches = [kept.reserve([1]), kept.reserve([1])]
+    for fetch in fetches:
+        kept.publish(fetch)
+    assert len(kept.reserve([2, 3])) == 2
+
+
 def test_corpora_of_16_and_32_bits_share_one_memory(local, tmp_path):
     documents = CorpusSource(local).corpus
     wide = write_corpus(
@@ -320,6 +328,13 @@ def test_a_document_that_begins_and_ends_with_the_same_token_is_found_by_its_off
     assert source.corpus.bos_id == source.corpus.eos_id
     assert rows_of(source) == rows_of(CorpusSource(corpus))
     shutil.rmtree(corpus)
+
+
+def test_a_delimiter_inside_a_document_that_begins_with_one_is_damage(tmp_path):
+    documents = [[0, 1, 2, 0], [0, 3, 0, 1, 0], [0, 0]]
+    corpus = write_corpus(tmp_path / "corpus", documents, tokenizer=TINY_TOKENIZER, bos="<eos>")
+    with pytest.raises(DamagedCorpusError, match="do not begin and end at delimiters"):
+        rows_of(CorpusSource(corpus, access="pread"))
 
 
 def test_a_source_pickles_with_the_options_of_its_cache_and_not_with_what_is_in_it(local, tmp_path):
