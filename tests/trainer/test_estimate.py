@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import functools
 import json
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from tokshard.errors import CorpusError
 from tokshard.run_files.recipe import resolve
+from tokshard.trainer import step_ledger
 from tokshard.trainer.estimate import Estimate, estimate, main
 from tokshard.trainer.step_ledger import COLLECTIVES, StepLedger, fake_group
 
@@ -61,6 +64,30 @@ def test_every_rank_keeps_its_part_of_parameters_and_states() -> None:
     assert found.peak_bytes["parameters"] == 4 * found.parameters // 8
     num_tensors = 9 * NUM_LAYERS + 3
     assert found.peak_bytes["optimizer"] == 2 * found.peak_bytes["parameters"] + 4 * num_tensors
+
+
+@pytest.mark.parametrize(
+    ("ranks", "replicas", "name"),
+    [(1, 1, "adamw"), (3, 1, "muon"), (6, 2, "adamw"), (48, 4, "adamw"), (100, 1, "adamw"), (100, 1, "muon")],
+)
+def test_the_figures_are_those_of_the_shards_and_groups_of_all_ranks(
+    ranks: int, replicas: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 ranks do not divide a matrix of 64 rows."""
+    found = of_step(ranks, parallel__replicas=replicas, optimizer__name=name)
+    monkeypatch.setattr(step_ledger, "first_chunk", _fsdp_param._chunk_with_empty)
+    monkeypatch.setattr(step_ledger, "group_of_rank_0", distributed.new_group)
+    assert found == of_step.__wrapped__(ranks, parallel__replicas=replicas, optimizer__name=name)
+
+
+@pytest.mark.parametrize(("replicas", "name"), [(1, "adamw"), (15_625, "muon")])
+def test_a_million_ranks_make_no_more_calls_than_four(replicas: int, name: str) -> None:
+    def num_calls(ranks: int, replicas: int) -> int:
+        profile = cProfile.Profile()
+        profile.runcall(of_step.__wrapped__, ranks, parallel__replicas=replicas, optimizer__name=name)
+        return sum(of.callcount for of in profile.getstats())
+
+    assert num_calls(1_000_000, replicas) < 2 * num_calls(4, min(2, replicas))
 
 
 def test_parameters_that_take_part_in_a_collective_are_counted_as_parameters() -> None:

@@ -10,9 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed import device_mesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -29,14 +32,30 @@ GATHERED = "gathered parameters, and gradients on their way"
 
 @contextmanager
 def fake_group(num_ranks: int) -> Iterator[None]:
-    """A process group that only has this rank, number 0; collectives do nothing."""
+    """A process group that only has this rank, number 0; collectives do nothing.
+
+    Shards and process groups of other ranks are not made, so a million ranks take about as long as one.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore  # its import registers the backend
 
     distributed.init_process_group("fake", rank=0, world_size=num_ranks, store=FakeStore())
+    shards = patch.object(_fsdp_param, "_chunk_with_empty", first_chunk)
+    groups = patch.object(device_mesh, "new_group", group_of_rank_0)
     try:
-        yield
+        with shards, groups:
+            yield
     finally:
         distributed.destroy_process_group()
+
+
+def first_chunk(tensor: Tensor, num_chunks: int, dim: int) -> list[Tensor]:
+    """The first chunk of torch.chunk, the largest. On rank 0 FSDP uses no other one."""
+    return [tensor.narrow(dim, 0, -(-tensor.size(dim) // num_chunks))]
+
+
+def group_of_rank_0(*, ranks: list[int], **options: Any) -> Any:
+    """The process group of these ranks, if rank 0 is one of them. A mesh makes the groups of all ranks."""
+    return distributed.new_group(ranks, **options) if ranks[0] == 0 else None
 
 
 class StepLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
