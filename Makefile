@@ -24,7 +24,7 @@ RUN := quickstart/run
 # integer arithmetic (its vectors and the model written from the page run with both), and torch, of which there is one.
 ONCE := $(addprefix tests/,architecture/% benchmark/% soak/% readme/% trainer/test_loop.py trainer/test_model.py trainer/test_compute.py \
 	trainer/test_checkpoint.py trainer/test_steps.py trainer/test_evaluate.py trainer/test_estimate.py trainer/test_parallel.py \
-	trainer/test_float8.py contract/test_promise_01_faults.py \
+	trainer/test_float8.py trainer/test_on_fake_cuda.py contract/test_promise_01_faults.py \
 	contract/test_promise_01_append.py contract/test_promise_01_copy.py contract/test_promise_11_no_code_from_data.py store/test_remote_reads.py \
 	cli/test_bench.py cli/test_numbers.py \
 	inspect/test_damage.py pipeline/test_directory.py pipeline/test_hub.py pipeline/test_plaintext.py pipeline/test_judge.py \
