@@ -26,8 +26,9 @@ ENVIRONMENTS = {
     "lance": ".venv-peers-lance",
     "torchtitan": ".venv-trainers",
     "memmap": ".venv",
+    "seaweedfs": ".venv-remote",
 }
-"""The environment of each program of `programs/`."""
+"""The environment of each program of `programs/`; ``PEER_loading.py`` runs in that of its peer."""
 
 
 class MissingError(Exception):
@@ -50,12 +51,12 @@ class Environments:
         Raises:
             MissingError: it is not installed.
         """
-        environment = self.root / ENVIRONMENTS[peer]
+        environment = self.root / ENVIRONMENTS[peer.removesuffix("_loading")]
         failed, python = environment / "failed.txt", environment / "bin" / "python"
         if failed.exists():
             raise MissingError(f"It can't be installed here: {last_line(failed.read_text(encoding='utf-8'))}")
         if not python.exists():
-            raise MissingError(f"{ENVIRONMENTS[peer]} is missing: `make benchmark-peers` installs it.")
+            raise MissingError(f"{environment.name} is missing: `make benchmark-peers` installs it.")
         return str(python)
 
     def newer_tokenizers(self) -> str:
