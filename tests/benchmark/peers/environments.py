@@ -25,10 +25,11 @@ ENVIRONMENTS = {
     "grain": ".venv-peers-grain",
     "lance": ".venv-peers-lance",
     "torchtitan": ".venv-trainers",
+    "bridge": ".venv-peers-bridge",
     "memmap": ".venv",
     "seaweedfs": ".venv-remote",
 }
-"""The environment of each program of `programs/`; ``PEER_loading.py`` runs in that of its peer."""
+"""The environment of each program of `programs/`; ``PEER_chat.py`` runs in that of its peer."""
 
 
 class MissingError(Exception):
@@ -51,7 +52,7 @@ class Environments:
         Raises:
             MissingError: it is not installed.
         """
-        environment = self.root / ENVIRONMENTS[peer.removesuffix("_loading")]
+        environment = self.root / ENVIRONMENTS[peer.partition("_")[0]]
         failed, python = environment / "failed.txt", environment / "bin" / "python"
         if failed.exists():
             raise MissingError(f"It can't be installed here: {last_line(failed.read_text(encoding='utf-8'))}")

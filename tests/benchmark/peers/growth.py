@@ -1,0 +1,99 @@
+"""Growth: what it costs to come to the first shuffled rows of more and more documents."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.benchmark.peers.frame import Found, Frame, Row, Section, log
+
+DOCUMENT_TOKENS = 100
+MANY = 10**10
+NEEDS = {
+    "megatron": (
+        "It numbers documents in int32, so it ends at 2^31. By its formulas 10^10 would need an .idx of 200 GB"
+        " (20 bytes a document), and 160 GB of memory while the document index is made (two int64)."
+    ),
+    "datasets": (
+        "By its formula 10^10 rows need an index of 80 GB on disk (8 bytes a row), and 80 GB of memory for the"
+        " permutation (int64)."
+    ),
+    "streaming": (
+        "By its formula the ids of 10^10 samples need 80 GB on each node (int64), and several times as much while they"
+        " are shuffled."
+    ),
+}
+"""Why there is no row of so many."""
+NAMES = {
+    "tokshard": "tokshard",
+    "megatron": "megatron-core, GPTDataset",
+    "datasets": "datasets, `shuffle`",
+    "streaming": "MosaicML streaming, `shuffle=True`",
+}
+
+
+def run(frame: Frame) -> Section:
+    """Each peer with as many documents as memory and two minutes allow."""
+    most = 10**7 if frame.quick else 10**8
+    rows = []
+    for peer, name in NAMES.items():
+        for count in (10**6, 10**8, MANY) if peer == "tokshard" else (10**6, most):
+            rows.append(Row(label=f"{name}: {count:,} documents", runs=_runs(frame, peer, count)))
+            log(f"growth: {rows[-1].label}: {rows[-1].reason or round(rows[-1].runs[-1]['start_seconds'], 2)}")
+        if peer in NEEDS:
+            rows.append(Row(label=f"{name}: {MANY:,} documents", runs=[{"cannot": NEEDS[peer]}]))
+    return Section(
+        title="Growth: start-up with more and more documents",
+        paragraphs=[
+            (
+                "From opening the data to the first eight shuffled rows, in one process, without imports, and with"
+                " nothing left from an earlier start. *Memory* is the growth of the peak without pages of mapped files,"
+                " *written* what a start leaves on disk for the next one, *state* what a checkpoint keeps."
+                f" Documents have {DOCUMENT_TOKENS} tokens. tokshard's shards are links to one file, so 10^10 documents"
+                " fit on a disk; manifest, tables and hashes are those of a corpus of that size. MosaicML streaming's"
+                " shards are links, too; megatron-core's `.bin` is a hole; the rows of datasets have one byte. What"
+                " grows is the same as with text."
+            )
+        ],
+        columns={
+            "start_seconds": "start, s",
+            "start_cpu_seconds": "start, CPU s",
+            "memory_mb": "memory, MB",
+            "written_mb": "written, MB",
+            "state_bytes": "state, bytes",
+        },
+        rows=rows,
+        notes=[
+            "The states of all are small. Those of the peers need their index again: from disk, or made anew.",
+            "megatron-core and datasets find the index that an earlier start wrote, and start faster then.",
+            "datasets can also shuffle a buffer of rows, which costs nothing at the start, and mixes only near rows.",
+        ],
+    )
+
+
+def _runs(frame: Frame, peer: str, count: int) -> list[Found]:
+    place = frame.work / "growth" / f"{peer}-{count}"
+    place.mkdir(parents=True)
+    program = f"{peer}_growth"
+    settings = {"documents": count, "document_tokens": DOCUMENT_TOKENS, "folder": place}
+    try:
+        made = frame.call(program, "make", settings)
+        if "place" not in made:
+            return [made]
+        starts = []
+        for repeat in range(1 if frame.quick else frame.repeats):
+            folder = _new(place / f"start-{repeat}")
+            starts.append(
+                frame.call(program, "start", {**settings, "place": made["place"], "folder": folder}, limit=120)
+            )
+            shutil.rmtree(folder)
+            if "start_seconds" not in starts[-1]:
+                break
+        return starts
+    finally:
+        shutil.rmtree(place)
+
+
+def _new(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
