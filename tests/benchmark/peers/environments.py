@@ -27,8 +27,9 @@ ENVIRONMENTS = {
     "torchtitan": ".venv-trainers",
     "bridge": ".venv-peers-bridge",
     "memmap": ".venv",
+    "seaweedfs": ".venv-remote",
 }
-"""The environment of each program of `programs/`."""
+"""The environment of each program of `programs/`; ``PEER_chat.py`` runs in that of its peer."""
 
 
 class MissingError(Exception):
@@ -51,7 +52,7 @@ class Environments:
         Raises:
             MissingError: it is not installed.
         """
-        environment = self.root / ENVIRONMENTS[peer.partition("_")[0]]  # tokshard_chat runs where tokshard does
+        environment = self.root / ENVIRONMENTS[peer.partition("_")[0]]
         failed, python = environment / "failed.txt", environment / "bin" / "python"
         if failed.exists():
             raise MissingError(f"It can't be installed here: {last_line(failed.read_text(encoding='utf-8'))}")
