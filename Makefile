@@ -6,6 +6,10 @@ LOWEST := .venv-lowest
 INTEROP := .venv-interop
 # loaders that exclude each other's versions of numpy, transformers or huggingface_hub: each has an environment of its own
 LOADERS := megatron streaming litdata datatrove trl
+# what `make benchmark-peers` compares besides; tokenizers 1.x alone, for peers that are to encode with it
+PEERS := datasets dolma grain lance bridge
+PEER := .venv-peers
+NEWER_TOKENIZERS := $(PEER)-tokenizers
 TRAINERS := .venv-trainers
 REMOTE := .venv-remote
 RAY := .venv-ray
@@ -42,7 +46,7 @@ OFTEN := $(filter-out $(ONCE),$(wildcard tests/*/test_*.py))
 RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart check test test-pinned test-lowest soak test-interop test-browser test-remote test-ray benchmark lint format clean
+.PHONY: help quickstart check test test-pinned test-lowest soak test-interop test-browser test-remote test-ray benchmark benchmark-peers lint format clean
 
 help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
@@ -54,6 +58,7 @@ help:
 	@echo "make test-ray      builds on a Ray cluster of three nodes on this machine"
 	@echo "make soak          random damage, kills, long permutations, and new examples for every property; an hour"
 	@echo "make benchmark     where the time of a build goes and how fast plans are read, on this machine"
+	@echo "make benchmark-peers  tokshard beside other builders and loaders; 90 minutes, with QUICK=1 15"
 	@echo "make lint          ruff and mypy"
 	@echo "make format        ruff format, and the fixes that ruff is sure of"
 	@echo "make clean         remove everything that make made"
@@ -123,6 +128,11 @@ benchmark: $(VENV)/stamp-dev
 	$(BIN)/python -m tests.benchmark.build
 	$(BIN)/python -m tests.benchmark.runtime
 
+# A peer that can't be installed has a row that says so, from the last line of failed.txt.
+benchmark-peers: $(VENV)/stamp-dev $(REMOTE)/stamp-test $(TRAINERS)/stamp-test $(LOADERS:%=$(INTEROP)-%/stamp-test) \
+$(PEERS:%=$(PEER)-%/stamp-peer) $(NEWER_TOKENIZERS)/stamp-peer
+	$(BIN)/python -m tests.benchmark.peers $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
+
 lint: $(VENV)/stamp-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -133,7 +143,8 @@ format: $(VENV)/stamp-dev
 	$(BIN)/ruff check --fix
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(INTEROP) $(LOADERS:%=$(INTEROP)-%) $(TRAINERS) $(REMOTE) $(RAY) quickstart .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(INTEROP) $(LOADERS:%=$(INTEROP)-%) $(TRAINERS) $(REMOTE) $(RAY) \
+		$(PEERS:%=$(PEER)-%) $(NEWER_TOKENIZERS) quickstart .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 $(VENV)/stamp-run: pyproject.toml constraints/default.txt | $(BIN)/python
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch]'
@@ -162,6 +173,15 @@ $(LOADERS:%=$(INTEROP)-%/stamp-test): $(INTEROP)-%/stamp-test: pyproject.toml co
 	$(INTEROP)-$*/bin/python $(PIP_INSTALL) --no-deps --requirement constraints/interop-$*.txt --editable .
 	@touch $@
 
+$(PEERS:%=$(PEER)-%/stamp-peer): $(PEER)-%/stamp-peer: constraints/peers-%.txt | $(PEER)-%/bin/python
+	rm -f $(@D)/failed.txt
+	$(PEER)-$*/bin/python $(PIP_INSTALL) --no-deps --requirement constraints/peers-$*.txt 2>$(@D)/pip.txt || mv $(@D)/pip.txt $(@D)/failed.txt
+	@touch $@
+
+$(NEWER_TOKENIZERS)/stamp-peer: constraints/default.txt
+	$(PYTHON) $(PIP_INSTALL) --no-deps --upgrade --target $(@D) $$(grep ^tokenizers== constraints/default.txt)
+	@touch $@
+
 $(RAY)/stamp-test: pyproject.toml constraints/default.txt | $(RAY)/bin/python
 	$(RAY)/bin/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,test-ray]'
 	@touch $@
@@ -175,5 +195,5 @@ $(LOWEST)/stamp-test: pyproject.toml constraints/lowest.txt | $(LOWEST)/bin/pyth
 	@touch $@
 
 $(BIN)/python $(LOWEST)/bin/python $(INTEROP)/bin/python $(LOADERS:%=$(INTEROP)-%/bin/python) $(TRAINERS)/bin/python \
-$(REMOTE)/bin/python $(RAY)/bin/python:
+$(REMOTE)/bin/python $(RAY)/bin/python $(PEERS:%=$(PEER)-%/bin/python):
 	$(PYTHON) -m venv $(patsubst %/bin/python,%,$@)

@@ -47,7 +47,9 @@ def test_the_lowest_versions_of_the_page_on_trust_are_those_that_are_declared_an
         *project["dependencies"],
         *(line for extra in project["optional-dependencies"].values() for line in extra),
     ]
-    pins = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "constraints").glob("*.txt"))
+    # where tokshard is installed; what it is compared with has environments of its own
+    paths = [path for path in (ROOT / "constraints").glob("*.txt") if not path.name.startswith("peers-")]
+    pins = "".join(path.read_text(encoding="utf-8") for path in paths)
     rows = re.findall(r"^\| (\w+) \| ([\d.]+) \| ([\d.]+) \|", SECURITY, re.MULTILINE)
     assert len(rows) > 5
     for package, lowest, tested in rows:

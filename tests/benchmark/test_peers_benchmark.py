@@ -1,0 +1,117 @@
+"""The frame of the comparison with peers, with programs that need no peer."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.benchmark.peers import building, frame, report
+from tests.benchmark.peers.environments import MissingError
+from tests.benchmark.peers.frame import Case, Frame, Row, Section
+
+PROGRAM = """
+import os, sys, time
+from tests.benchmark.peers.programs.common import CannotError, main
+
+def build(settings):
+    raise CannotError("It has no way to do this.")
+
+def crash(settings):
+    raise ValueError("no luck")
+
+def burn(settings):
+    if os.fork() == 0:  # a process that nobody waits for counts too
+        while time.process_time() < 0.2:
+            pass
+        os._exit(0)
+    return {"tokens": settings["tokens"]}
+
+def sleep(settings):
+    time.sleep(60)
+
+main({"build": build, "crash": crash, "burn": burn, "sleep": sleep}, [])
+"""
+
+
+class Here:
+    """tokshard and a program that can't do anything; no other peer is installed."""
+
+    def python(self, peer: str) -> str:
+        if peer in {"tokshard", "fake"}:
+            return sys.executable
+        raise MissingError("It is not installed.")
+
+    def newer_tokenizers(self) -> str:
+        raise MissingError("It is not installed.")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Frame:
+    return Frame(quick=True, work=tmp_path, repeats=2, environments=Here(), megabytes=0.05)
+
+
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fakes").mkdir()
+    (tmp_path / "fakes" / "fake.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(frame, "PROGRAMS", "fakes")
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_call_measures_a_program_with_the_processes_that_it_left_behind(here):
+    found = here.call("fake", "burn", {"tokens": 7})
+    assert found["tokens"] == 7
+    assert found["exit_code"] == 0
+    assert 0.2 < found["cpu_seconds"] < 2
+    assert found["peak_bytes"] > 5e6
+
+
+@pytest.mark.usefixtures("fakes")
+def test_what_a_program_cannot_do_how_it_fails_and_that_it_takes_too_long_are_its_row(here):
+    cases = [Case(label=name, peer="fake", case=name) for name in ("build", "crash", "unknown")]
+    rows = here.turns([*cases, Case(label="gone", peer="other", case="build")])
+    assert [row.reason for row in rows] == [
+        "cannot: It has no way to do this.",
+        "failed: ValueError: no luck",
+        "cannot: It has no such function.",
+        "cannot: It is not installed.",
+    ]
+    assert all(len(row.runs) == 1 for row in rows)
+    assert here.call("fake", "sleep", {}, limit=0.5)["failed"] == "it took more than 0 s"
+    assert here.call("fake", "sleep", {}, limit=0.5, killed=True)["killed"] is True
+
+
+@pytest.mark.slow
+def test_building_counts_the_tokens_of_tokshard_and_says_who_is_missing(here):
+    section = building.run(here)
+    first, second, *others = section.rows
+    assert first.median("tokens") == second.median("tokens") > here.text_facts["documents"]
+    assert len(first.runs) == 2
+    assert "differs" not in first.runs[0]
+    assert {row.reason for row in others} == {"cannot: It is not installed."}
+
+
+def test_results_of_sections_that_ran_at_different_times_are_on_one_page(tmp_path):
+    here = {"cpu": "a CPU", "cores": 2, "memory_gb": 8, "load": 0.1}
+    runs = [{"speed": value, "said": "a | b", "versions": {"peer": "1.2"}} for value in (1.0, 3.0, 2.0)]
+    rows = [Row(label="tokshard", runs=runs), Row(label="other", runs=[{"cannot": "It has no <end>."}])]
+    columns = {"speed": "MB/s", "said": "said"}
+    section = Section(title="One", paragraphs=["How."], columns=columns, rows=rows, notes=["Note."], plot="speed")
+    out, page = tmp_path / "out", tmp_path / "page.md"
+    described = report.described(section, quick=True, seconds=2, here=here)
+    report.save({"one": [described]}, out, page)
+    report.save(report.load(out) | {"two": [described | {"title": "Two"}]}, out, page)
+    text = page.read_text()
+    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## One", "## Two"]
+    assert "2 (1 to 3)" in text
+    assert "peer 1.2" in text
+    assert "cannot: It has no <end>." in text
+    assert "(out/peers-one.svg)" in text
+    assert json.loads((out / "peers.json").read_bytes())["sections"]["one"][0]["rows"][0]["speed"] == {
+        "median": 2.0,
+        "min": 1.0,
+        "max": 3.0,
+    }
+    assert (out / "peers-two.svg").read_text().count("<rect") == 2  # the ground and one bar
