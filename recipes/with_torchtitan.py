@@ -36,6 +36,10 @@ class Loader(BaseDataLoader):
     def __iter__(self):
         for batch in self._loader:
             print(f"rank {self._dp_rank} samples {batch['sample_index'].tolist()}", flush=True)
+            if "loss_weights" in batch and not torch.equal(batch["loss_weights"], (batch["labels"] != -100).float()):
+                raise ValueError(
+                    "torchtitan's loss knows no weights of targets: build the corpus without --loss weighted"
+                )
             yield {"input": batch["input_ids"], "positions": batch["position_ids"]}, batch["labels"]
 
     def state_dict(self):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.corpora import Source, documents_of, write_corpus
 from tests.interop.test_training_frameworks import (  # noqa: F401 - corpus is a fixture
     ROOT,
     Steps,
@@ -24,6 +26,7 @@ from tests.interop.test_training_frameworks import (  # noqa: F401 - corpus is a
     torchrun,
 )
 from tests.trainer.runs import configuration, corpora, steps_of
+from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
@@ -49,6 +52,23 @@ def test_the_recipe_for_torchtitan_and_its_trainer_on_the_cpu(corpus: Path, tmp_
     pytest.importorskip("torchtitan")
     start = torchrun("with_torchtitan.py", corpus, tmp_path, wrapper=ROOT / "tests/interop/torchtitan_on_cpu.py")
     check_recipe(start, delete_all_but_thirds(tmp_path / "out", "step-"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, which torchtitan imports
+def test_the_recipe_for_torchtitan_refuses_weights_of_targets(tmp_path: Path) -> None:
+    pytest.importorskip("torchtitan")
+    loader = runpy.run_path(str(ROOT / "recipes/with_torchtitan.py"))["Loader"]
+
+    def first(weight: float) -> object:
+        metadata = {LOSS: [[2, 9]] * 40, WEIGHTS: [[weight]] * 40}
+        source = Source(documents=documents_of([20] * 40, vocab_size=500), metadata=metadata)
+        path = write_corpus(tmp_path / str(weight), sources=[source], columns=LOSS_COLUMNS)
+        config = loader.Config(dataset_path=str(path))
+        return next(iter(loader(config, dp_rank=0, dp_world_size=1, seq_len=32, local_batch_size=2)))
+
+    first(1.0)
+    with pytest.raises(ValueError, match="knows no weights"):
+        first(0.5)
 
 
 def test_the_recipe_for_olmo_core(corpus: Path, tmp_path: Path) -> None:  # noqa: F811
