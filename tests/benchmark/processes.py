@@ -33,12 +33,14 @@ class Cost(NamedTuple):
         wall_seconds: until the process ended, as its user waits; its orphans may end later.
         peak_bytes: resident memory of the largest single process. Linux counts what the parent had at the fork too,
             so whoever measures has to be small.
+        stderr: its end.
     """
 
     cpu_seconds: float
     wall_seconds: float
     peak_bytes: int
     stdout: str
+    stderr: str
 
 
 class ProcessFailedError(Exception):
@@ -105,10 +107,10 @@ def run(
         wall_seconds = time.perf_counter() - started
         process.returncode = os.waitstatus_to_exitcode(status)  # wait4 took it from under Popen
         usages = [usage, *_orphans(command)]
+        stderr.seek(0)
+        said = stderr.read().decode(errors="replace")
         if process.returncode:
-            stderr.seek(0)
-            said = stderr.read().decode(errors="replace")[-3000:]
-            problem = f"exit code {process.returncode}: python {' '.join(command)}\n{said}"
+            problem = f"exit code {process.returncode}: python {' '.join(command)}\n{said[-3000:]}"
             raise ProcessFailedError(problem, process.returncode)
         stdout.seek(0)
         return Cost(
@@ -116,6 +118,7 @@ def run(
             wall_seconds=wall_seconds,
             peak_bytes=max(each.ru_maxrss for each in usages) * (1 if sys.platform == "darwin" else 1024),
             stdout=stdout.read().decode(),
+            stderr=said[-100_000:],
         )
 
 

@@ -8,7 +8,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -134,11 +134,12 @@ class Frame:
             The JSON object that the program printed last, with ``wall_seconds``, ``cpu_seconds`` (user and system, of
             it and all its descendants) and ``peak_bytes`` (of the largest process); or ``failed`` with the last line of
             stderr.
-            ``exit_code`` is there in any case, but for a peer that is not installed.
+            ``exit_code`` and ``stderr`` are there in any case, but for a peer that is not installed.
         """
         home = self.work / "home"
         home.mkdir(parents=True, exist_ok=True)
         environment = {"HF_HOME": str(home), "TMPDIR": str(home), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+        environment["PYTHONDONTWRITEBYTECODE"] = ""  # or each process compiles its peer again
         seconds = self.limit if limit is None else limit
         try:
             python = self.environments.python(peer)
@@ -157,19 +158,26 @@ class Frame:
         )
         cost = json.loads(measured.stdout)
         if "problem" not in cost:
-            return json.loads(last_line(cost.pop("stdout"))) | cost | {"exit_code": 0}
+            return json.loads(last_line(cost["stdout"])) | cost | {"exit_code": 0}
         if cost["exit_code"] == -9 and killed:
-            return {"exit_code": -9, "killed": True}
+            return {"exit_code": -9, "killed": True, "stderr": cost["problem"]}
         said = f"it took more than {seconds:.0f} s" if cost["exit_code"] == -9 else last_line(cost["problem"])
         return {"exit_code": cost["exit_code"], "failed": said, "stderr": cost["problem"]}
 
-    def turns(self, cases: Iterable[Case]) -> list[Row]:
-        """All cases, one after another, and then all again: A B C A B C. One that can't is not tried again."""
+    def turns(
+        self, cases: Iterable[Case], finish: Callable[[Case, Found], Found] = lambda _, found: found
+    ) -> list[Row]:
+        """All cases, one after another, and then all again: A B C A B C. One that can't is not tried again.
+
+        Args:
+            finish: called with what a run found that did not fail; what it returns is kept.
+        """
         rows = [(case, Row(label=case.label, runs=[])) for case in cases]
         for repeat in range(self.repeats):
             for case, row in rows:
                 if row.reason is None:
-                    row.runs.append(self.call(case.peer, case.case, case.settings))
+                    found = self.call(case.peer, case.case, case.settings)
+                    row.runs.append(found if "failed" in found or "cannot" in found else finish(case, found))
                     log(f"{repeat + 1}/{self.repeats}  {case.label}: {row.reason or _seconds(row.runs[-1])}")
         return [row for _, row in rows]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 Settings = dict[str, Any]
+END_OF_TEXT = "<|endoftext|>"
 
 
 class CannotError(Exception):
@@ -82,7 +83,7 @@ def encoder(tokenizer: str) -> Callable[[list[str]], list[Any]]:
     return lambda batch: [found.ids_array for found in loaded.encode_batch(batch, **options)]
 
 
-def end_id(tokenizer: str, text: str = "<|endoftext|>") -> int:
+def end_id(tokenizer: str, text: str = END_OF_TEXT) -> int:
     """The id of the token that ends each document."""
     entries = json.loads((Path(tokenizer) / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
     return next(entry["id"] for entry in entries if entry["content"] == text)
