@@ -631,7 +631,10 @@ def test_verify_can_skip_the_content(shell, corpus):
 def test_a_missing_option_with_choices_is_said_in_one_line(tmp_path, capsys):
     assert run(["export", str(tmp_path), "--out", "x"]) == 2
     problem = capsys.readouterr().err.splitlines()[0]
-    assert problem == "error: missing option '--format'. Choose from: megatron, mds, litdata, fms, hf, olmo"
+    assert (
+        problem
+        == "error: missing option '--format'. Choose from: megatron, mds, litdata, fms, hf, olmo, datatrove, bridge"
+    )
 
 
 def build_with_ids(tmp_path, *options):

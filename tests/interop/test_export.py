@@ -23,6 +23,7 @@ from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import DamagedCorpusError, ExportError, UsageError
 from tokshard.format.loss import LOSS, WEIGHTS
+from tokshard.interop.export import documents as documents_module
 from tokshard.interop.export.export import FORMATS, export_corpus
 from tokshard.interop.export.megatron import MegatronFormat
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
@@ -155,6 +156,30 @@ def read_olmo(directory: Path) -> tuple[str, list[list[int]]]:
     return "uint16", found
 
 
+def read_datatrove(directory: Path) -> tuple[str, list[list[int]]]:
+    found: list[list[int]] = []
+    width = 0
+    for path in sorted(directory.glob("*.ds")):
+        ends = np.fromfile(f"{path}.index", "<u8")
+        said, num_tokens, _ = Path(f"{path}.metadata").read_text().splitlines()
+        width = int(said.rpartition("|")[2])
+        ids = np.fromfile(path, f"<u{width}")
+        assert len(ids) == int(num_tokens) == ends[-1]
+        found += [part.tolist() for part in np.split(ids, ends[:-1].astype(int))]
+    return f"uint{8 * width}", found
+
+
+def packs(directory: Path) -> pa.Table:
+    return pa.concat_tables(parquet.read_table(path) for path in sorted(directory.glob("*.idx.parquet")))
+
+
+def read_bridge(directory: Path) -> tuple[str, list[list[int]]]:
+    rows = packs(directory).to_pylist()
+    cut = [np.split(np.array(row["input_ids"]), row["seq_start_id"][1:]) for row in rows]
+    assert all(len(row["loss_mask"]) == len(row["input_ids"]) and row["seq_start_id"][0] == 0 for row in rows)
+    return "int32", [part.tolist() for parts in cut for part in parts]
+
+
 READERS: dict[str, Callable[[Path], tuple[str, list[list[int]]]]] = {
     "megatron": read_megatron,
     "mds": read_mds,
@@ -162,12 +187,19 @@ READERS: dict[str, Callable[[Path], tuple[str, list[list[int]]]]] = {
     "fms": read_fms,
     "hf": read_hugging_face,
     "olmo": read_olmo,
+    "datatrove": read_datatrove,
+    "bridge": read_bridge,
 }
+
+
+def options_of(kind: str) -> dict[str, Any]:
+    """What a format cannot do without."""
+    return {"pack_tokens": 70_000} if kind == "bridge" else {}
 
 
 def export(corpus: Path, kind: str, out: Path, **options: Any) -> tuple[str, list[list[int]]]:
     """The dtype and the documents of an export, which says the same of itself."""
-    done = export_corpus(corpus, format=kind, out=out, **options)
+    done = export_corpus(corpus, format=kind, out=out, **options_of(kind), **options)
     name, found = READERS[kind](Path(done.location))
     assert (done.dtype, done.num_documents, done.num_tokens) == (name, len(found), sum(map(len, found)))
     assert not list(out.parent.glob(".*"))
@@ -190,7 +222,7 @@ def test_an_export_holds_every_document_in_order(corpus, tmp_path, kind, file_by
 def test_documents_without_eos_lose_their_last_token_and_empty_ones_are_counted(corpus, tmp_path, kind):
     _, found = export(corpus, kind, tmp_path / "out", drop_eos=True)
     assert found == [document[:-1] for document in DOCUMENTS if len(document) > 1]
-    again = export_corpus(corpus, format=kind, out=tmp_path / "again", drop_eos=True)
+    again = export_corpus(corpus, format=kind, out=tmp_path / "again", drop_eos=True, **options_of(kind))
     assert (again.num_left_out, again.eos) == (2, False)
 
 
@@ -200,7 +232,15 @@ def test_fms_adds_the_eos_itself_so_it_is_left_out(corpus, tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [("megatron", "int32"), ("mds", "uint32"), ("litdata", "int32"), ("fms", "uint32"), ("hf", "int32")],
+    [
+        ("megatron", "int32"),
+        ("mds", "uint32"),
+        ("litdata", "int32"),
+        ("fms", "uint32"),
+        ("hf", "int32"),
+        ("datatrove", "uint32"),
+        ("bridge", "int32"),
+    ],
 )
 def test_ids_of_a_large_vocabulary_are_stored_in_four_bytes(tmp_path, kind, dtype):
     documents = [[1, 70_000, 65_536, 0], [1, 0], [1, 5, 0]]
@@ -254,10 +294,41 @@ def test_files_of_olmo_have_a_byte_for_each_id(tmp_path):
     assert (done.num_targets, done.num_files) == (5, 1)
 
 
-@pytest.mark.parametrize("kind", ["megatron", "mds", "litdata", "fms", "olmo"])
+def test_files_of_datatrove_have_a_byte_for_each_id(tmp_path):
+    done = export_corpus(trained(tmp_path / "corpus"), format="datatrove", out=tmp_path / "out")
+    assert (tmp_path / "out/part_00000.ds.loss").read_bytes() == bytes([0, 1, 1, 0, 0, 0, 1, 0, 0, 1, 1])
+    assert (done.num_targets, done.num_files) == (5, 1)
+    export_corpus(trained(tmp_path / "other"), format="datatrove", out=tmp_path / "bare", drop_loss=True)
+    assert not list((tmp_path / "bare").glob("*.loss"))
+
+
+def test_packs_hold_consecutive_documents_and_a_mask_shifted_by_one(tmp_path):
+    done = export_corpus(trained(tmp_path / "corpus"), format="bridge", out=tmp_path / "out", pack_tokens=10)
+    assert packs(tmp_path / "out").to_pylist() == [
+        {"input_ids": [1, 2, 3, 0, 0], "loss_mask": [1, 1, 0, 0, 0], "seq_start_id": [0, 4]},
+        {"input_ids": [3, 3, 1, 2, 2, 0], "loss_mask": [1, 0, 0, 1, 1, 0], "seq_start_id": [0]},
+    ]
+    assert (done.num_targets, done.num_documents) == (5, 3)
+    text = write_corpus(tmp_path / "text", TRAINED, tokenizer=TINY_TOKENIZER)
+    export_corpus(text, format="bridge", out=tmp_path / "all", pack_tokens=11)
+    (row,) = packs(tmp_path / "all").to_pylist()
+    assert row["loss_mask"] == [1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 0]
+
+
+def test_a_row_is_filled_with_documents_that_are_read_apart(tmp_path, monkeypatch):
+    lengths = [3, 4, 2, 5, 1, 1, 8, 2, 2, 3]
+    corpus = write_corpus(tmp_path / "corpus", documents_of(lengths), shard_tokens=4, tokenizer=TINY_TOKENIZER)
+    monkeypatch.setattr(documents_module, "SLICE_TOKENS", 5)
+    export_corpus(corpus, format="bridge", out=tmp_path / "out", pack_tokens=8)
+    assert packs(tmp_path / "out")["seq_start_id"].to_pylist() == [[0, 3], [0, 2, 7], [0], [0], [0, 2, 4]]
+    assert read_bridge(tmp_path / "out")[1] == documents_of(lengths)
+
+
+@pytest.mark.parametrize("kind", ["megatron", "mds", "litdata", "fms", "olmo", "datatrove", "bridge"])
 def test_loss_spans_are_never_dropped_unasked(tmp_path, capsys, kind):
-    corpus = trained(tmp_path / "corpus", is_weighted=kind == "olmo")
+    corpus = trained(tmp_path / "corpus", is_weighted=kind in ("olmo", "datatrove", "bridge"))
     command = ["export", str(corpus), "--format", kind, "--out", str(tmp_path / "out")]
+    command += ["--pack-tokens", "8"] if kind == "bridge" else []
     assert run(command) == 2
     assert "trains 5 of its 11 tokens" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
@@ -314,7 +385,7 @@ def test_a_flipped_token_stops_the_export_and_nothing_appears(corpus, tmp_path, 
     content[place.values_position] ^= 1
     path.write_bytes(content)
     with pytest.raises(DamagedCorpusError, match=info.name):
-        export_corpus(corpus, format=kind, out=tmp_path / "new/out", file_bytes=2_000)
+        export_corpus(corpus, format=kind, out=tmp_path / "new/out", file_bytes=2_000, **options_of(kind))
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
 
@@ -405,11 +476,15 @@ def test_a_document_that_the_format_cannot_hold_is_named(corpus, tmp_path, monke
     monkeypatch.setattr(MegatronFormat, "max_document_tokens", 60_000)
     with pytest.raises(UsageError, match=r"document 5 .* 70,000 tokens"):
         export_corpus(corpus, format="megatron", out=tmp_path / "out")
+    with pytest.raises(UsageError, match=r"document 5 .* 70,000 tokens.* at most 69,999"):
+        export_corpus(corpus, format="bridge", out=tmp_path / "out", pack_tokens=69_999)
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
+        (["--format", "bridge"], "bridge: a row needs a length"),
+        (["--format", "hf", "--pack-tokens", "8"], "hf has no packs"),
         (["--format", "mds", "--file-bytes", "4GiB"], "32 bits"),
         (["--format", "hf", "--file-bytes", "100"], "too small"),
         (["--format", "hf", "--split", "../train"], "name of a split"),

@@ -24,7 +24,8 @@ from tokshard.wording import aligned, bytes_text, counted
     type=click.Choice(FORMATS),
     required=True,
     help="megatron: .bin and .idx; mds: MosaicML streaming; litdata: chunks for its TokensLoader; fms: Arrow files of "
-    "fms-fsdp; hf: a Hugging Face data set in parquet; olmo: files of ids and masks of OLMo-core.",
+    "fms-fsdp; hf: a Hugging Face data set in parquet; olmo: files of ids and masks of OLMo-core; datatrove: .ds of "
+    "datatrove and nanotron; bridge: packs of Megatron-Bridge.",
 )
 @click.option(
     "--out", required=True, metavar="DIR", help="A new directory; for mds and litdata also a URI such as s3://."
@@ -41,8 +42,11 @@ from tokshard.wording import aligned, bytes_text, counted
     "--file-bytes",
     type=BYTES,
     metavar="SIZE",
-    help="Close a file before the document that would exceed SIZE.  [default: mds and litdata 64MiB, hf 512MiB, "
-    "fms and olmo 1GiB, megatron one file]",
+    help="Close a file before the document that would exceed SIZE.  [default: mds and litdata 64MiB, hf and bridge "
+    "512MiB, fms, olmo and datatrove 1GiB, megatron one file]",
+)
+@click.option(
+    "--pack-tokens", type=click.IntRange(min=1), metavar="N", help="With bridge: put as many documents as fit into N."
 )
 @click.option("--no-columns", is_flag=True, help="With hf: leave out the kept columns.")
 @json_option
@@ -57,6 +61,7 @@ def export(
     drop_bos: bool,
     drop_loss: bool,
     file_bytes: int | None,
+    pack_tokens: int | None,
     no_columns: bool,
     as_json: bool,
 ) -> None:
@@ -80,6 +85,7 @@ def export(
             drop_bos=drop_bos,
             drop_loss=drop_loss,
             file_bytes=file_bytes,
+            pack_tokens=pack_tokens,
             with_columns=not no_columns,
             on_progress=on_progress,
         )

@@ -103,6 +103,17 @@ class BuildResult:
         """The manifest of the corpus; with a validation split, of the one for training."""
         return self.corpora[0].manifest
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all corpora."""
+        return sum(corpus.manifest.num_tokens for corpus in self.corpora)
+
+    @property
+    def num_targets(self) -> int | None:
+        """Tokens of all corpora that lie in loss spans; None if the corpora have none."""
+        found = [corpus.manifest.num_targets for corpus in self.corpora]
+        return None if None in found else sum(number or 0 for number in found)
+
 
 def commit(build: Build, settled: Settled, usage: Usage) -> BuildResult:
     """Turn the receipts of all tasks into corpora: tables, then a check that every shard is there, then the manifests.

@@ -58,6 +58,13 @@ class Documents:
         )
 
 
+def joined(first: Documents, second: Documents) -> Documents:
+    """Documents without kept columns, one after another."""
+    loss = None if first.loss is None or second.loss is None else np.concatenate([first.loss, second.loss])
+    ends = np.concatenate([first.ends, second.ends + len(first.tokens)])
+    return Documents(tokens=np.concatenate([first.tokens, second.tokens]), ends=ends, loss=loss)
+
+
 def read_documents(corpus: Corpus, *, columns: Collection[str], with_loss: bool) -> Iterator[Documents]:
     """All documents in order, at most `SLICE_TOKENS` or one document at a time: views of the shards.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,6 +13,8 @@ from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.format.loss import has_weights, kept_columns
 from tokshard.format.opening import open_corpus
+from tokshard.interop.export.bridge import BridgeFormat
+from tokshard.interop.export.datatrove import DatatroveFormat
 from tokshard.interop.export.destination import new_place
 from tokshard.interop.export.documents import read_documents, without_delimiters, without_empty
 from tokshard.interop.export.files import LABELS, MASK, CorpusFacts, FileSequence, Format, WrittenFile
@@ -24,7 +26,7 @@ from tokshard.interop.export.megatron import MegatronFormat
 from tokshard.interop.export.olmo import OlmoFormat
 from tokshard.store import absolute_location
 
-FormatName = Literal["megatron", "mds", "litdata", "fms", "hf", "olmo"]
+FormatName = Literal["megatron", "mds", "litdata", "fms", "hf", "olmo", "datatrove", "bridge"]
 FORMATS: tuple[str, ...] = get_args(FormatName)
 
 
@@ -32,6 +34,9 @@ OnProgress = Callable[[int, int], None]
 """Called with the tokens exported so far, and with all that there are."""
 
 _MIN_FILE_BYTES = 1 << 10
+
+_MASKED = ("olmo", "datatrove", "bridge")
+"""Formats with a mask of 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,7 @@ def export_corpus(
     drop_bos: bool = False,
     drop_loss: bool = False,
     file_bytes: int | None = None,
+    pack_tokens: int | None = None,
     with_columns: bool = True,
     on_progress: OnProgress | None = None,
 ) -> Export:
@@ -91,6 +97,7 @@ def export_corpus(
         drop_bos: leave out the token that begins each document, if the corpus has one.
         drop_loss: write a corpus with loss spans without them; its readers then train all tokens.
         file_bytes: close a file before the document that would exceed this; default: the format's.
+        pack_tokens: for ``bridge``, which needs it: tokens of a row.
         with_columns: for ``hf``: write the kept columns, too.
 
     Raises:
@@ -101,6 +108,8 @@ def export_corpus(
     _check_options(format, split, file_bytes)
     if format != "hf" and not with_columns:
         raise UsageError(f"{format} holds no columns but the ids", hint="leave out --no-columns, which is for hf")
+    if format != "bridge" and pack_tokens is not None:
+        raise UsageError(f"{format} has no packs", hint="leave out --pack-tokens, which is for bridge")
     if format == "olmo" and drop_eos:
         raise UsageError("olmo: only EOS says where a document ends in the files", hint="leave out --drop-eos")
     place = _joined(os.fspath(out), split)
@@ -109,7 +118,7 @@ def export_corpus(
         drop_bos = drop_bos and opened.bos_id is not None
         loss = None if drop_loss else _loss_form(opened, format)
         columns = kept_columns(opened.manifest.columns) if with_columns and format == "hf" else {}
-        target = _format(format, _facts(opened, columns, loss), file_bytes)
+        target = _format(format, _facts(opened, columns, loss), file_bytes, pack_tokens)
         _check_file_bytes(target, file_bytes)
         with new_place(place, is_marked=target.is_marked) as store:
             sequence = FileSequence(target, store, file_bytes=file_bytes or target.file_bytes)
@@ -179,10 +188,10 @@ def _loss_form(corpus: Corpus, form: str) -> str | None:
     manifest, is_weighted = corpus.manifest, has_weights(corpus.manifest.columns)
     if not corpus.has_spans:
         return None
-    if form == "hf" or (form == "olmo" and not is_weighted):
+    if form == "hf" or (form in _MASKED and not is_weighted):
         return MASK if is_weighted else LABELS
-    what = "its loss spans have weights" if form == "olmo" else "it has loss spans"
-    others = "hf" if is_weighted else "hf or olmo"
+    what = "its loss spans have weights" if form in _MASKED else "it has loss spans"
+    others = "hf" if is_weighted else f"hf, {', '.join(_MASKED[:-1])} or {_MASKED[-1]}"
     raise UsageError(
         f"{corpus.location} trains {manifest.num_targets:,} of its {manifest.num_tokens:,} tokens: {what}, and {form} "
         "cannot hold them",
@@ -208,20 +217,18 @@ def _facts(corpus: Corpus, names: Collection[str], loss: str | None) -> CorpusFa
     )
 
 
-def _format(name: str, facts: CorpusFacts, file_bytes: int | None) -> Format:
-    match name:
-        case "megatron":
-            return MegatronFormat.of(facts, is_numbered=file_bytes is not None)
-        case "mds":
-            return MdsFormat.of(facts, size_limit=file_bytes or MdsFormat.default_bytes)
-        case "litdata":
-            return LitdataFormat.of(facts, chunk_bytes=file_bytes or LitdataFormat.default_bytes)
-        case "fms":
-            return FmsFormat.of(facts)
-        case "olmo":
-            return OlmoFormat.of(facts)
-        case _:
-            return HuggingFaceFormat.of(facts)
+def _format(name: str, facts: CorpusFacts, file_bytes: int | None, pack_tokens: int | None) -> Format:
+    made: Mapping[str, Callable[[], Format]] = {
+        "megatron": lambda: MegatronFormat.of(facts, is_numbered=file_bytes is not None),
+        "mds": lambda: MdsFormat.of(facts, size_limit=file_bytes or MdsFormat.default_bytes),
+        "litdata": lambda: LitdataFormat.of(facts, chunk_bytes=file_bytes or LitdataFormat.default_bytes),
+        "fms": lambda: FmsFormat.of(facts),
+        "hf": lambda: HuggingFaceFormat.of(facts),
+        "olmo": lambda: OlmoFormat.of(facts),
+        "datatrove": lambda: DatatroveFormat.of(facts),
+        "bridge": lambda: BridgeFormat.of(facts, pack_tokens=pack_tokens),
+    }
+    return made[name]()
 
 
 def _check_options(name: str, split: str | None, file_bytes: int | None) -> None:

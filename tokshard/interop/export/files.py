@@ -167,5 +167,5 @@ class FileSequence:
             raise UsageError(
                 f"document {place} of those to export has {longest:,} tokens; "
                 f"this format holds at most {self._target.max_document_tokens:,}",
-                hint="choose another --format",
+                hint="choose another --format; --pack-tokens is the limit of bridge",
             )

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import parquet
 
 from tokshard.errors import UsageError
 from tokshard.format.arrays import number_array
 from tokshard.interop.export.documents import Documents
 from tokshard.interop.export.files import LABELS, MASK, CorpusFacts, OpenFile, WrittenFile
+from tokshard.interop.export.parquet_file import ParquetFile
 from tokshard.store import Store
 
 COLUMN = "input_ids"
@@ -59,7 +58,7 @@ class HuggingFaceFormat:
         return lengths * np.dtype(self.dtype).itemsize * num_lists
 
     def open(self, store: Store, number: int) -> OpenFile:
-        return _ParquetFile(store, f"part-{number:05d}.parquet", self.schema, self.dtype)
+        return ParquetFile(store, f"part-{number:05d}.parquet", self.schema, self._columns)
 
     def finish(self, store: Store, files: list[WrittenFile]) -> None:
         """Do nothing: a data set has no index."""
@@ -67,40 +66,16 @@ class HuggingFaceFormat:
     def reading(self, location: str) -> str:
         return f'datasets.load_dataset("{location}")'
 
-
-class _ParquetFile:
-    def __init__(self, store: Store, name: str, schema: pa.Schema, dtype: str) -> None:
-        self._name, self._schema, self._dtype = name, schema, np.dtype(dtype)
-        self._spool = store.spool(name)
-        self._writer = parquet.ParquetWriter(self._spool.file, schema, compression="zstd", write_page_checksum=True)
-        self._num_documents = self._num_tokens = 0
-
-    def write(self, documents: Documents) -> None:
-        ids = number_array(documents.tokens.astype(self._dtype))
-        offsets = number_array(np.concatenate([np.zeros(1, np.int32), documents.ends.astype(np.int32)]))
-        values = [ids]
-        if MASK in self._schema.names and documents.loss is not None:
-            values.append(number_array(documents.loss))
+    def _columns(self, documents: Documents) -> list[pa.Array]:
+        tokens = documents.tokens.astype(self.dtype)
+        values = [tokens]
+        if MASK in self.schema.names and documents.loss is not None:
+            values.append(documents.loss)
         elif documents.loss is not None:
-            labels = np.where(documents.loss > 0, documents.tokens.astype(self._dtype), self._dtype.type(IGNORED))
-            values.append(number_array(labels))
-        lists = [pa.ListArray.from_arrays(offsets, one, type=self._schema.types[at]) for at, one in enumerate(values)]
-        self._writer.write_batch(pa.record_batch([*lists, *documents.columns.values()], schema=self._schema))
-        self._num_documents += len(documents)
-        self._num_tokens += len(documents.tokens)
-
-    def close(self) -> WrittenFile:
-        self._writer.close()
-        num_bytes = self._spool.file.tell()
-        self._spool.put()
-        return WrittenFile(
-            name=self._name,
-            num_documents=self._num_documents,
-            num_tokens=self._num_tokens,
-            num_bytes=num_bytes,
-        )
-
-    def discard(self) -> None:
-        with contextlib.suppress(Exception):
-            self._writer.close()
-        self._spool.discard()
+            values.append(np.where(documents.loss > 0, tokens, tokens.dtype.type(IGNORED)))
+        offsets = number_array(np.concatenate([np.zeros(1, np.int32), documents.ends.astype(np.int32)]))
+        lists = [
+            pa.ListArray.from_arrays(offsets, number_array(one), type=self.schema.types[at])
+            for at, one in enumerate(values)
+        ]
+        return [*lists, *documents.columns.values()]

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.interop.export.documents import Documents
 from tokshard.interop.export.files import CorpusFacts, OpenFile, WrittenFile
+from tokshard.interop.export.flat_file import FlatFile
 from tokshard.store import Store
 
 IDS, MASK = "token_ids", "labels_mask"
@@ -35,7 +35,8 @@ class OlmoFormat:
         return lengths * (np.dtype(self.dtype).itemsize + self.has_loss)
 
     def open(self, store: Store, number: int) -> OpenFile:
-        return _Pair(store, f"_part_{number:04d}.npy", has_loss=self.has_loss)
+        end = f"_part_{number:04d}.npy"
+        return FlatFile(store, IDS + end, mask=MASK + end if self.has_loss else None)
 
     def finish(self, store: Store, files: list[WrittenFile]) -> None:
         """Do nothing: the files have no index."""
@@ -43,33 +44,3 @@ class OlmoFormat:
     def reading(self, location: str) -> str:
         masks = f', label_mask_paths=["{location}/{MASK}_part_*.npy"]' if self.has_loss else ""
         return f'paths=["{location}/{IDS}_part_*.npy"]{masks}, as {self.dtype}'
-
-
-class _Pair:
-    def __init__(self, store: Store, end: str, *, has_loss: bool) -> None:
-        self._name = IDS + end
-        self._ids = store.spool(self._name)
-        self._mask = store.spool(MASK + end) if has_loss else None
-        self._num_documents = self._num_tokens = 0
-
-    def write(self, documents: Documents) -> None:
-        self._ids.file.write(np.ascontiguousarray(documents.tokens).data)
-        if self._mask is not None and documents.loss is not None:
-            self._mask.file.write((documents.loss > 0).data)
-        self._num_documents += len(documents)
-        self._num_tokens += len(documents.tokens)
-
-    def close(self) -> WrittenFile:
-        num_bytes = self._ids.file.tell()
-        self._ids.put()
-        if self._mask is not None:
-            num_bytes += self._mask.file.tell()
-            self._mask.put()
-        return WrittenFile(
-            name=self._name, num_documents=self._num_documents, num_tokens=self._num_tokens, num_bytes=num_bytes
-        )
-
-    def discard(self) -> None:
-        self._ids.discard()
-        if self._mask is not None:
-            self._mask.discard()
