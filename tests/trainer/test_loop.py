@@ -102,8 +102,16 @@ def test_memory_that_runs_out_is_explained_by_settings_and_an_estimate(
         train(resolve(small(tmp_path, train__micro_batch_size=3, compute__recompute="selective")))
     assert "Tried to allocate 2.00 GiB. A micro-batch has 3 rows of 32 tokens" in error.value.problem
     assert "compute.recompute is selective" in error.value.problem
-    assert re.search(r"estimate finds \d\.\d\d GiB for a rank \(.*parameters", error.value.problem)
     assert "train.micro_batch_size" in error.value.hint
+    with pytest.raises(TrainerError, match="memory ran out") as of_another_rank:
+        train(resolve(small(tmp_path, train__micro_batch_size=3, compute__recompute="selective")))
+    assert of_another_rank.value.problem == error.value.problem
+    (path,) = (tmp_path / "out").glob("memory-estimate-*.txt")  # one in all
+    assert str(path) in error.value.problem
+    deadline = time.monotonic() + 100
+    while not path.read_text().endswith("\n") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert re.match(r"\d\.\d\d GiB for a rank \(.*parameters", path.read_text())
 
 
 def test_allocations_of_profiled_steps_are_in_a_snapshot_where_there_is_cuda(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,16 +19,15 @@ ESTIMATE = """
 import json, sys
 from tokshard.run_files.recipe import resolve
 from tokshard.trainer.estimate import estimate
-found = estimate(resolve(json.load(sys.stdin)), ranks=int(sys.argv[1])).peak_bytes
+found = estimate(resolve(json.loads(sys.argv[2])), ranks=int(sys.argv[1])).peak_bytes
 kinds = ", ".join(f"{kind} {size / 2**30:.2f}" for kind, size in sorted(found.items(), key=lambda item: -item[1]))
-print(f"finds {sum(found.values()) / 2**30:.2f} GiB for a rank ({kinds})")
+print(f"{sum(found.values()) / 2**30:.2f} GiB for a rank ({kinds})")
 """
-ESTIMATE_SECONDS = 120
 
 
 @contextmanager
 def out_of_memory_explained(settings: Config, device: torch.device) -> Iterator[None]:
-    """Replaces torch's OutOfMemoryError by one with the settings and the estimate. CUDA leaves a snapshot in `out`.
+    """Replaces torch's OutOfMemoryError by one with the settings, and starts an estimate. CUDA leaves a snapshot.
 
     Raises:
         TrainerError: memory ran out.
@@ -44,8 +43,8 @@ def out_of_memory_explained(settings: Config, device: torch.device) -> Iterator[
             f"rank {rank}: memory ran out: {str(error).splitlines()[0]} A micro-batch has {rows} rows of "
             f"{data.seq_len} tokens; compute.recompute is {compute.recompute}, compute.loss_chunk "
             f"{compute.loss_chunk}, parallel.precision {settings.parallel.precision}, parallel.replicas "
-            f"{settings.parallel.replicas}, of {num_ranks} ranks; tokshard.trainer.estimate "
-            f"{_estimated(settings, num_ranks)}{snapshot}",
+            f"{settings.parallel.replicas}, of {num_ranks} ranks; "
+            f"{_begin_estimate(settings, num_ranks)}{snapshot}",
             hint="lower train.micro_batch_size, set compute.recompute=selective or full, or take more ranks",
         ) from error
 
@@ -66,18 +65,22 @@ def write_snapshot(out: str, what: str) -> str:
     return f"{path} has what was in memory"
 
 
-def _estimated(settings: Config, num_ranks: int) -> str:
-    """In a process of its own: an estimate needs a process group without other ranks."""
-    command = [sys.executable, "-c", ESTIMATE, str(num_ranks)]
+def _begin_estimate(settings: Config, num_ranks: int) -> str:
+    """Start an estimate that outlives this process, once for all ranks and restarts of a job; returns a line about it.
+
+    It is a process of its own, because it needs a process group without other ranks.
+    """
+    fields = json.dumps(saved_form(settings))
+    digest = hashlib.sha256(f"{num_ranks} {fields}".encode()).hexdigest()[:8]
+    path = os.path.join(settings.train.out, f"memory-estimate-{digest}.txt")
+    command = [sys.executable, "-c", ESTIMATE, str(num_ranks), fields]
     try:
-        done = subprocess.run(  # noqa: S603 - this Python
-            command,
-            input=json.dumps(saved_form(settings)),
-            capture_output=True,
-            text=True,
-            timeout=ESTIMATE_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"finds nothing: {error}"
-    return done.stdout.strip()
+        with open(path, "x") as file:
+            outputs = [(os.POSIX_SPAWN_DUP2, file.fileno(), number) for number in (1, 2)]
+            # in a process group of its own: torchrun ends that of a rank
+            os.posix_spawn(sys.executable, command, os.environ, file_actions=outputs, setpgroup=0)
+    except FileExistsError:
+        pass  # another rank was first
+    except OSError as error:
+        return f"{path} could not be written: {error}"
+    return f"{path} says in a moment what tokshard.trainer.estimate finds for these settings"
