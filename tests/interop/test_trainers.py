@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from tests.corpora import Source, documents_of, write_corpus
-from tests.interop.test_training_frameworks import (  # noqa: F401 - corpus is a fixture
+from tests.interop.test_training_frameworks import (  # noqa: F401 - two are fixtures
     ROOT,
     Steps,
     check_recipe,
+    conversations,
     corpus,
     environment,
     expected,
@@ -48,9 +49,13 @@ def test_the_recipe_for_plain_torch(corpus: Path, tmp_path: Path) -> None:  # no
     check_recipe(torchrun("with_torch.py", corpus, tmp_path), lambda: None)
 
 
-def test_the_recipe_for_torchtitan_and_its_trainer_on_the_cpu(corpus: Path, tmp_path: Path) -> None:  # noqa: F811
+@pytest.mark.parametrize("data", ["corpus", "conversations"])
+def test_the_recipe_for_torchtitan_and_its_trainer_on_the_cpu(
+    data: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     pytest.importorskip("torchtitan")
-    start = torchrun("with_torchtitan.py", corpus, tmp_path, wrapper=ROOT / "tests/interop/torchtitan_on_cpu.py")
+    path = request.getfixturevalue(data)
+    start = torchrun("with_torchtitan.py", path, tmp_path, wrapper=ROOT / "tests/interop/torchtitan_on_cpu.py")
     check_recipe(start, delete_all_but_thirds(tmp_path / "out", "step-"))
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.corpora import documents_of, write_corpus
+from tests.corpora import Source, documents_of, write_corpus
 from tests.runtime.page_model import WORD, G, mix
+from tokshard.format.loss import LOSS, LOSS_COLUMNS
 
 ROOT = Path(__file__).parents[2]
 GLOBAL_BATCH = 12  # of the recipes
@@ -31,6 +32,16 @@ Steps = dict[int, list[int]]
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lengths = [2 + 7 * index % 83 for index in range(300)]
     return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus", documents_of(lengths, vocab_size=500))
+
+
+@pytest.fixture(scope="module")
+def conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `corpus`, with loss spans: the second half of each document. Its rows are packed whole."""
+    lengths = [2 + 7 * index % 83 for index in range(300)]
+    spans = [[length // 2, length] for length in lengths]
+    source = Source(documents=documents_of(lengths, vocab_size=500), metadata={LOSS: spans})
+    kind = {LOSS: LOSS_COLUMNS[LOSS]}
+    return write_corpus(tmp_path_factory.mktemp("conversations") / "corpus", sources=[source], columns=kind)
 
 
 def environment() -> dict[str, str]:
@@ -113,9 +124,10 @@ def test_the_recipe_for_a_stateful_dataloader(corpus: Path, tmp_path: Path) -> N
     check_recipe(torchrun("with_dataloader.py", corpus, tmp_path), lambda: None)
 
 
-def test_the_recipe_for_accelerate(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", ["corpus", "conversations"])
+def test_the_recipe_for_accelerate(data: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    check_recipe(torchrun("with_accelerate.py", corpus, tmp_path), lambda: None)
+    check_recipe(torchrun("with_accelerate.py", request.getfixturevalue(data), tmp_path), lambda: None)
 
 
 def test_the_recipe_for_the_hugging_face_trainer(corpus: Path, tmp_path: Path) -> None:

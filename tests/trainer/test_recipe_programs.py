@@ -15,10 +15,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.trainer.test_kills import assert_equal_mixes
 
 from tests.trainer.runs import ROOT, SMALL, configuration, corpora, steps_of
 from tests.trainer.test_command import as_toml
-from tests.trainer.test_kills import assert_equal_mixes
 from tokshard.errors import PlanError
 from tokshard.run_files import recipe
 from tokshard.run_files.recipe import resolve

@@ -84,8 +84,8 @@ def rendered(results: Results, plots: str) -> str:
         "",
         "`make benchmark-peers` makes this page anew on your machine. `QUICK=1` takes 15 minutes, the whole takes 90.",
         "A figure is a median, with the least and the greatest behind it. Every peer has an environment of its own,",
-        "and gets the same text, the same tokenizer and the same cores. Repetitions take turns. Where a peer wins, its",
-        "row says so, and where it can't do something, its row says why.",
+        "and gets the same text, the same tokenizer and the same cores. Repetitions take turns. Every row that was",
+        "measured is here, whoever is ahead in it; a row without figures says why.",
     ]
     for name, tables in results.items():
         for index, table in enumerate(tables):

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from tests.benchmark.peers.programs.common import Settings, end_id, files, folder_bytes, main
 
-# its taggers of languages import it, tokens do without, and there is no build of it for this Python
+# its taggers of languages import it; tokens do without
 sys.modules["fasttext"] = ModuleType("fasttext")
 sys.modules["fasttext.FastText"] = ModuleType("fasttext.FastText")
 sys.modules["fasttext"].train_supervised = None  # type: ignore[attr-defined]
