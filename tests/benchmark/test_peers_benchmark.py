@@ -2,6 +2,8 @@
 
 import json
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,8 +49,9 @@ class Here:
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Frame:
-    return Frame(quick=True, work=tmp_path, repeats=2, environments=Here(), megabytes=0.05)
+def here() -> Iterator[Frame]:
+    with tempfile.TemporaryDirectory(prefix="peers-") as work:  # workers listen on sockets below it: a short path
+        yield Frame(quick=True, work=Path(work), repeats=2, environments=Here(), megabytes=0.05)
 
 
 @pytest.fixture

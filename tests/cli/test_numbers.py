@@ -33,7 +33,7 @@ OPTIONS = {
         "--task-bytes": BYTES,
         "--max-document-bytes": BYTES,
     },
-    "export": {"--file-bytes": BYTES},
+    "export": {"--file-bytes": BYTES, "--pack-tokens": POSITIVE_COUNT},
     "copy": {
         "--shard-tokens": POSITIVE_COUNT,
         "--min-tokens": COUNT,

@@ -92,6 +92,18 @@ def test_workers_that_cannot_be_started_are_named_with_the_next_step(place, monk
     assert caught.value.hint.startswith("run the same command again: finished tasks are kept")
 
 
+def test_a_temporary_directory_with_a_long_path_is_named_with_the_next_step(place):
+    folder = place / ("long" * 20)
+    folder.mkdir()
+    words = ["build", str(place / "a.jsonl"), "--tokenizer", str(place / "tok"), "--out", str(place / "out")]
+    command = [sys.executable, "-m", "tokshard", *words, "--workers", "2", "--task-bytes", "64"]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"worker processes cannot be started in the temporary directory {folder}" in done.stderr
+    assert "hint: set TMPDIR to a directory with a short path" in done.stderr
+
+
 def _die_in_the_middle_of_a_message(connection: Connection, *_: Any) -> None:
     connection.recv()  # what it leaves unread would be another error
     os.write(connection.fileno(), struct.pack("!i", 1_000) + b"half of it")

@@ -386,7 +386,8 @@ def test_stats_say_what_was_read() -> None:
     )
     assert stats["bytes_read"] == (20 * 6 + labels) * 4
     read = sum(row["corpus_index"] == 0 for row in rows)
-    assert stats["corpora"]["a"] == {"samples": read, "tokens": 6 * read, "left_out": 0, "epoch": 6 * read / 177}
+    found = {"samples": read, "tokens": 6 * read, "left_out": 0, "epoch": 6 * read / 177, "weight": 0.7}
+    assert stats["corpora"]["a"] == found
 
 
 # finite passes

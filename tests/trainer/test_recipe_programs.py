@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.trainer.test_kills import assert_equal_mixes
 
+from tests.trainer.kills import assert_equal_mixes
 from tests.trainer.runs import ROOT, SMALL, configuration, corpora, steps_of
 from tests.trainer.test_command import as_toml
 from tokshard.errors import PlanError
@@ -49,7 +49,7 @@ def test_wandb_gets_every_step_by_name(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_mix_that_follows_the_losses_is_the_same_after_a_kill(tmp_path: Path) -> None:
-    """Every step changes it; tests/trainer/test_kills.py has 1,000 changes, two ranks and many kills."""
+    """Every step changes it; tests/trainer/kills.py has 1,000 changes, two ranks and many kills."""
     paths, command = corpora(tmp_path / "corpora"), [sys.executable, str(ROOT / "recipes/mix_from_losses.py")]
 
     def fields_of(name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import click
 
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
-from tokshard.cli.sizes import BYTES
+from tokshard.cli.sizes import BYTES, POSITIVE_COUNT
 from tokshard.interop.export.export import FORMATS, Export, export_corpus
 from tokshard.wording import aligned, bytes_text, counted
 
@@ -46,7 +46,7 @@ from tokshard.wording import aligned, bytes_text, counted
     "512MiB, fms, olmo and datatrove 1GiB, megatron one file]",
 )
 @click.option(
-    "--pack-tokens", type=click.IntRange(min=1), metavar="N", help="With bridge: put as many documents as fit into N."
+    "--pack-tokens", type=POSITIVE_COUNT, metavar="N", help="With bridge: put as many documents as fit into N."
 )
 @click.option("--no-columns", is_flag=True, help="With hf: leave out the kept columns.")
 @json_option

@@ -156,7 +156,7 @@ class Frame:
             check=True,
             stdout=subprocess.PIPE,
         )
-        cost = json.loads(measured.stdout.replace(f"{self.work}/".encode(), b""))  # no page shows where it was run
+        cost = json.loads(measured.stdout)
         if "problem" not in cost:
             return json.loads(last_line(cost["stdout"])) | cost | {"exit_code": 0}
         if cost["exit_code"] == -9 and killed:

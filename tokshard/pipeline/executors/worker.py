@@ -7,11 +7,13 @@ import multiprocessing
 import os
 import queue
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tokshard.errors import BuildError
 from tokshard.pipeline.executors.base import Usage, cpu_time, peak_bytes, portable
 from tokshard.pipeline.request import Build, check_versions
 from tokshard.pipeline.sources.records import Chunk
@@ -76,13 +78,23 @@ def end_with_coordinator() -> None:
 
 
 def prepare_workers() -> None:
-    """Start the process that workers are forked from, so it imports their modules in the meantime."""
+    """Start the process that workers are forked from, so it imports their modules in the meantime.
+
+    Raises:
+        BuildError: it cannot be started.
+    """
     if START_METHOD == "forkserver":
         from multiprocessing import forkserver
 
         multiprocessing.set_forkserver_preload([worker_main.__module__])
-        with environment(ENVIRONMENT):
-            forkserver.ensure_running()
+        try:
+            with environment(ENVIRONMENT):
+                forkserver.ensure_running()
+        except OSError as error:  # it listens on a socket in the temporary directory
+            raise BuildError(
+                f"worker processes cannot be started in the temporary directory {tempfile.gettempdir()}: {error}",
+                hint="set TMPDIR to a directory with a short path, such as /tmp, or give --workers 1",
+            ) from error
 
 
 @contextlib.contextmanager
