@@ -186,7 +186,7 @@ def test_the_commands_and_the_python_examples_run_one_after_another(directory: P
 
 @pytest.mark.parametrize(
     "guide",
-    [page for page in GUIDES if page.stem not in {"stream-from-s3", "keys-of-toml-files", "security"}],
+    [page for page in GUIDES if page.stem not in {"stream-from-s3", "keys-of-toml-files", "security", "benchmarks"}],
     ids=lambda page: page.stem,
 )
 def test_a_guide_runs_in_a_new_directory_and_prints_what_it_shows(guide: Path, directory: Path) -> None:
