@@ -366,6 +366,11 @@ def test_a_sample_of_weights_that_a_checkpoint_does_not_keep_is_refused(shell, r
         (["--step", "1"], "no plan is given", "give a mix.toml"),
         (["mix.toml"], "give one of --step, --sample, --document", "trace --help"),
         (["mix.toml", "--step", "1", "--sample", "1"], "give one of --step, --sample, --document", "trace --help"),
+        (
+            ["mix.toml", "--step", "2", "--global-batch-size", "2G"],
+            "step 2 has 2,000,000,000 rows, and at most 1,048,576",
+            "--rank R",
+        ),
         (["mix.toml", "--step", "0"], "there is no step 0: steps count from 1", "--step 1 is the first"),
         (["mix.toml", "--step", "5:5"], "'5:5' is an empty range", "trace --help"),
         (["mix.toml", "--step", "x"], "'x' is not a number such as 1000", "k, M, B (or G) and T"),

@@ -574,6 +574,21 @@ def test_a_vocabulary_with_a_lone_surrogate_is_left_to_the_library_to_judge(trun
         Encoder(found.content)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", b'{"bos_token": "\\ud800"}'),
+        ("tokenizer_config.json", b'{"bos_token": "\xff"}'),
+        ("chat_template.jinja", b"{{ '\xff' }}"),
+    ],
+)
+def test_a_file_next_to_the_tokenizer_that_is_not_utf_8_is_refused_by_name(name, content, tmp_path):
+    write(tmp_path, words("a", "</s>"))
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TokenizerError, match=rf"{name} (holds characters that are not valid UTF-8|is not JSON)"):
+        read(tmp_path)
+
+
 # what changes text
 
 

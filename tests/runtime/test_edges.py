@@ -30,7 +30,7 @@ from tests.runtime.states import replaced
 from tests.runtime.test_loader import expected_rows, global_rows, rows_of, take
 from tests.runtime.test_page_model import assert_equal, documents_of_source
 from tokshard.errors import DamagedCorpusError, LoaderError, PlanMismatchError
-from tokshard.runtime import prefetch
+from tokshard.runtime import NumpyLoader, prefetch
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.plan import StreamPlan
@@ -445,6 +445,16 @@ def test_a_shard_that_changed_before_it_was_first_touched_is_reported_by_name(
         take(loader, 1000)
     assert expected.get(change, "") in caught.value.problem
     loader.close()
+
+
+def test_a_shard_whose_last_document_has_no_end_is_damaged_whatever_its_hashes_say(tmp_path: Path) -> None:
+    documents = [*ListSource([20] * 7).documents(), [1] * 20]
+    corpus = write_corpus(tmp_path / "corpus", documents, shard_tokens=100, tokenizer=TINY_TOKENIZER)
+    source = CorpusSource(corpus, access="pread")
+    with NumpyLoader(small_plan(source, epochs=1), global_batch_size=2) as loader:
+        with pytest.raises(DamagedCorpusError, match=f"the last token is 1, expected the delimiter {EOS}") as caught:
+            take(loader, 1000)
+        assert str(shard_of(source, 1)) in caught.value.problem
 
 
 @pytest.mark.slow

@@ -325,6 +325,17 @@ def test_what_is_appended_to_a_list_is_masked_from_the_next_call_on_and_resumes_
                 loader.load_state_dict(state if len(content) > 14 else before)
 
 
+@pytest.mark.parametrize("name", ["list.txt", "list.npy"])
+def test_a_negative_number_is_refused_with_the_file(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text("3\n-5\n") if name == "list.txt" else np.save(path, np.array([3, -5]))
+    with (
+        NumpyLoader(plan_of(), global_batch_size=4) as loader,
+        pytest.raises(PlanError, match=rf"{name} lists document -5 of corpus 'code'"),
+    ):
+        loader.mask("code", path)
+
+
 def test_a_document_of_two_lists_is_masked_from_the_earlier_one_on_also_if_that_list_grows_later(
     tmp_path: Path,
 ) -> None:
@@ -477,7 +488,7 @@ def test_an_array_of_one_number_without_a_dimension_is_not_a_list_of_documents(t
         assert "masks" not in saved(loader)
 
 
-@pytest.mark.parametrize("shape", [b"(3, ", b"(3999999999999,)"])
+@pytest.mark.parametrize("shape", [b"(3, ", b"(3999999999999,)", b"(x,)"])
 def test_an_array_whose_header_is_damaged_is_not_a_list_of_documents(tmp_path: Path, shape: bytes) -> None:
     np.save(tmp_path / "torn.npy", np.arange(3))
     content = (tmp_path / "torn.npy").read_bytes()
@@ -486,9 +497,10 @@ def test_an_array_whose_header_is_damaged_is_not_a_list_of_documents(tmp_path: P
     (tmp_path / "torn.npy").write_bytes(content.replace(old, shape + b", }"))
     with (
         NumpyLoader(plan_of(), global_batch_size=4) as loader,
-        pytest.raises(PlanError, match=r"torn\.npy is not a list"),
+        pytest.raises(PlanError, match=r"torn\.npy is not a list") as caught,
     ):
         loader.mask("code", tmp_path / "torn.npy")
+    assert " object at " not in caught.value.problem
 
 
 @pytest.mark.parametrize("content", [b"1\ntwo\n", b"\x93NUMPY\x01\x00damaged", b"", b"1.5\n"])

@@ -55,7 +55,7 @@ class Worker:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.soak.worker", self._name, str(self._folder)],
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RUST_BACKTRACE": "0"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -18,6 +18,9 @@ from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.runtime.rows.narrow import PADDING_INDEX
 
 _SAMPLES_AT_ONCE = 1_024
+_MAX_ROWS = 1 << 20
+"""Rows of one step. All are held in memory."""
+
 _KEPT_FACTS = 4_096
 
 
@@ -120,7 +123,7 @@ def trace_steps(
         num_characters: length of the text in each row; None: no text.
 
     Raises:
-        UsageError: the step does not exist, or its samples are unknown.
+        UsageError: the step does not exist, has more than `_MAX_ROWS` rows, or its samples are unknown.
         CorpusError: a corpus cannot be read.
     """
     reader = DocumentReader(run)
@@ -129,7 +132,13 @@ def trace_steps(
     run.start_of(steps[-1])  # refuses a range that is too long before anything is shown
     for step in steps:
         start = np.array([run.start_of(step)], np.int64)
-        samples = run.ranks(run.size_of(step), rank).samples(start, run.stop.sample)
+        rows = run.ranks(run.size_of(step), rank)
+        if rows.rows_per_rank > _MAX_ROWS:
+            raise UsageError(
+                f"step {step} has {rows.rows_per_rank:,} rows, and at most {_MAX_ROWS:,} are shown at once",
+                hint="show a part of them: --rank R, or --sample N:M",
+            )
+        samples = rows.samples(start, run.stop.sample)
         yield _rows(run, reader, samples[samples != PADDING_INDEX], rank, num_characters)
 
 

@@ -171,8 +171,18 @@ def read_config(folder: Store) -> tuple[dict[str, Any], str | None]:
         TokenizerError: one of them cannot be read.
     """
     names = present(folder)
-    template = folder.get(_TEMPLATE).decode() if _TEMPLATE in names else None
-    return _read_json(folder, _CONFIG)[1] if _CONFIG in names else {}, template
+    config = _read_json(folder, _CONFIG)[1] if _CONFIG in names else {}
+    name = _CONFIG
+    try:
+        json.dumps(config, ensure_ascii=False).encode()
+        name = _TEMPLATE
+        return config, folder.get(name).decode() if name in names else None
+    except UnicodeError as error:
+        raise TokenizerError(
+            f"{folder.where(name)} holds characters that are not valid UTF-8: {error}", hint="correct the file"
+        ) from error
+    except OSError as error:
+        raise TokenizerError(f"{folder.where(name)} cannot be read: {error.strerror}", hint="check the file") from error
 
 
 def _vocabulary_size(ids: Mapping[str, int], path: str) -> int:

@@ -341,6 +341,7 @@ class RangedCorpus:
         parts = after.searchsorted(places, "right")
         ends = places + (begins - after + lengths)[parts] + 1
         bases = self._first_tokens[shards]
+        self._check_last(shards, stops, tokens[after - 1])
         if self._begins_with_delimiter:
             inside = list(zip(shards.tolist(), (begins - bases).tolist(), (stops - bases).tolist(), strict=True))
             delimiters = np.split(ends, parts.searchsorted(np.arange(1, len(inside))))
@@ -348,6 +349,20 @@ class RangedCorpus:
         if self._corpus.shards.is_whole:
             self._check_counts(shards, begins - bases, stops - bases, np.bincount(parts, minlength=len(shards)))
         return parts, ends
+
+    def _check_last(self, shards: NDArray[np.int64], stops: NDArray[np.int64], tokens: NDArray[Any]) -> None:
+        """Refuse a shard whose last document has no end: pieces would run into the next shard, or out of the corpus.
+
+        Args:
+            shards, stops, tokens: [n], the shard of each stretch, where the stretch stops, and its last token.
+        """
+        is_wrong = (stops == self._first_tokens[shards + 1]) & (tokens != self._corpus.eos_id)
+        for wrong in np.flatnonzero(is_wrong)[:1].tolist():
+            raise DamagedCorpusError(
+                f"{self._shard(int(shards[wrong])).file.path}: the last token is {tokens[wrong]}, expected the "
+                f"delimiter {self._corpus.eos_id}",
+                hint=RESTORE,
+            )
 
     def _check_counts(
         self, shards: NDArray[np.int64], begins: NDArray[np.int64], stops: NDArray[np.int64], counts: NDArray[np.int64]

@@ -137,7 +137,9 @@ def _mask(content: bytes, path: str, calls: Calls, sha256: str, *, fingerprint: 
     if not len(documents):
         raise PlanError(f"{path} has no documents", hint=_HINT)
     if documents[0] < 0:
-        raise PlanError(f"document {documents[0]} of corpus {name!r}", hint="documents are numbered from 0")
+        raise PlanError(
+            f"{path} lists document {documents[0]} of corpus {name!r}", hint="documents are numbered from 0"
+        )
     since = np.repeat([sample for sample, _ in calls], list(map(len, lists)))[first]
     return Mask(
         fingerprint=fingerprint, name=name, file=path, calls=calls, sha256=sha256, documents=documents, since=since
@@ -154,7 +156,8 @@ def _listed(content: bytes, path: str, *, is_npy: bool) -> NDArray[np.int64]:
             raise ValueError(f"it holds {found.dtype} {list(found.shape)}, expected document numbers")
         return found.astype(np.int64)  # type: ignore[no-any-return]
     except (ValueError, OverflowError, MemoryError, EOFError, TokenError) as error:  # the last three of a .npy's header
-        raise PlanError(f"{path} is not a list of documents: {str(error)[:100]}", hint=_HINT) from error
+        said = str(error).partition(": <")[0]  # numpy names objects of its parser
+        raise PlanError(f"{path} is not a list of documents: {said[:100]}", hint=_HINT) from error
 
 
 def _sha256(content: bytes) -> str:
