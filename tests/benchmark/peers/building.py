@@ -21,12 +21,12 @@ PROCESSES = 2
 HOW = f"""\
 Source code of this machine in {NUM_FILES} JSON Lines files becomes documents of token ids on disk, each with an end
 token. A row is a program from start to end, start-up included; *start-up* is the same with a text of four words. Every
-builder has {PROCESSES} processes where the label says nothing else, and reads the files as its own documentation
-advises. Peers with `tokenizers` 1.x in the label are given that encoder, which most of them do not ask for; without it
-they have the newest version that they declare.
+builder has {PROCESSES} processes, unless the label says otherwise, and reads the files as its own documentation
+advises. Rows with `tokenizers` 1.x in the label use that version, which most peers do not support officially. The
+other rows use the newest version that the peer allows.
 
-*CPU s* is user and system time of all processes, *peak MB* that of the largest one. *Bytes a token* are those of all
-files that a builder leaves. What lies on disk is counted after a build with the peer's own reader. The floor is
+*CPU s* is the user and system time of all processes, and *peak MB* the memory of the largest one. *Bytes a token*
+counts all files of the output. After a build, the peer's own reader counts the tokens on disk. The floor is
 `encode_batch` alone, with its threads, over texts in memory."""
 COLUMNS = {
     "mb_per_second": "MB/s",

@@ -12,7 +12,7 @@ from tests.benchmark.peers.frame import Case, Frame, Row, Section, log
 
 SEQ_LEN = 8_192
 GENERATED = (
-    "They have one to five turns; 15 % are long (log-normal, up to 60,000 tokens); some have system prompts,"
+    "They have one to five turns; 15 % of them are long (log-normal, up to 60,000 tokens); some have system prompts,"
     " tools, emoji, and special tokens that a message spells. The template is ChatML with `{% generation %}`"
     " around answers and the ends of their turns, the tokenizer is that of the recipes, and rows have"
     f" {SEQ_LEN:,} tokens. *Prepare* is reading, rendering, encoding and masking, without imports. tokshard"
@@ -21,12 +21,12 @@ GENERATED = (
 )
 JUDGED = (
     "A judge compares the rows with the text of the messages, byte by byte, without a tokenizer. *Not an"
-    " answer* are targets of which no byte is an assistant's. *Answers not trained* are tokens in a row that"
-    " are wholly an assistant's, and no targets. A token that is partly an answer may be either, and so may the"
-    " first token of a piece that continues a conversation. *Made tokens* are special tokens that the template"
-    " did not write: a message spelled them. *Cut* are conversations in more than one piece or without their"
-    " end. Of *absent* ones no row has anything. Padding is what rows lack of conversations, tokshard's ends of"
-    " documents included; TRL does not compute it."
+    " answer* counts targets without any byte of an assistant's message. *Answers not trained* counts tokens that"
+    " lie wholly in an assistant's message and are not targets. A token that is only partly an answer may be"
+    " either, and so may the first token of a piece that continues a conversation. *Made tokens* counts special"
+    " tokens that a message spelled and the template did not write. *Cut* counts conversations in more than one"
+    " piece or without their end, and *absent* those of which no row has any token. *Padding* is the share of the"
+    " rows that holds no conversation. It includes tokshard's ends of documents. TRL does not compute padding."
 )
 TRL = (
     f"TRL's `bfd_split` pads least. Its default `bfd` leaves out what follows the first {SEQ_LEN:,} tokens of a"

@@ -64,7 +64,7 @@ def run(frame: Frame) -> Section:
         },
         rows=rows,
         notes=[
-            "The states of all are small. Those of the peers need their index again: from disk, or made anew.",
+            "All states are small. To use one, a peer needs its index again, from disk or made anew.",
             "megatron-core and datasets find the index that an earlier start wrote, and start faster then.",
             "datasets can also shuffle a buffer of rows, which costs nothing at the start, and mixes only near rows.",
         ],

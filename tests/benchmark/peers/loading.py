@@ -182,21 +182,20 @@ def _ledgers(frame: Frame) -> Section:
                 " first of a token, delimiters not counted."
             ),
             (
-                "What an epoch loses without any stop is in the first column: rests that fill no row or no batch,"
-                " and what a loader gives or takes to make all ranks even."
+                "The first column is an epoch without a stop. It loses the tokens at the end that fill no row or no"
+                " batch, and those that a loader drops or repeats to give all ranks the same number."
             ),
         ],
         columns={name: head for name, (head, _) in CHANGES.items()},
         rows=rows,
         notes=[
             (
-                "The random crop saves no state: it begins again with its seed, and what it read first it reads"
-                " again. It draws with replacement, so it loses and repeats without a stop, too. It has no"
-                " workers."
+                "The random crop saves no state. It starts over with its seed and reads the same rows again. It draws"
+                " with replacement, so it loses and repeats tokens even without a stop. It has no workers."
             ),
             (
-                "Megatron-core has the data set, and the position in it is a count of samples; the sampler of"
-                " Megatron-LM, which is no part of the package, is 10 lines of the program."
+                "Megatron-core has the data set but no sampler. The program has one of 10 lines, which works as the"
+                " one in Megatron-LM: its state is the number of samples read."
             ),
         ],
     )
