@@ -100,6 +100,7 @@ def test_results_of_sections_that_ran_at_different_times_are_on_one_page(tmp_pat
     here = {"cpu": "a CPU", "cores": 2, "memory_gb": 8, "load": 0.1}
     runs = [{"speed": value, "said": "a | b", "versions": {"peer": "1.2"}} for value in (1.0, 3.0, 2.0)]
     rows = [Row(label="tokshard", runs=runs), Row(label="other", runs=[{"cannot": "It has no <end>."}])]
+    rows.append(Row(label="third", runs=[{"cannot": "It numbers documents in int32, | and so it ends at 2^31."}]))
     columns = {"speed": "MB/s", "said": "said"}
     section = Section(title="One", paragraphs=["How."], columns=columns, rows=rows, notes=["Note."], plot="speed")
     out, page = tmp_path / "out", tmp_path / "page.md"
@@ -111,6 +112,8 @@ def test_results_of_sections_that_ran_at_different_times_are_on_one_page(tmp_pat
     assert "2 (1 to 3)" in text
     assert "peer 1.2" in text
     assert "cannot: It has no <end>." in text
+    assert "cannot, see below" in text
+    assert "- **third** (cannot): It numbers documents in int32, / and so it ends at 2^31." in text
     assert "(out/peers-one.svg)" in text
     assert json.loads((out / "peers.json").read_bytes())["sections"]["one"][0]["rows"][0]["speed"] == {
         "median": 2.0,

@@ -1,4 +1,4 @@
-"""tokshard beside its peers: each in an environment of its own, same text, same tokenizer, same cores, in turn.
+"""tokshard compared with other builders and loaders: own environments, same text, same tokenizer, same cores, in turn.
 
     python -m tests.benchmark.peers [--quick] [--only building loading store chat faults growth] [--out FOLDER]
 

@@ -14,7 +14,8 @@ from tests.benchmark.report import commit, markdown, spread_of
 
 RESULTS = ROOT / "tests" / "benchmark" / "results"
 GUIDE = ROOT / "recipes" / "guides" / "benchmarks.md"
-TITLE = "tokshard beside its peers"
+TITLE = "tokshard compared with other builders and loaders"
+_LONG_CELL = 32
 
 Results = dict[str, list[dict[str, Any]]]
 """By the name of a section: its tables as JSON."""
@@ -91,8 +92,9 @@ def rendered(results: Results, plots: str) -> str:
         for index, table in enumerate(tables):
             lines += ["", f"## {table['title']}", ""]
             lines += [line for paragraph in table["paragraphs"] for line in (paragraph, "")]
-            lines += [markdown(_cells(table), num_left=2), ""]
-            lines += [f"- {note}" for note in table["notes"]]
+            reasons: list[str] = []
+            lines += [markdown(_cells(table, reasons), num_left=2), ""]
+            lines += [f"- {note}" for note in [*dict.fromkeys(reasons), *table["notes"]]]
             if table["plot"]:
                 lines += ["", f"![{table['columns'][table['plot']]}]({plots}{_plot_name(name, index)})"]
             lines += ["", _origin(table)]
@@ -107,14 +109,24 @@ def _origin(table: Mapping[str, Any]) -> str:
     )
 
 
-def _cells(table: Mapping[str, Any]) -> Iterator[list[str]]:
+def _cells(table: Mapping[str, Any], reasons: list[str]) -> Iterator[list[str]]:
+    """The rows of the table. What is too long for a cell is added to `reasons`."""
+
+    def shown(label: str, text: str) -> str:
+        text = text.replace("|", "/")
+        word, _, reason = text.partition(": ")
+        if word not in ("cannot", "failed", "fails", "refuses") or len(text) <= _LONG_CELL:
+            return text
+        reasons.append(f"**{label}** ({word}): {reason}")
+        return f"{word}, see below"
+
     yield ["", "versions", *table["columns"].values()]
     for row in table["rows"]:
         head = [row["label"], ", ".join(f"{name} {version}" for name, version in row["versions"].items())]
         if "reason" in row:
-            yield [*head, row["reason"].replace("|", "/"), *[""] * (len(table["columns"]) - 1)]
+            yield [*head, shown(row["label"], row["reason"]), *[""] * (len(table["columns"]) - 1)]
         else:
-            yield [*head, *(_cell(row.get(key)) for key in table["columns"])]
+            yield [*head, *(shown(row["label"], _cell(row.get(key))) for key in table["columns"])]
 
 
 def _cell(value: Any) -> str:
