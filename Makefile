@@ -104,9 +104,12 @@ test-pinned: $(VENV)/stamp-dev
 test-lowest: $(LOWEST)/stamp-test test-pinned
 	HYPOTHESIS_PROFILE=few $(LOWEST)/bin/python -m pytest -n $(TESTERS) $(OFTEN)
 
-# The long form ends with the long tests, and new examples for every property. ONLY='KIND SEED' tries one seed alone.
-soak: $(VENV)/stamp-dev
+# The long form goes on with buckets and a Ray cluster, and ends with the long tests and new examples for every property.
+# ONLY='KIND SEED' tries one seed alone.
+soak: $(VENV)/stamp-dev $(if $(LONG),$(RAY)/stamp-test)
 	$(BIN)/python -m tests.soak $(ONLY) $(if $(LONG)$(ONLY),,--minutes 15)
+	$(if $(LONG),$(RAY)/bin/python -m tests.soak bucket)
+	$(if $(LONG),$(RAY)/bin/python -m tests.soak --jobs 1 ray)
 	$(if $(LONG),HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -n 2 -m "soak or (hypothesis and not remote and not interop)")
 
 test-interop: $(INTEROP)/stamp-test $(TRAINERS)/stamp-test $(LOADERS:%=$(INTEROP)-%/stamp-test)

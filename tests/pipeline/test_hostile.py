@@ -156,7 +156,7 @@ def test_random_unicode_is_encoded(build, tmp_path):
     assert outcome.peak_bytes < BASE_BYTES
 
 
-NESTED = b"[" * 10_000 + b"]" * 10_000
+NESTED = b"[" * 1_000_000 + b"]" * 1_000_000
 OBJECTS = b'{"a":' * 10_000 + b"1" + b"}" * 10_000
 
 

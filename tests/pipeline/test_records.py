@@ -205,7 +205,7 @@ def first_bad(data: bytes, *arguments: str) -> tuple[str, str]:
         ('{"text": "a"}'.encode("utf-16"), MALFORMED, "this looks like UTF-16; save the file as UTF-8"),
         ('{"text": "a"}'.encode("utf-16-le"), MALFORMED, "this looks like UTF-16; save the file as UTF-8"),
         (b'{"text": "a\x01b"}', MALFORMED, "invalid character"),
-        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b', "text": "a"}', MALFORMED, "nested too deeply"),
+        (b'{"a": ' + b"[" * 1_000_000 + b"]" * 1_000_000 + b', "text": "a"}', MALFORMED, "nested too deeply"),
         (b'{"text": "a\xffb"}', INVALID_UTF8, "can't decode byte 0xff in position 1"),
         (b'{"text": "\\ud83d alone"}', INVALID_UTF8, "the JSON escapes a lone surrogate"),
         (b'{"text": "\\uDE00 alone"}', INVALID_UTF8, "the JSON escapes a lone surrogate"),

@@ -411,6 +411,7 @@ def facts_of(path: Path, *, has_spans: bool) -> dict[str, Any]:
     tokens, num_targets, loss = [], 0, TokenHash()
     for number in range(reader.num_record_batches):
         batch = reader.get_batch(number)
+        batch.validate(full=True)  # or the reads below leave their buffers
         column = batch.column(0)
         _, offsets, _, values = column.buffers()
         ids = column.values.to_numpy()
