@@ -183,7 +183,7 @@ def rewrite_manifest(directory: Path, change: Any) -> None:
     fields = json.loads(path.read_bytes())
     del fields["manifest_sha256"]
     change(fields)
-    head = json.dumps(fields, indent=2, ensure_ascii=False).removesuffix("\n}") + ",\n"
+    head = json.dumps(fields, indent=2).removesuffix("\n}") + ",\n"
     path.write_text(f'{head}"manifest_sha256": "{hashlib.sha256(head.encode()).hexdigest()}"}}\n', encoding="utf-8")
 
 

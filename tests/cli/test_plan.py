@@ -105,6 +105,13 @@ def test_a_window_of_few_steps_is_worth_a_warning_that_says_how_many_blocks_are_
     assert report_of(shell, "mix.toml", "--tokens", "10k")["warnings"] == []
 
 
+@pytest.mark.parametrize(("weights", "steps"), [("1e308, prose = 0.5", 6.0), ("1.5e308, prose = 0.5e308", 8.0)])
+def test_windows_last_as_long_with_the_largest_weights(shell, tmp_path, weights, steps):
+    mix = MIX.replace("3, prose = 1", weights)
+    (tmp_path / "mix.toml").write_text(mix + SIZES + "window_blocks = 12\n")
+    assert report_of(shell, "mix.toml", "--tokens", "10k")["corpora"][0]["steps_per_window"] == steps
+
+
 def test_what_limits_and_changes_a_plan_is_shown(shell, tmp_path):
     more = "take = { code = 0.5 }\nmax_epochs = { prose = 2 }\nstart_epoch = { prose = 1 }\n"
     changes = "schedule = [[80, { code = 1, prose = 1 }]]\n"

@@ -162,6 +162,7 @@ def test_a_source_of_an_unknown_argument_is_refused(corpus):
         (["fingerprints", "content"], "abc", "matching regex"),
         (["colour"], "red", "unknown field `colour`"),
         (["records"], None, "expected `object`"),
+        (["arguments"], ["\ud800"], "surrogate pair"),
         (["format_version"], "1", "expected a positive integer"),
         (["format_version"], 0, "expected a positive integer"),
     ],

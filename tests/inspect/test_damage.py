@@ -14,7 +14,7 @@ import pytest
 
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tests.inspect.damage import DAMAGES, SAME_SIZE
-from tokshard.inspect.verify.safe_read import ByteCounter, SafeFile, hash_chunks
+from tokshard.inspect.verify.safe_read import ByteCounter, SafeFile, SparseImage, hash_chunks
 
 ROOT = Path(__file__).parents[2]
 CASES = 1_120
@@ -94,6 +94,17 @@ def test_damage_of_any_kind_is_reported_with_its_file(corpus, tmp_path, start):
 @pytest.mark.parametrize("start", range(10_000, 16_000, 3_000))
 def test_thousands_more_cases_of_damage_are_reported_too(corpus, start):
     check(run_cases(corpus, start, start + 3_000))
+
+
+def test_parts_that_lie_outside_of_a_file_are_loaded_and_freed_as_far_as_they_are_in_it(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"a" * 50_000)
+    with path.open("rb", buffering=0) as file:
+        image = SparseImage(SafeFile(file), 50_000, lambda _: None)
+        image.load(-5, 90_000)
+    for start, stop in ((-9_000, 9_000), (60_000, 90_000), (40_000, 90_000), (-90_000, -60_000)):
+        image.unload(start, stop)
+    assert set(bytes(image.buffer)[10_000:40_000]) == set(b"a")
 
 
 def test_what_is_left_of_a_file_that_is_cut_while_it_is_read_is_not_taken_for_tokens(tmp_path):

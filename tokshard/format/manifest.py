@@ -276,7 +276,7 @@ def decode_manifest(content: bytes, *, file: str) -> Manifest:
             f"{file} is damaged: its last line is {last[:100]!r}, its content demands {expected!r}", hint=_RESTORE
         )
     try:
-        fields = json.loads(content)
+        fields = msgspec.json.decode(content)  # refuses lone surrogates, which no file could hold again
         fields.pop(_HASH_KEY)
         version = fields["format_version"]
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
@@ -288,7 +288,7 @@ def decode_manifest(content: bytes, *, file: str) -> Manifest:
             )
         manifest = msgspec.convert(fields, Manifest)
         _check_totals(manifest)
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError, msgspec.ValidationError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError, msgspec.MsgspecError) as error:
         raise DamagedCorpusError(f"{file} does not hold a manifest: {error!r}", hint=_RESTORE) from error
     return manifest
 

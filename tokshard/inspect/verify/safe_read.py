@@ -182,7 +182,8 @@ class SparseImage:
         self.load(self._num_bytes - _FOOTER_TAIL - min(length, _MAX_FOOTER), self._num_bytes - _FOOTER_TAIL)
 
     def unload(self, start: int, stop: int) -> None:
-        """Free the memory of a part, except for pages that it shares with other parts."""
+        """Free the memory of a part, except for pages that it shares with other parts. It may lie outside of the file."""
+        start, stop = max(0, start), min(stop, self._num_bytes)
         first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
         if first < last:
             self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
