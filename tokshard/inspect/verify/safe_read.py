@@ -182,7 +182,7 @@ class SparseImage:
         self.load(self._num_bytes - _FOOTER_TAIL - min(length, _MAX_FOOTER), self._num_bytes - _FOOTER_TAIL)
 
     def unload(self, start: int, stop: int) -> None:
-        """Free the memory of a part, except for pages that it shares with other parts. It may lie outside of the file."""
+        """Free the memory of a part, which may lie outside of the file, but for pages that other parts share."""
         start, stop = max(0, start), min(stop, self._num_bytes)
         first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
         if first < last:
