@@ -404,6 +404,19 @@ def test_jobs_of_an_array_append_the_same_bytes(shop: Shop) -> None:
     assert [name for name in found[0] if found[0][name] != found[1][name] and not name.endswith(names.REPORT)] == []
 
 
+def test_jobs_append_to_a_corpus_whose_commit_was_killed_at_its_last_step(shop: Shop) -> None:
+    options: dict[str, Any] = {"tokenizer": shop.tokenizer, "out": shop.directory / "corpus", "workers": 1}
+    work, kept = shop.directory / "corpus" / names.WORK, shop.directory / "kept"
+    run_job(shop.source("one", ["a", "b"]), **options)
+    shutil.copytree(work, kept)
+    commit_corpus(shop.directory / "corpus")
+    kept.rename(work)
+    run_job(shop.source("two", ["c"]), append=True, **options)
+    commit_corpus(shop.directory / "corpus")
+    assert texts_of(shop.open()) == ["a", "b", "c"]
+    assert not work.exists()
+
+
 # what belongs together
 
 

@@ -21,6 +21,7 @@ from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline import build as building
 from tokshard.pipeline.status import read_status
+from tokshard.pipeline.tasks import running
 
 SEEDS = pytest.mark.parametrize("seed", [None, 17])
 
@@ -144,6 +145,23 @@ def test_jobs_of_an_array_copy_the_same_bytes(corpus, tmp_path, options):
     copy_corpus(corpus, out=tmp_path / "one", **options)
     for index in (2, 0, 1):
         run_copy_job([corpus], out=tmp_path / "jobs", job_index=index, num_jobs=3, workers=1, **options)
+    commit_corpus(tmp_path / "jobs")
+    assert files(tmp_path / "jobs") == files(tmp_path / "one")
+
+
+def test_a_job_reads_what_it_deals_again_although_another_has_shuffled_all_meanwhile(corpus, tmp_path, monkeypatch):
+    copy_corpus(corpus, out=tmp_path / "one", shuffle=17)
+    redeal, overtaking = running.redeal, [0]
+
+    def overtaken(*arguments: Any) -> Any:
+        if overtaking:
+            run_copy_job([corpus], out=tmp_path / "jobs", job_index=overtaking.pop(), num_jobs=2, workers=1, shuffle=17)
+        return redeal(*arguments)
+
+    monkeypatch.setattr("tokshard.pipeline.jobs.running_jobs", lambda _: [])  # it takes the first one for dead
+    monkeypatch.setattr(running, "redeal", overtaken)
+    run_copy_job([corpus], out=tmp_path / "jobs", job_index=1, num_jobs=2, workers=1, shuffle=17)
+    assert not overtaking
     commit_corpus(tmp_path / "jobs")
     assert files(tmp_path / "jobs") == files(tmp_path / "one")
 

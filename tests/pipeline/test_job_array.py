@@ -22,7 +22,7 @@ import pytest
 
 from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.inputs import patch_chunk_bytes, patch_merges, texts_of
-from tests.pipeline.places import TEXTS, build, files, write
+from tests.pipeline.places import SPLIT, TEXTS, StoppedError, build, files, write
 from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import BadRecordError, BadSourceError, BuildError, UsageError
@@ -34,6 +34,7 @@ from tokshard.pipeline.tasks import running
 from tokshard.pipeline.workspace.lease import running_job
 from tokshard.pipeline.workspace.places import WRITE, open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt
+from tokshard.store.posix import PosixStore
 
 Start = Callable[..., JobResult]
 
@@ -183,6 +184,25 @@ def test_jobs_end_where_a_divided_input_is_left_out_as_damaged(place, start):
         start(index, 2, *sources, dedup="exact", on_bad_source="skip")
     commit_corpus(place / "out")
     assert texts_of(open_corpus(place / "out")) == [*TEXTS, "another"]
+
+
+def test_a_commit_that_ended_between_its_two_manifests_is_made_again(place, start, monkeypatch):
+    expected = files(build(place, out=place / "expected", task_bytes=64, **SPLIT))
+    start(0, 1, **SPLIT)
+    put = PosixStore.put
+
+    def stop(store: PosixStore, name: str, content: bytes) -> None:
+        put(store, name, content)
+        if name == names.MANIFEST:
+            raise StoppedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PosixStore, "put", stop)
+        with pytest.raises(StoppedError):
+            commit_corpus(place / "out")
+    assert len(list((place / "out").rglob(names.MANIFEST))) == 1
+    commit_corpus(place / "out")
+    assert files(place / "out") == expected
 
 
 # failures
