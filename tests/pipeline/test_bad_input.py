@@ -374,7 +374,6 @@ def test_a_build_that_writes_no_document_fails(policy, tokshard_build):
         "no document was written: 2 records read, 2 empty",
         "hint: check the sources and --text-field, and start over with --force",
     )
-    assert not [path for path in Path("out").iterdir() if path.is_file()], "files of no corpus"
 
 
 def test_a_build_that_left_everything_out_fails_with_the_reasons(tokshard_build):

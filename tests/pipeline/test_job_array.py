@@ -108,6 +108,20 @@ def test_a_job_leaves_the_next_tasks_of_a_job_that_runs_to_it(place, start):
     assert (0, 1) not in [receipt.key for receipt in first.receipts]
 
 
+def test_a_job_leaves_nothing_to_a_job_of_another_count(place, start):
+    killed(start, 1, 0, 2)
+    with running_job(open_workspace(place / "out"), 1, 3):
+        start(0, 2)
+    commit_corpus(place / "out")
+    assert texts_of(open_corpus(place / "out")) == TEXTS
+
+
+def test_a_commit_that_comes_too_early_names_the_first_input_that_is_missing(place, start):
+    killed(start, 1, 0, 2, place / "a.jsonl", write(place / "b.jsonl", TEXTS))
+    with pytest.raises(BuildError, match=r"tasks are not written, the first of which reads .*/a\.jsonl\n"):
+        commit_corpus(place / "out")
+
+
 def test_a_job_reads_nothing_again_that_is_done(place, start, reads):
     killed(start, 2, 0, 2)
     num_done = len(reads)
