@@ -310,6 +310,10 @@ def test_both_corpora_of_a_validation_split_grow(shop: Shop) -> None:
     for split in ("train", "validation"):
         assert shop.open(f"corpus/{split}").fingerprint == shop.open(f"whole/{split}").fingerprint
         assert verify_corpus(shop.directory / "corpus" / split).problems == ()
+    assert {
+        path.relative_to(shop.directory / "corpus").parts[0]
+        for path in shop.directory.glob("corpus/**/" + names.HASHES)
+    } == {"train"}
     assert read_status(shop.directory / "corpus").documents == 60
 
 

@@ -92,8 +92,11 @@ def test_a_corpus_is_appended_to_a_copy(corpus, tmp_path):
     with open_corpus(tmp_path / "copy") as grown, open_corpus(tmp_path / "both") as whole:
         assert (grown.num_generations, grown.fingerprint) == (2, whole.fingerprint)
     assert not copy_corpus(other, out=tmp_path / "copy", columns=[], append=True).is_new
-    with pytest.raises(UsageError, match=r"/corpus, a corpus that is copied, is in .*copy already"):
-        copy_corpus(corpus, out=tmp_path / "copy", columns=[], append=True)
+    third = write_corpus(tmp_path / "third", documents_of([4]), tokenizer=TINY_TOKENIZER)
+    copy_corpus(third, out=tmp_path / "copy", columns=[], append=True)
+    for given in (corpus, other):
+        with pytest.raises(UsageError, match=rf"{given}, a corpus that is copied, is in .*copy already"):
+            copy_corpus(given, out=tmp_path / "copy", columns=[], append=True)
 
 
 def test_duplicates_are_found_across_the_generations_of_a_copy(tmp_path):
