@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -217,6 +218,17 @@ def test_a_commit_that_ended_between_its_two_manifests_is_made_again(place, star
     assert len(list((place / "out").rglob(names.MANIFEST))) == 1
     commit_corpus(place / "out")
     assert files(place / "out") == expected
+
+
+def test_what_a_commit_left_that_was_killed_while_it_cleaned_up_goes_with_the_next_one(place, start):
+    start(0, 1)
+    work, kept = place / "out" / names.WORK, place / "kept"
+    shutil.copytree(work, kept)
+    commit_corpus(place / "out")
+    kept.rename(work)
+    (work / "build.json").unlink()  # the first to go
+    assert not commit_corpus(place / "out").is_new
+    assert not work.exists()
 
 
 # failures
