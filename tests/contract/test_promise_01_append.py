@@ -109,6 +109,12 @@ def test_an_append_killed_at_some_steps_leaves_the_older_generation_and_is_compl
         growing.check_killed(options, fault)
 
 
+def test_an_append_killed_between_its_two_manifests_leaves_the_older_generation_of_both_corpora(
+    growing: Growing,
+) -> None:
+    growing.check_killed(OPTIONS["split"], Fault(on=r"replace .*/manifest\.json", is_after=True))
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @every_option

@@ -159,6 +159,20 @@ def test_a_build_that_is_killed_between_its_two_manifests_has_no_corpus_to_train
     assert state(begun.out) == begun.reference
 
 
+def test_what_is_of_no_corpus_is_gone_before_its_manifest_is_there(begun: Begun) -> None:
+    begun.put_back()
+    shard = next((begun.out / names.VALIDATION).glob("shard-*"))
+    left = shard.with_name(shard.name.replace("shard-0", "shard-9", 1))  # as a task leaves one that lies behind a limit
+    assert names.is_shard_name(left.name)
+    hashes = left.with_name(names.HASHES)  # only the corpus for training has them
+    for path in (left, hashes):
+        shutil.copy(shard, path)
+    assert begun.run(fault=Fault(on=r"replace .*/manifest\.json", is_after=True)).exit_code == -9
+    assert (left.parent / names.MANIFEST).exists()
+    assert not left.exists()
+    assert not hashes.exists()
+
+
 COMMITTING = r"open .*/\.shards\.arrow"
 """A step of a build whose tasks are done."""
 

@@ -52,9 +52,11 @@ def test_diff_compares_weights(run, tmp_path):
 
 def test_diff_of_text_and_chat_with_the_same_tokens_names_the_first_token_that_only_one_trains(run, tmp_path):
     text = write_corpus(tmp_path / "text", DOCUMENTS, tokenizer=TINY_TOKENIZER)
-    code, output = run("diff", corpus_at(tmp_path / "chat"), text)
-    assert code == 1
-    assert "the first document that differs is 0, from token 3 on (weight in the loss: 0 and 1)" in output
+    chat = corpus_at(tmp_path / "chat")
+    for first, second, weights in ((chat, text, "0 and 1"), (text, chat, "1 and 0")):
+        code, output = run("diff", first, second)
+        assert code == 1
+        assert f"the first document that differs is 0, from token 3 on (weight in the loss: {weights})" in output
 
 
 def test_corpora_of_the_same_targets_in_other_shards_are_equal(run, tmp_path):

@@ -26,7 +26,7 @@ def leave_hashes(store: Store, index: int, hashes: NDArray[np.uint64]) -> Receip
         writer.finish()
         hashing.write(repeats.tobytes())
         digest = hashing.digest().hex()
-    parts = [(len(first), len(repeats))]
+    parts = [(len(first), len(repeats))] if len(hashes) else []
     receipt = Receipt(
         key=(index, 0),
         outputs=[OutputCounts()],

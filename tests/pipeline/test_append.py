@@ -310,6 +310,10 @@ def test_both_corpora_of_a_validation_split_grow(shop: Shop) -> None:
     for split in ("train", "validation"):
         assert shop.open(f"corpus/{split}").fingerprint == shop.open(f"whole/{split}").fingerprint
         assert verify_corpus(shop.directory / "corpus" / split).problems == ()
+    assert {
+        path.relative_to(shop.directory / "corpus").parts[0]
+        for path in shop.directory.glob("corpus/**/" + names.HASHES)
+    } == {"train"}
     assert read_status(shop.directory / "corpus").documents == 60
 
 
@@ -402,6 +406,19 @@ def test_jobs_of_an_array_append_the_same_bytes(shop: Shop) -> None:
     found = [files_of(shop.directory / out) for out in ("corpus", "jobs")]
     assert found[0].keys() == found[1].keys()
     assert [name for name in found[0] if found[0][name] != found[1][name] and not name.endswith(names.REPORT)] == []
+
+
+def test_jobs_append_to_a_corpus_whose_commit_was_killed_at_its_last_step(shop: Shop) -> None:
+    options: dict[str, Any] = {"tokenizer": shop.tokenizer, "out": shop.directory / "corpus", "workers": 1}
+    work, kept = shop.directory / "corpus" / names.WORK, shop.directory / "kept"
+    run_job(shop.source("one", ["a", "b"]), **options)
+    shutil.copytree(work, kept)
+    commit_corpus(shop.directory / "corpus")
+    kept.rename(work)
+    run_job(shop.source("two", ["c"]), append=True, **options)
+    commit_corpus(shop.directory / "corpus")
+    assert texts_of(shop.open()) == ["a", "b", "c"]
+    assert not work.exists()
 
 
 # what belongs together

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tracemalloc
 from pathlib import Path
@@ -294,6 +295,13 @@ def test_a_shuffled_copy_is_a_permutation_that_the_seed_alone_decides(corpus, tm
     assert found["one"] != before
 
 
+def test_the_keys_of_a_shuffle_are_those_of_splitmix64():
+    """The first numbers from seed 0, as its authors print them. Other keys are another order of every shuffled copy."""
+    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC]
+    assert shuffle.random_keys(0, np.arange(4)).tolist() == published
+    assert np.argsort(shuffle.random_keys(17, np.arange(8))).tolist() == [3, 6, 0, 2, 5, 7, 4, 1]
+
+
 def test_a_shuffle_moves_documents_of_both_halves_to_all_places():
     keys = shuffle.random_keys(17, np.arange(10_000))
     order = np.argsort(keys)
@@ -308,10 +316,11 @@ def test_a_shuffle_moves_documents_of_both_halves_to_all_places():
     bucket_bytes=st.integers(1_000, 20_000),
     deal_bytes=st.integers(1, 400),
     fan_out=st.integers(2, 5),
+    slice_tokens=st.integers(20, 200),
     short_tokens=st.sampled_from([0, 20, 100]),
 )
 def test_a_shuffled_copy_has_every_document_once_in_the_order_of_its_keys(
-    lengths, seed, bucket_bytes, deal_bytes, fan_out, short_tokens, tmp_path_factory
+    lengths, seed, bucket_bytes, deal_bytes, fan_out, slice_tokens, short_tokens, tmp_path_factory
 ):
     place = tmp_path_factory.mktemp("shuffled")
     with pytest.MonkeyPatch.context() as patch:
@@ -320,6 +329,7 @@ def test_a_shuffled_copy_has_every_document_once_in_the_order_of_its_keys(
             "copy_deal_bytes": deal_bytes,
             "copy_fan_out": fan_out,
             "copy_task_tokens": 50,
+            "copy_slice_tokens": slice_tokens,
         }
         small.shrink(patch.setattr, **sizes, short_tokens=short_tokens)
         sources = [
@@ -335,6 +345,16 @@ def test_a_shuffled_copy_has_every_document_once_in_the_order_of_its_keys(
     before = rows(place / "corpus")
     order = np.argsort(shuffle.random_keys(seed, np.arange(len(lengths))))
     assert rows(place / "copy") == [before[number] for number in order.tolist()]
+
+
+def test_documents_are_dealt_when_there_are_enough_of_them_and_no_sooner(monkeypatch):
+    documents = pa.array([list(range(100))], pa.large_list(pa.uint16()))
+    rows = pa.record_batch({shuffle.TOKENS: documents, shuffle._KEY: pa.array([7], pa.uint64())})
+    monkeypatch.setattr(shuffle, "DEAL_BYTES", 4 * rows.nbytes)
+    dealt = shuffle.DealtWriter(io.BytesIO(), shuffle.Levels(fan_out=2, depth=1), 0, first=0)
+    for _ in range(13):
+        dealt.add(rows)
+    assert dealt.finish()[1] == 4, "rounds"
 
 
 @given(tokens=st.lists(st.integers(0, 50), max_size=40), most=st.integers(1, 60))

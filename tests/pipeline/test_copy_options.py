@@ -21,6 +21,7 @@ from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline import build as building
 from tokshard.pipeline.status import read_status
+from tokshard.pipeline.tasks import running
 
 SEEDS = pytest.mark.parametrize("seed", [None, 17])
 
@@ -91,8 +92,11 @@ def test_a_corpus_is_appended_to_a_copy(corpus, tmp_path):
     with open_corpus(tmp_path / "copy") as grown, open_corpus(tmp_path / "both") as whole:
         assert (grown.num_generations, grown.fingerprint) == (2, whole.fingerprint)
     assert not copy_corpus(other, out=tmp_path / "copy", columns=[], append=True).is_new
-    with pytest.raises(UsageError, match=r"/corpus, a corpus that is copied, is in .*copy already"):
-        copy_corpus(corpus, out=tmp_path / "copy", columns=[], append=True)
+    third = write_corpus(tmp_path / "third", documents_of([4]), tokenizer=TINY_TOKENIZER)
+    copy_corpus(third, out=tmp_path / "copy", columns=[], append=True)
+    for given in (corpus, other):
+        with pytest.raises(UsageError, match=rf"{given}, a corpus that is copied, is in .*copy already"):
+            copy_corpus(given, out=tmp_path / "copy", columns=[], append=True)
 
 
 def test_duplicates_are_found_across_the_generations_of_a_copy(tmp_path):
@@ -144,6 +148,23 @@ def test_jobs_of_an_array_copy_the_same_bytes(corpus, tmp_path, options):
     copy_corpus(corpus, out=tmp_path / "one", **options)
     for index in (2, 0, 1):
         run_copy_job([corpus], out=tmp_path / "jobs", job_index=index, num_jobs=3, workers=1, **options)
+    commit_corpus(tmp_path / "jobs")
+    assert files(tmp_path / "jobs") == files(tmp_path / "one")
+
+
+def test_a_job_reads_what_it_deals_again_although_another_has_shuffled_all_meanwhile(corpus, tmp_path, monkeypatch):
+    copy_corpus(corpus, out=tmp_path / "one", shuffle=17)
+    redeal, overtaking = running.redeal, [0]
+
+    def overtaken(*arguments: Any) -> Any:
+        if overtaking:
+            run_copy_job([corpus], out=tmp_path / "jobs", job_index=overtaking.pop(), num_jobs=2, workers=1, shuffle=17)
+        return redeal(*arguments)
+
+    monkeypatch.setattr("tokshard.pipeline.jobs.running_jobs", lambda _: [])  # it takes the first one for dead
+    monkeypatch.setattr(running, "redeal", overtaken)
+    run_copy_job([corpus], out=tmp_path / "jobs", job_index=1, num_jobs=2, workers=1, shuffle=17)
+    assert not overtaking
     commit_corpus(tmp_path / "jobs")
     assert files(tmp_path / "jobs") == files(tmp_path / "one")
 

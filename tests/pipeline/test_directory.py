@@ -405,6 +405,16 @@ def test_another_source_of_equal_size_and_time_is_another_build(place):
     assert caught.value.hint.endswith("--append to add sources to the corpus, or --force to replace all of it")
 
 
+@pytest.mark.parametrize("most_listed", [0, 10])
+def test_a_corpus_of_a_source_that_changed_since_is_not_taken_for_that_of_the_source(place, monkeypatch, most_listed):
+    monkeypatch.setattr("tokshard.pipeline.commit._MAX_LISTED_SOURCES", most_listed)
+    os.utime(write(place / "a.jsonl", ["one"]), (1, 1))
+    build(place)
+    os.utime(write(place / "a.jsonl", ["two"]), (2, 2))
+    with pytest.raises(ConfigurationChangedError):
+        build(place)
+
+
 @pytest.mark.parametrize("is_finished", [False, True])
 def test_a_tokenizer_whose_folder_was_renamed_is_the_same(place, stop, is_finished):
     build(place) if is_finished else stop()

@@ -192,6 +192,13 @@ def test_a_copy_of_a_bucket_into_a_bucket_by_a_list_in_a_bucket_is_the_copy_on_t
     assert all(found.get(name) == expected.get(name) for name in {*files_below(found, "")} - of_run)
 
 
+def test_a_copy_that_ends_at_a_limit_says_nothing_of_rows_that_it_did_not_come_to(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "ids.txt").write_text("doc-1\ndoc-59")
+    done = copy_corpus(corpus, out=tmp_path / "copy", drop_ids=tmp_path / "ids.txt", max_documents=5)
+    assert ids(tmp_path / "copy") == remaining([1])[:5]
+    assert done.notes == ()
+
+
 def test_rows_that_name_no_document_are_counted_and_shown(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

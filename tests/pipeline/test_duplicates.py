@@ -203,6 +203,21 @@ def test_no_task_opens_more_files_or_holds_more_rows_than_it_may(store, monkeypa
     assert max(rows) <= 64 + 4 * 2 + 40  # a slice, its fences, and a text that every task has
 
 
+def test_every_text_but_the_first_of_its_kind_is_found_at_its_place(store, monkeypatch):
+    monkeypatch.setattr(duplicates, "FAN_IN", 4)
+    monkeypatch.setattr(duplicates, "MAX_DROP_FILES", 2)
+    monkeypatch.setattr(sorted_rows, "FENCE_ROWS", 2)
+    monkeypatch.setattr(sorted_rows, "SLICE_ROWS", 16)
+    rng = np.random.default_rng(0)
+    known = rng.integers(0, 1 << 63, (60, 2)).astype(np.uint64)
+    texts = [rng.integers(0, 60, size) for size in (16, 0, 9, 0, 0, 16, 30, 1, 16)]
+    drops = search(store, [leave_hashes(store, index, known[chosen]) for index, chosen in enumerate(texts)])
+    seen: set[int] = set()
+    for index, chosen in enumerate(texts):
+        expected = [place for place, text in enumerate(chosen.tolist()) if text in seen or seen.add(text)]
+        assert drops.of((index, 0)).places.tolist() == expected
+
+
 def test_partitions_follow_the_hashes_and_together_cover_all(store, monkeypatch):
     monkeypatch.setattr(sorted_rows, "FENCE_ROWS", 2)
     monkeypatch.setattr(sorted_rows, "SLICE_ROWS", 50)
@@ -227,6 +242,14 @@ def test_an_input_that_goes_bad_leaves_the_joins_of_the_others_as_they_are(store
 
 
 # in a build
+
+
+def test_the_hashes_of_a_corpus_are_each_there_once(place, monkeypatch):
+    patch_merges(monkeypatch)
+    other = write(place / "b.jsonl", TEXTS[5:25])
+    once = build(place, out=place / "once", dedup="exact")
+    twice = build(place, place / "a.jsonl", other, dedup="exact")
+    assert (twice / names.HASHES).read_bytes() == (once / names.HASHES).read_bytes()
 
 
 def test_a_partition_that_is_done_is_not_done_again(place, stop, monkeypatch):

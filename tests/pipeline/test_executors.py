@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import json
 import multiprocessing
 import os
 import signal
 import struct
 import subprocess
 import sys
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ import pytest
 from tests.pipeline.inputs import patch_chunk_bytes
 from tests.pipeline.places import build
 from tokshard.errors import BuildError, TokenizerError
+from tokshard.format import names
 from tokshard.pipeline.executors import processes, worker
+from tokshard.pipeline.executors.base import Usage
 from tokshard.pipeline.progress import Report, StageStarted
 from tokshard.pipeline.workspace.places import TOKENIZER
 
@@ -90,6 +94,14 @@ def test_workers_that_cannot_be_started_are_named_with_the_next_step(place, monk
     with pytest.raises(BuildError, match=f"worker 0 cannot be started: {type(error).__name__}") as caught:
         build(place, workers=2, task_bytes=64)
     assert caught.value.hint.startswith("run the same command again: finished tasks are kept")
+
+
+def test_the_cpu_seconds_of_a_build_are_also_those_of_its_workers(place, monkeypatch):
+    monkeypatch.setattr("tokshard.pipeline.commit.cpu_time", lambda: 0.0)  # of this process alone
+    monkeypatch.setattr("tokshard.pipeline.build.Usage", partial(Usage, cpu_before=0.0))
+    patch_chunk_bytes(monkeypatch, 64)
+    build(place, workers=2, task_bytes=64)
+    assert json.loads((place / "out" / names.REPORT).read_bytes())["cpu_seconds"] > 0
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 takes a shorter directory by itself")

@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ import pytest
 
 from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.inputs import patch_chunk_bytes, patch_merges, texts_of
-from tests.pipeline.places import TEXTS, build, files, write
+from tests.pipeline.places import SPLIT, TEXTS, StoppedError, build, files, write
 from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import BadRecordError, BadSourceError, BuildError, UsageError
@@ -34,6 +35,7 @@ from tokshard.pipeline.tasks import running
 from tokshard.pipeline.workspace.lease import running_job
 from tokshard.pipeline.workspace.places import WRITE, open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt
+from tokshard.store.posix import PosixStore
 
 Start = Callable[..., JobResult]
 
@@ -105,6 +107,20 @@ def test_a_job_leaves_the_next_tasks_of_a_job_that_runs_to_it(place, start):
     # the other job is taken to be at the first of its tasks
     assert [receipt.key for receipt in second.receipts] == [(0, 1)]
     assert (0, 1) not in [receipt.key for receipt in first.receipts]
+
+
+def test_a_job_leaves_nothing_to_a_job_of_another_count(place, start):
+    killed(start, 1, 0, 2)
+    with running_job(open_workspace(place / "out"), 1, 3):
+        start(0, 2)
+    commit_corpus(place / "out")
+    assert texts_of(open_corpus(place / "out")) == TEXTS
+
+
+def test_a_commit_that_comes_too_early_names_the_first_input_that_is_missing(place, start):
+    killed(start, 1, 0, 2, place / "a.jsonl", write(place / "b.jsonl", TEXTS))
+    with pytest.raises(BuildError, match=r"tasks are not written, the first of which reads .*/a\.jsonl\n"):
+        commit_corpus(place / "out")
 
 
 def test_a_job_reads_nothing_again_that_is_done(place, start, reads):
@@ -183,6 +199,36 @@ def test_jobs_end_where_a_divided_input_is_left_out_as_damaged(place, start):
         start(index, 2, *sources, dedup="exact", on_bad_source="skip")
     commit_corpus(place / "out")
     assert texts_of(open_corpus(place / "out")) == [*TEXTS, "another"]
+
+
+def test_a_commit_that_ended_between_its_two_manifests_is_made_again(place, start, monkeypatch):
+    expected = files(build(place, out=place / "expected", task_bytes=64, **SPLIT))
+    start(0, 1, **SPLIT)
+    put = PosixStore.put
+
+    def stop(store: PosixStore, name: str, content: bytes) -> None:
+        put(store, name, content)
+        if name == names.MANIFEST:
+            raise StoppedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PosixStore, "put", stop)
+        with pytest.raises(StoppedError):
+            commit_corpus(place / "out")
+    assert len(list((place / "out").rglob(names.MANIFEST))) == 1
+    commit_corpus(place / "out")
+    assert files(place / "out") == expected
+
+
+def test_what_a_commit_left_that_was_killed_while_it_cleaned_up_goes_with_the_next_one(place, start):
+    start(0, 1)
+    work, kept = place / "out" / names.WORK, place / "kept"
+    shutil.copytree(work, kept)
+    commit_corpus(place / "out")
+    kept.rename(work)
+    (work / "build.json").unlink()  # the first to go
+    assert not commit_corpus(place / "out").is_new
+    assert not work.exists()
 
 
 # failures

@@ -639,6 +639,11 @@ def test_an_input_as_large_as_a_task_is_not_cut_and_ends_the_group_that_it_fills
     assert [list(task.inputs) for task in planned if isinstance(task, Task)] == [[0, 1], [2]]
 
 
+def test_a_group_begins_anew_behind_an_input_that_is_divided():
+    planned = list(plan_tasks([6, 20, 6, 6], [tasks.Lines()] * 4, 10))
+    assert [list(task.inputs) for task in planned if isinstance(task, Task) and task.is_group] == [[0], [2, 3]]
+
+
 def test_row_groups_as_large_as_a_task_are_a_task_each():
     planned = list(plan_tasks([30], [tasks.Grouped((10, 10, 10))], 10))
     spans = [task.span for task in planned if isinstance(task, Task)]

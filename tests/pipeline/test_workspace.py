@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import gzip
+import json
 import os
 import shutil
 from pathlib import Path
@@ -247,6 +248,41 @@ def test_a_text_is_kept_where_the_input_that_had_it_first_goes_after_it_was_hash
     sources = [place / "a.jsonl", place / "b.jsonl"]
     out = build(place, *sources, dedup="exact", on_bad_source="skip", task_bytes=task_bytes, observer=lose)
     assert texts_of(open_corpus(out)) == texts
+
+
+def test_a_stream_goes_on_behind_its_last_receipt(place, monkeypatch):
+    patch_chunk_bytes(monkeypatch, 64)
+    (place / "a.jsonl.gz").write_bytes(gzip.compress((place / "a.jsonl").read_bytes()))
+    left = []
+
+    def stop(report: Report) -> None:
+        if isinstance(report, Receipt):
+            left.append(report.key)
+            if len(left) == 3:
+                raise StoppedError
+
+    with pytest.raises(StoppedError):
+        build(place, place / "a.jsonl.gz", task_bytes=64, observer=stop)
+    out = build(place, place / "a.jsonl.gz", task_bytes=64, observer=stop)
+    assert left == [(0, number) for number in range(len(left))]
+    assert len(left) > 6
+    assert texts_of(open_corpus(out)) == TEXTS
+
+
+def test_inputs_that_went_one_after_another_are_listed_in_their_order(place, monkeypatch):
+    patch_chunk_bytes(monkeypatch, 64)
+    damaged = place / "c.jsonl.gz"
+    damaged.write_bytes(gzip.compress((place / "a.jsonl").read_bytes())[:-8])
+    write(place / "b.jsonl", ["only here"])
+
+    def lose(report: Report) -> None:
+        if isinstance(report, StageStarted) and report.name == WRITE:
+            (place / "a.jsonl").unlink(missing_ok=True)
+
+    sources = [place / "a.jsonl", place / "b.jsonl", damaged]
+    out = build(place, *sources, dedup="exact", on_bad_source="skip", task_bytes=64, observer=lose)
+    rejects = (out / names.REJECTS).read_text().splitlines()
+    assert [json.loads(line)["source"] for line in rejects] == ["a.jsonl", "c.jsonl.gz"]
 
 
 def test_a_build_that_writes_nothing_leaves_no_table(place):

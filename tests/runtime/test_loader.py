@@ -524,6 +524,36 @@ def test_a_read_that_hangs_times_out_with_the_name_of_the_shard(monkeypatch: pyt
     SlowSource.over.set()
 
 
+class HangsOnce(ListSource):
+    """A source whose storage hangs when it is asked for ends of documents first, until the test is over."""
+
+    is_in_memory = False
+
+    def __init__(self, lengths: list[int]) -> None:
+        super().__init__(lengths)
+        self.is_first, self.over = True, threading.Event()
+
+    def ends(self, *arguments: Any) -> Any:
+        is_first, self.is_first = self.is_first, False
+        if is_first:
+            self.over.wait(60)
+        return super().ends(*arguments)
+
+
+def test_a_loader_goes_on_without_the_tables_that_a_thread_that_hangs_may_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefetch, "STOP_SECONDS", 0.05)  # what reads comes back when the test is over
+    lengths = [5, 9, 30, 12, 7] * 8
+    slow = HangsOnce(lengths)
+    loader = StreamingLoader(StreamPlan({"corpus": slow}, **SIZES), global_batch_size=4, timeout_seconds=1)
+    with pytest.raises(LoaderError, match="no batch came for 1 s"):
+        take(loader, 1)
+    expected = take(StreamingLoader(StreamPlan({"corpus": ListSource(lengths)}, **SIZES), global_batch_size=4), 9)
+    assert rows_of(take(loader, 9)) == rows_of(expected)
+    slow.over.set()
+
+
 def test_the_global_random_generators_are_left_alone() -> None:
     def states() -> tuple[Any, ...]:
         legacy = np.random.get_state()[1].tolist()  # noqa: NPY002 - the global state that must not change

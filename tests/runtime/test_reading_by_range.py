@@ -175,6 +175,28 @@ def test_memory_stays_within_its_limit_over_many_windows(local):
     assert cache.counts.fetched_bytes < 3 * 60_000, "the corpus is read twice, and every stride about once in an epoch"
 
 
+def test_no_more_is_fetched_ahead_than_there_is_room_for_with_what_is_on_its_way(remote, monkeypatch):
+    read, may_go_on = MemoryStore.read, threading.Event()
+
+    def waiting(*arguments: Any, **options: Any) -> Any:
+        if arguments[1].startswith("shard-"):
+            may_go_on.wait(60)
+        return read(*arguments, **options)
+
+    source = CorpusSource(remote, cache=Cache(memory_bytes=4 * STRIDE_BYTES))
+    bounds = np.arange(9) * STRIDE
+    monkeypatch.setattr(MemoryStore, "read", waiting)
+    for number in range(8):
+        source.will_read(bounds[number : number + 1], bounds[number + 1 : number + 2])
+    may_go_on.set()
+    out = np.zeros(STRIDE, source.dtype)
+    for number in range(8):
+        source.read(bounds[number : number + 1], np.array([STRIDE]), out, np.zeros(1, np.int64))
+        source.has_read(bounds[number : number + 1], bounds[number + 1 : number + 2])
+    reads = [(name, start) for name, start, _ in memory.READS if name.startswith("shard-")]
+    assert max(Counter(reads).values()) == 1
+
+
 @pytest.mark.parametrize("edge", [BLOCK, BLOCK + STRIDE // 2])
 def test_blocks_that_are_announced_apart_and_released_together_are_not_kept(local, edge):
     cache = Cache()

@@ -17,7 +17,7 @@ from tokshard.errors import CorpusError
 from tokshard.run_files.recipe import resolve
 from tokshard.trainer import step_ledger
 from tokshard.trainer.estimate import Estimate, estimate, main
-from tokshard.trainer.step_ledger import COLLECTIVES, StepLedger, fake_group
+from tokshard.trainer.step_ledger import COLLECTIVES, GATHERED, StepLedger, fake_group
 
 NUM_LAYERS, DIM, IDS = 2, 64, 256
 SMALL = {"dim": DIM, "num_layers": NUM_LAYERS, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 128, "vocab_size": IDS}
@@ -64,6 +64,7 @@ def test_every_rank_keeps_its_part_of_parameters_and_states() -> None:
     assert found.peak_bytes["parameters"] == 4 * found.parameters // 8
     num_tensors = 9 * NUM_LAYERS + 3
     assert found.peak_bytes["optimizer"] == 2 * found.peak_bytes["parameters"] + 4 * num_tensors
+    assert found.peak_bytes[GATHERED] < 2 * found.parameters, "what was gathered of a unit is freed, in bf16"
 
 
 @pytest.mark.parametrize(

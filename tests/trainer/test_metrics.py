@@ -41,6 +41,20 @@ def test_a_broken_line_after_which_a_saved_step_is_missing_is_named_and_nothing_
     assert path.read_text() == content
 
 
+EVALUATED = '{"step": 3, "evaluation": {"code": 1.5}}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "last_step", "is_evaluated"),
+    [("", 0, False), (lines(1, 2, 3), 3, False), (lines(3) + EVALUATED + lines(4), 3, True), (EVALUATED, 4, False)],
+)
+def test_a_file_knows_whether_the_saved_step_was_evaluated(
+    tmp_path: Path, content: str, last_step: int, is_evaluated: bool
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text(content)
+    assert MetricsFile(str(tmp_path / "metrics.jsonl"), last_step=last_step).is_evaluated == is_evaluated
+
+
 def test_of_a_long_file_only_the_end_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[bytes] = []
     monkeypatch.setattr(msgspec.json, "decode", lambda line, **how: decoded.append(line) or decode(line, **how))

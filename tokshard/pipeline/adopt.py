@@ -125,7 +125,8 @@ def load_tasks(workspace: Workspace) -> list[Planned] | None:
         return None
     except UNDECODABLE as error:
         raise BuildError(
-            f"{workspace.store.where(TASKS)} is damaged: {error}", hint="remove that file and run the command again"
+            f"{workspace.store.where(TASKS)} is damaged: {error}",
+            hint="delete that file and run the same command again",
         ) from error
 
 
