@@ -58,7 +58,7 @@ def missing_package(path: Path, what: str, error: ImportError) -> NoReturn:
         TokenizerError: always.
     """
     raise TokenizerError(
-        f"{path} is {what}, and a package that reads it is missing: {error}",
+        f"{path} cannot be read as {what}: a package is missing: {error}",
         hint="pip install 'tokshard[convert]', or give the model's tokenizer.json",
     ) from error
 
