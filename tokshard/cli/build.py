@@ -90,7 +90,7 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     "--keep-field",
     multiple=True,
     metavar="FIELD[:TYPE]",
-    help="Field to store as a column: string, int64, float64 or bool. Repeatable.",
+    help="Field to store as a column: string, int64, float64 or bool.",
 )
 @click.option(
     "--format",
