@@ -422,7 +422,8 @@ def _mixture_at(plan: StreamPlan, sample: int, cursor: Cursor | None) -> Mixture
     cursor = cursor or plan.cursor()
     mixture, num_samples = plan.mixture(cursor), plan.at(cursor).num_samples
     if sample < 0 or (num_samples is not None and sample >= num_samples):
-        raise IndexError(f"sample {sample} of a plan of {num_samples or 'endless'} samples")
+        has = "samples from 0 on" if num_samples is None else f"{num_samples} samples"
+        raise IndexError(f"the plan has no sample {sample}: it has {has}")
     if sample < mixture.segments[0].start:
         raise IndexError(
             f"sample {sample} was read under weights that the cursor does not keep: it keeps those from sample "

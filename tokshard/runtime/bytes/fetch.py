@@ -122,7 +122,7 @@ class Fetch:
         self, shard: ShardFile, first: int, stop: int, hashes: Callable[[int, int], NDArray[np.uint32]]
     ) -> bytes:
         """Strides from the store, checked. Their hashes may arrive at the same time."""
-        for is_again in (False, True):  # they may have changed on the way
+        for is_again in (False, True):  # the network may have changed them
             parts = self._read(shard, shard.token_ranges(first * self._stride_tokens, stop * self._stride_tokens))
             content = parts[0] if len(parts) == 1 else b"".join(parts)
             strides = _cut(shard, content)
@@ -179,7 +179,7 @@ class Fetch:
         for position, length in places:  # before memory is allocated for them
             if not 0 <= position <= position + length <= shard.num_bytes:
                 raise DamagedCorpusError(
-                    f"{shard.path} has {shard.num_bytes} bytes, the shard table names {length} at {position}",
+                    f"{shard.path} has {shard.num_bytes} bytes; the shard table names {length} from byte {position} on",
                     hint=RESTORE,
                 )
         if self._is_local:

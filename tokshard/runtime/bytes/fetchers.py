@@ -44,10 +44,10 @@ class _Queue:
             answer, failure = None, None
             try:
                 answer = work()
-            except BaseException as error:  # noqa: BLE001 - who waits raises it
+            except BaseException as error:  # noqa: BLE001 - the thread that waits for it raises it
                 failure = error
             with self.changed:
-                self.num_free += 1  # before who waits can start the next task: it needs no other thread
+                self.num_free += 1  # before the answer wakes a thread that starts the next task: it needs no new one
             if failure is None:
                 future.set_result(answer)
             else:
