@@ -166,7 +166,7 @@ class StreamPlan:
             PlanError: a value is refused, or the file has a `mask` or `mask_ids`, which belong to a loader.
             CorpusError: a corpus cannot be opened.
         """
-        # late, because files that describe a job are above the runtime, and this one of them does not know plans
+        # late, because the room of files that describe a job is above the runtime; `plan_file` itself knows no plans
         from tokshard.run_files.plan_file import load_mix
 
         mix = load_mix(os.fspath(path), defaults={"global_batch_size": 1})

@@ -71,7 +71,7 @@ class Attempt(Protocol):
 
     @property
     def store(self) -> Store:
-        """The store for this attempt: its spools never meet those of another one."""
+        """The store for this attempt: its spools never meet the spools of another attempt."""
 
     def take_over(self) -> None:
         """Begin this attempt: remove files that earlier ones spooled and did not put.

@@ -281,7 +281,7 @@ def search(
 
     Args:
         where: conditions on kept columns, see `Conditions`.
-        columns: the kept columns that conditions may be about, with their types; default: those of the corpus.
+        columns: the kept columns that conditions may be about, with their types; default: the columns of the corpus.
         limit: the most documents; None: all.
         workers: processes.
         on_progress: receives tokens.

@@ -35,7 +35,7 @@ class BridgeFormat:
     """``part-NNNNN.idx.parquet``. Of a corpus without loss spans, every token but the first of a document is trained.
 
     Args:
-        max_document_tokens: of a row, and so of a document.
+        max_document_tokens: the length of a row, which no document may exceed.
     """
 
     max_document_tokens: int

@@ -24,7 +24,7 @@ from tokshard.runtime.bytes.cache import Cache
 from tokshard.store.record_cache import RecordFile
 
 _GAP_BYTES = 32 << 10
-"""Ranges of a shard with a smaller gap are requested as one: the gap costs a millisecond, a request tens of them."""
+"""Ranges of a shard with a smaller gap are requested as one: a gap costs a millisecond, a request tens of ms."""
 
 _MAX_HASHES = 16 << 20
 """Hashes that are kept, of 4 bytes each: enough for a corpus of 137 billion tokens."""

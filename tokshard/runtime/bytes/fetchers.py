@@ -56,7 +56,7 @@ class _Queue:
 
     def close(self) -> None:
         """Drop tasks that have not begun, and let the threads end."""
-        if self._pid != os.getpid():  # threads of the parent, of which one may have had the lock when it forked
+        if self._pid != os.getpid():  # the threads are the parent's, and one may have held the lock at the fork
             return
         with self.changed:
             self.is_closed = True

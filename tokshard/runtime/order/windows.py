@@ -263,7 +263,7 @@ class CorpusOrder:
         """Runs of samples whose slices start in the same window.
 
         Args:
-            parts: int64 [n], the part of each sample; those of a part are side by side.
+            parts: int64 [n], the part of each sample; samples of one part are adjacent.
             samples: int64 [n], of the parts, ascending within each.
 
         Returns:
