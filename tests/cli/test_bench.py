@@ -50,7 +50,7 @@ def test_every_form_of_batches_is_shown_with_the_limit_and_the_gpus_that_it_feed
     assert lines[3].startswith("limit       ")
     assert [line.split("  ")[0] for line in lines if " ms (" in line] == ["full", "compact", "one row"]
     shown = " ".join(out.split())
-    assert "M tokens/s, with which one core copies documents of 1,000 tokens from random places of memory" in shown
+    assert "M tokens/s, at which one core copies documents of 1,000 tokens from random places of memory" in shown
     assert "batches M tokens/s of limit first batch" in shown
     assert "one loader process feeds" in shown
     assert "GPUs of 4,550 tokens/s (IBM's figure for training 7B parameters on an A100; --gpu-tokens" in shown

@@ -92,6 +92,14 @@ def test_a_document_that_does_not_exist_is_refused_with_how_many_there_are(direc
         read_documents(directory, "4")
 
 
+def test_where_ids_are_kept_the_hint_of_a_missing_number_says_numbers_as_they_have_to_be_given(tmp_path):
+    source = Source(documents=[encode("a"), encode("b")], metadata={"id": ["x", "y"]})
+    corpus = write_corpus(tmp_path / "corpus", sources=[source], columns={"id": "string"})
+    with pytest.raises(UsageError, match=r"has no document '#2': it has 2, counted from 0") as caught:
+        read_documents(corpus, "#2")
+    assert caught.value.hint == "give --document #0 to --document #1"
+
+
 def test_a_changed_tokenizer_is_refused_before_it_is_loaded(directory, tmp_path):
     corpus = write_corpus(tmp_path / "corpus", [encode("text")])
     content = (corpus / "tokenizer.json").read_bytes()

@@ -191,7 +191,7 @@ def test_damage_stops_a_scan_and_leaves_no_list(
     ("options", "problem"),
     [
         ([], "scan needs something to find"),
-        (["--against", "a.jsonl", "--ids", "a.jsonl"], "scan needs something to find"),
+        (["--against", "a.jsonl", "--ids", "a.jsonl"], "--against and --ids exclude each other"),
         (["--against", "a.jsonl"], "row 1 of a.jsonl has no text in text"),
         (["--against", "empty.jsonl"], "empty.jsonl has no items"),
         (["--against", "missing.jsonl"], "missing.jsonl cannot be read: No such file"),

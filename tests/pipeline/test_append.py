@@ -19,7 +19,7 @@ from tests.corpora import rewrite_manifest
 from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.inputs import jsonl
 from tests.store.memory import SCHEME, MemoryStore
-from tokshard import build_corpus, copy_corpus, open_corpus
+from tokshard import build_corpus, copy_corpus, export_corpus, open_corpus
 from tokshard.errors import (
     BuildError,
     ConfigurationChangedError,
@@ -29,7 +29,7 @@ from tokshard.errors import (
     UsageError,
 )
 from tokshard.format import names
-from tokshard.inspect.corpus.report import read_report
+from tokshard.inspect.corpus.report import read_documents, read_report
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.status import read_status
 from tokshard.runtime.plan import StreamPlan
@@ -342,6 +342,11 @@ def test_a_split_grows_by_nothing_where_all_new_documents_are_of_the_other_one(s
             assert verify_corpus(alone).problems == ()
             with pytest.raises(CorpusError, match="holds no document: all that was appended went into the other split"):
                 read_report(alone, num_samples=1, with_tokens=True)
+            with pytest.raises(CorpusError, match="holds no document: all that was appended went into the other split"):
+                export_corpus(alone, format="hf", out=shop.directory / "exported")
+            with pytest.raises(UsageError, match="it has 0, counted from 0") as caught:
+                read_documents(alone, "0")
+            assert caught.value.hint == "give a corpus that has documents"
             with pytest.raises(PlanError, match="holds no tokens"):
                 StreamPlan({"new": alone}, seq_len=8)
     assert sorted(empty) == [1, 2, 3, 4], "each text went into one of the splits"

@@ -213,7 +213,7 @@ def test_a_file_that_is_neither_is_refused(content, problem, tmp_path):
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(package, content, what, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     (tmp_path / "a.model").write_bytes(content)
-    with pytest.raises(TokenizerError, match=rf"a\.model is {what}, and a package that reads it is missing") as caught:
+    with pytest.raises(TokenizerError, match=rf"a\.model cannot be read as {what}: a package is missing") as caught:
         convert_and_read(tmp_path / "a.model")
     assert caught.value.hint.startswith("pip install 'tokshard[convert]'")
 

@@ -634,11 +634,12 @@ def test_without_torch_distributed_a_loader_is_rank_0_of_1(monkeypatch: pytest.M
     assert "rank 0 of 1" in repr(StreamingLoader(two_corpora(), global_batch_size=2))
 
 
+@pytest.mark.parametrize("variable", ["WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"])
 def test_a_loader_made_before_torch_distributed_in_a_job_of_several_processes_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(PlanError, match="WORLD_SIZE is 2, but torch") as caught:
+    monkeypatch.setenv(variable, "2")
+    with pytest.raises(PlanError, match=f"{variable} is 2, but torch") as caught:
         StreamingLoader(two_corpora(), global_batch_size=2)
     assert caught.value.hint
     loader = StreamingLoader(two_corpora(), global_batch_size=4, dp_rank=1, dp_world_size=4)

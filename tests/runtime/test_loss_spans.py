@@ -1,6 +1,7 @@
 """Loss spans reach the labels: the labels of an epoch are the tokens of the spans, through every loader and form."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -195,6 +196,18 @@ def test_a_transform_that_forgets_the_weights_is_refused(tmp_path):
 
     plan = StreamPlan({"chat": tmp_path / "chat"}, epochs=1, transforms=[forgetful], **SIZES)
     with NumpyLoader(plan, global_batch_size=2) as loader, pytest.raises(PlanError, match="keep the loss_weights"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("weight", [np.nan, np.inf, -1.0])
+def test_a_transform_that_makes_a_weight_no_finite_number_from_0_on_is_refused(tmp_path, weight):
+    corpus_of(tmp_path / "chat", LENGTHS, MARKS)
+
+    def spoiling(sample, _):
+        return replace(sample, loss_weights=np.full_like(sample.loss_weights, weight))
+
+    plan = StreamPlan({"chat": tmp_path / "chat"}, epochs=1, transforms=[spoiling], **SIZES)
+    with NumpyLoader(plan, global_batch_size=2) as loader, pytest.raises(PlanError, match="of finite numbers from 0"):
         next(iter(loader))
 
 

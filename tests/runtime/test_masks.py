@@ -692,7 +692,10 @@ def test_what_is_no_list_of_ids_for_this_corpus_is_refused_and_nothing_is_masked
     write_corpus(plain, documents_of([5, 6, 7] * 30), tokenizer=TINY_TOKENIZER)
     with pytest.raises(PlanError, match="no corpus has a column 'id'"):
         loader_of(str(plain)).mask("code", ids_file=ids)
-    with NumpyLoader(plan_of(), global_batch_size=4) as other, pytest.raises(PlanError, match="is no corpus on disk"):
+    with (
+        NumpyLoader(plan_of(), global_batch_size=4) as other,
+        pytest.raises(PlanError, match="is not a corpus on disk"),
+    ):
         other.mask("code", ids_file=ids)
     assert not loader.cursor.masks
 

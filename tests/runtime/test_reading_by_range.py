@@ -382,7 +382,7 @@ def test_the_corpora_of_a_plan_share_a_cache_also_in_another_process(local, remo
 
 
 def test_a_cache_in_another_store_is_refused(tmp_path, local):
-    with pytest.raises(UsageError, match="cache_dir is s3://bucket/kept, strides are kept on a local disk"):
+    with pytest.raises(UsageError, match="cache_dir is s3://bucket/kept, expected a directory of this machine"):
         Cache(cache_dir="s3://bucket/kept")
     (tmp_path / "mix.toml").write_text(
         f'seq_len = 64\nglobal_batch_size = 4\ncache_dir = "s3://bucket/kept"\n[corpora]\na = "{local}"\n'

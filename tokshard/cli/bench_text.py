@@ -57,8 +57,8 @@ def speed_text(report: SpeedReport, *, gpu_tokens: int, gpu_reason: str, width: 
 
 def _origin(report: SpeedReport) -> str:
     if report.limit < report.memory:
-        return "with which stores give what the mix reads of them"
-    return f"with which one core copies documents of {DOCUMENT_TOKENS:,} tokens from random places of memory to int64"
+        return "at which the stores deliver what the mix reads"
+    return f"at which one core copies documents of {DOCUMENT_TOKENS:,} tokens from random places of memory to int64"
 
 
 def _rows(report: SpeedReport, gpu_tokens: int) -> Iterator[Sequence[str]]:

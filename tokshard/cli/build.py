@@ -77,6 +77,7 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     "--overlong",
     type=click.Choice(["skip", "head"]),
     default="skip",
+    show_default=True,
     help="Leave out long conversations, or cut them.",
 )
 @click.option(
@@ -101,7 +102,7 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     type=click.Choice(["file", "line", "paragraph"]),
     default="file",
     show_default=True,
-    help="Unit that is one document.",
+    help="What becomes one document.",
 )
 @click.option(
     "--shard-tokens",
@@ -149,7 +150,7 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     type=click.Choice(["none", "exact"]),
     default="none",
     show_default=True,
-    help="Leave out texts that equal an earlier one. Reads the sources twice.",
+    help="Leave out documents that equal an earlier one. Reads the input twice.",
 )
 @click.option(
     "--validation-fraction",
@@ -173,7 +174,7 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     help="Run the tasks on a Ray cluster whose nodes share DIR and the sources: auto (this machine's, or RAY_ADDRESS), "
     "local (started for this build), or HOST:PORT.  [auto if no ADDRESS is given]",
 )
-@click.option("--append", is_flag=True, help="Add the SOURCEs to the corpus in DIR, as its next generation.")
+@click.option("--append", is_flag=True, help="Add a generation of input to the corpus in DIR.")
 @click.option("--force", is_flag=True, help="Start over: first remove what a build left in DIR.")
 @click.option("--dry-run", is_flag=True, help="Write nothing; estimate tokens, time, disk space.")
 @click.option(
@@ -182,7 +183,7 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     metavar="I",
     help="Run share I of N of the tasks; 'slurm' or 'kubernetes' reads I from the variables of the job.",
 )
-@click.option("--num-jobs", type=click.IntRange(min=1), metavar="N", help="Number of jobs of --job-index.")
+@click.option("--num-jobs", type=click.IntRange(min=1), metavar="N", help="Number of jobs that share the build.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress, only the summary.")
 @click.option("-v", "--verbose", is_flag=True, help="Show a line for every task, and all settings.")
 @json_option

@@ -65,20 +65,21 @@ def _options_of_build(command: click.Command) -> click.Command:
     metavar="N",
     help="Close a shard before the document that would exceed N tokens.  [default: as in the first CORPUS]",
 )
-@click.option("--hash-range", type=Share(), metavar="A:B", help="Take documents whose hash is in [A, B), of 0:1.")
+@click.option("--hash-range", type=Share(), metavar="A:B", help="Take documents whose hash, from 0 to 1, is in [A, B).")
 @click.option("--min-tokens", type=COUNT, metavar="N", help="Take documents of at least N tokens.")
 @click.option("--max-tokens", type=POSITIVE_COUNT, metavar="N", help="Take documents of at most N tokens.")
 @click.option(
     "--where",
     multiple=True,
     metavar="CONDITION",
-    help="By a kept column: lang=en, lang!=en, score<0.5, score>0.5 or 'lang in en,fr'. All have to hold.",
+    help="Take documents by a kept column: lang=en, lang!=en, score<0.5, score>0.5 or 'lang in en,fr'; may be given "
+    "again.",
 )
-@click.option("--source", metavar="PATTERN", help="Take documents of sources whose name fits, such as '*/wiki-*'.")
+@click.option("--source", metavar="PATTERN", help="Take documents of the sources whose names fit, such as '*/wiki-*'.")
 @click.option(
     "--drop-ids",
     metavar="FILE",
-    help="Leave out documents that FILE lists by their ids, or numbers: lines, JSON lines, csv.",
+    help="Leave out documents that FILE lists by id or number: lines, JSON lines or csv.",
 )
 @click.option("--no-columns", is_flag=True, help="Leave out the kept columns.")
 @click.option(
@@ -86,7 +87,7 @@ def _options_of_build(command: click.Command) -> click.Command:
     "columns",
     multiple=True,
     metavar="COLUMN",
-    help="Take these kept columns.  [default: those of every CORPUS; null where one has none]",
+    help="Take this kept column; may be given again.  [default: all, with null where a CORPUS lacks one]",
 )
 @click.option("--shuffle", type=COUNT, metavar="SEED", help="Write the documents in random order.")
 @json_option

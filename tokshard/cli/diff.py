@@ -28,9 +28,9 @@ from tokshard.run_files.plan_file import load_mix
 def diff(context: click.Context, *, first: str, second: str, is_hashed: bool, as_json: bool) -> None:
     """Say whether two corpora hold the same tokens, or two mixes read the same samples, and what differs.
 
-    A and B are corpora, or folders with corpora of the same names, such as those of a validation split; or a mix.toml
-    or a recipe of the trainer each. Corpora are equal if their documents are, in whatever shards. Without --hash the
-    manifests and the sizes of the shards are compared, and documents only where shards differ.
+    A and B are two corpora; or two folders with corpora of the same names, such as train and validation; or two mixes,
+    each a mix.toml or a recipe of the trainer. Corpora are equal if their documents are, in whatever shards. Without
+    --hash the manifests and the sizes of the shards are compared, and documents only where shards differ.
 
     Exits with 0 if all is equal, with 1 if something differs. --json prints one line for each pair.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -35,10 +36,14 @@ def _options_of_build(command: click.Command) -> click.Command:
     return command
 
 
+def _listed(formats: Iterable[str], word: str) -> str:
+    *others, last = formats
+    return f"{', '.join(others)} {word} {last}"
+
+
 def _formats(option: str) -> str:
     """The formats that use an option."""
-    *others, last = FORMATS_OF_OPTION[option]
-    return f"{', '.join(others)} and {last}"
+    return _listed(FORMATS_OF_OPTION[option], "and")
 
 
 @_options_of_build
@@ -47,7 +52,7 @@ def _formats(option: str) -> str:
 @click.option(
     "--format",
     metavar="FORMAT",
-    help=f"Read every input as {', '.join(TOKEN_FORMATS)}.  [default: by name]",
+    help=f"Read every input as {_listed(TOKEN_FORMATS, 'or')}.  [default: by name]",
 )
 @click.option(
     "--token-field",
@@ -70,7 +75,7 @@ def _formats(option: str) -> str:
     "--source-eos",
     type=click.IntRange(min=0),
     metavar="ID",
-    help="Id that ends documents in the SOURCEs, if it is another than EOS.",
+    help="Id that ends documents in the SOURCEs, if it is not EOS.",
 )
 @click.option(
     "--max-document-bytes",

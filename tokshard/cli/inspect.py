@@ -41,7 +41,7 @@ _TOKENS_OF_WORKER = 1 << 25
     "--document",
     metavar="N|ID",
     help="Show the whole of document N, counted from 0, with a bar after each token, and loss spans in \u27e6 \u27e7; "
-    "or by the id that --id-field kept, where #N is the number.",
+    "where --id-field kept ids, the document with this ID, and #N means number N.",
 )
 @click.option(
     "--sample",
@@ -58,13 +58,14 @@ _TOKENS_OF_WORKER = 1 << 25
     "--where",
     multiple=True,
     metavar="CONDITION",
-    help="With --grep: only documents whose kept columns meet this, as in copy: lang=en, 'score>0.5', 'lang in en,fr'.",
+    help="With --grep: list only documents whose kept columns meet this, as in copy: lang=en, 'score>0.5', "
+    "'lang in en,fr'; may be given again.",
 )
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
     metavar="N",
-    help="With --grep: processes.  [default: one for each CPU, if there is much to search]",
+    help="With --grep: number of processes.  [default: one for each CPU, if there is much to search]",
 )
 @click.option("--limit", type=POSITIVE_COUNT, metavar="N", help="Stop after N matching documents.  [default: list all]")
 @click.option("--shards", is_flag=True, help="List every shard.")

@@ -70,10 +70,10 @@ def plan(
     """Preview a mix before training: tokens, epochs and documents of each corpus, number of steps, bytes read.
 
     PLAN is a mix.toml, a recipe or a checkpoint of the trainer, or a corpus directory with --seq-len, --seed and
-    --global-batch-size; options override the file. It may also be a folder of corpora, or that of a corpus with a
-    validation split: then all but those for validation are read, weighted by their tokens. The tree at the top shows
-    everything that the order depends on, with a fingerprint: jobs with the same fingerprint and the same weights read
-    the same tokens in the same order.
+    --global-batch-size; options override the file. It may also be a folder of corpora, or the folder of a corpus with a
+    validation split: then all corpora but those for validation are read, weighted by their tokens. The tree at the top
+    shows everything that the order depends on, with a fingerprint: jobs with the same fingerprint and the same weights
+    read the same tokens in the same order.
 
     --simulate checks mixing and shuffling without reading tokens: the largest deviation of each corpus from its share,
     the distance in the corpus between successive samples, and the number of blocks that a step draws from.

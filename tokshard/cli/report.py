@@ -55,9 +55,9 @@ def report(
     tokens: int | None,
     as_json: bool,
 ) -> None:
-    """Write one HTML page about each TARGET. It works offline. Needs the extra 'report'.
+    """Write one HTML page about all TARGETs. It works offline. Needs the extra 'report'.
 
-    Targets are corpora; or a mix.toml; or the directory of a training run, or its metrics.jsonl. The page of a run
+    TARGETs are corpora; or one mix.toml; or one training run, by its directory or its metrics.jsonl. The page of a run
     has its losses, mix, speed, waits and evaluations, and the 'tokshard trace' command for each step that stands out.
 
     \b

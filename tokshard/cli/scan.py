@@ -94,7 +94,8 @@ def scan(
     tokshard scan shards/web --ids opted-out.txt --numbers opted-out-numbers.txt
     """  # noqa: D301 - click's mark for lines that are kept
     if bool(against) == (ids is not None):
-        raise UsageError("scan needs something to find", hint="give either --against FILE, or --ids FILE")
+        problem = "--against and --ids exclude each other" if against else "scan needs something to find"
+        raise UsageError(problem, hint="give either --against FILE, or --ids FILE")
     if numbers is not None and len(corpora) > 1:
         raise UsageError("--numbers is for one corpus: numbers do not say of which", hint="give one CORPUS, or --out")
     with contextlib.ExitStack() as stack:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.files import file_sha256
@@ -21,6 +21,19 @@ from tokshard.format.shard import Shard
 from tokshard.format.stride_hashes import StrideHasher
 from tokshard.format.tables import BatchPlace, ShardInfo
 from tokshard.store import Store, local_file
+
+
+def check_not_empty(corpus: Corpus) -> None:
+    """Refuse a corpus without documents: a generation of a split may be one.
+
+    Raises:
+        CorpusError: it has none.
+    """
+    if not corpus.num_documents:
+        raise CorpusError(
+            f"{corpus.location} holds no document: all that was appended went into the other split",
+            hint="give the directory of the corpus that it was appended to",
+        )
 
 
 def checked_batches(corpus: Corpus, index: int) -> Iterator[tuple[Shard, int]]:

@@ -31,6 +31,13 @@ class Conversion:
     note: str
 
 
+def byte_characters() -> dict[int, str]:
+    """How a byte-level vocabulary spells each byte: printable ones as themselves, the others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + place) for place, byte in enumerate(others)}
+
+
 def merge_pairs(token: Any, known: Mapping[Any, Any], order: Mapping[Any, int]) -> list[tuple[Any, Any]]:
     """Every pair of known tokens that `token` can be merged from."""
     pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
@@ -58,7 +65,7 @@ def missing_package(path: Path, what: str, error: ImportError) -> NoReturn:
         TokenizerError: always.
     """
     raise TokenizerError(
-        f"{path} is {what}, and a package that reads it is missing: {error}",
+        f"{path} cannot be read as {what}: a package is missing: {error}",
         hint="pip install 'tokshard[convert]', or give the model's tokenizer.json",
     ) from error
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tokshard.errors import TokenizerError
-from tokshard.interop.conversion import Conversion, added_token, merge_pairs, missing_package, refuse, tokenizer_json
+from tokshard.interop.conversion import (
+    Conversion,
+    added_token,
+    byte_characters,
+    merge_pairs,
+    missing_package,
+    refuse,
+    tokenizer_json,
+)
 
 
 def convert_ranks(path: Path, content: bytes) -> Conversion:
@@ -43,7 +51,7 @@ def convert_ranks(path: Path, content: bytes) -> Conversion:
 
 def _byte_level_bpe(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int]) -> dict[str, Any]:
     """The ``tokenizer.json`` that splits and merges as tiktoken does."""
-    spell = dict(_byte_characters())
+    spell = byte_characters()
 
     def spelled(token: bytes) -> str:
         return "".join(spell[byte] for byte in token)
@@ -119,15 +127,3 @@ def _pattern_of(path: Path, content: bytes, ranks: Mapping[bytes, int]) -> tuple
     finally:
         openai_public.load_tiktoken_bpe = original
     return arguments["pat_str"], arguments["special_tokens"]
-
-
-def _byte_characters() -> Iterator[tuple[int, str]]:
-    """How a byte-level vocabulary spells bytes: printable ones as themselves, the others from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = 0
-    for byte in range(256):
-        if byte in printable:
-            yield byte, chr(byte)
-        else:
-            yield byte, chr(256 + others)
-            others += 1

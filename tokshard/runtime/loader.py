@@ -462,13 +462,18 @@ def rows_of_rank(
     return ranks
 
 
+def launched() -> str | None:
+    """The variable of a launcher that started several processes, and its value; None: this process is alone."""
+    found = ((name, os.environ.get(name, "1")) for name in _LAUNCHERS)
+    return next((f"{name} is {value}" for name, value in found if value != "1"), None)
+
+
 def _single_process() -> tuple[int, int]:
-    for name in _LAUNCHERS:
-        if (launched := os.environ.get(name, "1")) != "1":
-            raise PlanError(
-                f"{name} is {launched}: the job has several processes, and the rank of this one is not known",
-                hint="give dp_rank and dp_world_size, such as jax.process_index() and jax.process_count()",
-            )
+    if (several := launched()) is not None:
+        raise PlanError(
+            f"{several}: the job has several processes, and the rank of this one is not known",
+            hint="give dp_rank and dp_world_size, such as jax.process_index() and jax.process_count()",
+        )
     return 0, 1
 
 

@@ -166,7 +166,7 @@ class StreamPlan:
             PlanError: a value is refused, or the file has a `mask` or `mask_ids`, which belong to a loader.
             CorpusError: a corpus cannot be opened.
         """
-        # late, because files that describe a job are above the runtime, and this one of them does not know plans
+        # late, because the room of files that describe a job is above the runtime; `plan_file` itself knows no plans
         from tokshard.run_files.plan_file import load_mix
 
         mix = load_mix(os.fspath(path), defaults={"global_batch_size": 1})
@@ -422,7 +422,8 @@ def _mixture_at(plan: StreamPlan, sample: int, cursor: Cursor | None) -> Mixture
     cursor = cursor or plan.cursor()
     mixture, num_samples = plan.mixture(cursor), plan.at(cursor).num_samples
     if sample < 0 or (num_samples is not None and sample >= num_samples):
-        raise IndexError(f"sample {sample} of a plan of {num_samples or 'endless'} samples")
+        has = "samples from 0 on" if num_samples is None else f"{num_samples} samples"
+        raise IndexError(f"the plan has no sample {sample}: it has {has}")
     if sample < mixture.segments[0].start:
         raise IndexError(
             f"sample {sample} was read under weights that the cursor does not keep: it keeps those from sample "

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tokshard.errors import LoaderError, PlanError, TokshardError
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.loader import BatchLoader, Walk, rows_of_rank
+from tokshard.runtime.loader import BatchLoader, Walk, launched, rows_of_rank
 from tokshard.runtime.options import integer
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.expand import compact_batch, full_batch
@@ -154,12 +154,12 @@ class StreamDataset(Dataset[Batch]):
     def __getitem__(self, step: Step) -> Batch:
         """The batch of a step of the sampler."""
         if not isinstance(step, Step):
-            raise LoaderError(f"{step!r:.100} is not a step of this data set: {_HOW}", hint=_HOW)
+            raise LoaderError(f"{step!r:.100} is not a step of this data set, expected one of its sampler", hint=_HOW)
         return as_tensors(self._rows.narrow(step), compact=self._is_compact)
 
     def __getitems__(self, _: Any) -> Any:
         """Refuse to make batches of batches."""
-        raise LoaderError(f"a StreamDataset returns whole batches: {_HOW}", hint=_HOW)
+        raise LoaderError("a StreamDataset returns whole batches, which cannot be batched again", hint=_HOW)
 
     def __len__(self) -> int:
         """Refuse the default samplers of torch."""
@@ -378,9 +378,9 @@ def _rank_in(mesh: DeviceMesh | None) -> tuple[int, int]:
         return int(np.ravel_multi_index(place, mesh.mesh.shape)), mesh.size()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    if (launched := os.environ.get("WORLD_SIZE", "1")) != "1":
+    if (several := launched()) is not None:
         raise PlanError(
-            f"WORLD_SIZE is {launched}, but torch.distributed is not initialized, so the rank is not known",
+            f"{several}, but torch.distributed is not initialized, so the rank is not known",
             hint="make the loader after init_process_group, Accelerator() or in train_dataloader(), "
             "or give dp_rank and dp_world_size",
         )

@@ -33,7 +33,7 @@ class Entry:
         name: relative to the location of the store; ends in a slash for a folder, which has no other facts.
         size: in bytes.
         version: changes whenever the content is replaced. Opaque: compare it, show it, never take it apart. Empty if
-        the store could not read the facts of a file while it listed a folder; `Store.stat` then says why.
+            the store could not read the facts of a file while it listed a folder; `Store.stat` then says why.
         identity: equal for two names of one file, such as hard links.
         is_link: the name is a link to a file that may lie outside of the store.
     """
@@ -71,7 +71,7 @@ class Attempt(Protocol):
 
     @property
     def store(self) -> Store:
-        """The store for this attempt: its spools never meet those of another one."""
+        """The store for this attempt: its spools never meet the spools of another attempt."""
 
     def take_over(self) -> None:
         """Begin this attempt: remove files that earlier ones spooled and did not put.

@@ -136,7 +136,7 @@ class Bucket:
     def folder(self, prefix: str) -> tuple[list[Entry], list[str]]:
         """The objects in one folder, under their keys, and the keys of the folders in it."""
         found = self.requests.make(lambda store: store.list_with_delimiter(prefix or None), key=prefix)
-        # other tools mark a folder by an object whose key is that of the folder and a slash
+        # other tools mark a folder by an object with the key of the folder and a slash
         files = [_entry(meta) for meta in found["objects"] if meta["path"] != prefix]
         folders = list(found["common_prefixes"])
         if folders and len(files) < _PAGE:  # some servers keep folders whose files have gone
@@ -146,7 +146,7 @@ class Bucket:
         return files, folders
 
     def keys_below(self, prefix: str, *, pages: int | None = None) -> list[str]:
-        """The keys of all objects below a folder, at any depth, or of the first pages of them."""
+        """The keys of all objects below a folder, at any depth, or only the first pages."""
 
         def request(store: ObjectStore) -> list[str]:
             found = itertools.islice(store.list(prefix, chunk_size=_PAGE), pages)

@@ -16,6 +16,7 @@ from obstore.exceptions import (
 )
 
 from tokshard.errors import StoreError, UsageError
+from tokshard.wording import counted
 
 FAILURES = (BaseError, OSError, ValueError, NotImplementedError)
 """All that obstore raises."""
@@ -115,6 +116,6 @@ def gave_up(error: Exception, *, where: str, scheme: str, tries: int, seconds: f
             hint=CREDENTIALS.get(scheme, _NO_CREDENTIALS),
         )
     return StoreError(
-        f"{where}: the store failed {tries} times in {seconds:.0f} s, last with: {reason(error)}",
+        f"{where}: the store failed {counted(tries, 'time')} in {seconds:.0f} s, last with: {reason(error)}",
         hint="check the network and the address of the store, and run the same command again",
     )

@@ -134,7 +134,7 @@ class PosixAttempt:
     """An attempt whose unfinished files lie in a folder of its own.
 
     Args:
-        scratch: the folder; its parent holds those of all attempts.
+        scratch: the folder; its parent holds the folders of all attempts.
     """
 
     store: PosixStore

@@ -109,8 +109,8 @@ class RemoteAttempt:
     Those on other machines stay until these are restarted. A process of an earlier attempt may put a file late.
 
     Args:
-        scratches: how the names of such folders begin for all attempts at one place.
-        scratch: that of this attempt, which nobody can foresee.
+        scratches: what the paths of all attempts at one place begin with.
+        scratch: the folder of this attempt; nobody can foresee its name.
     """
 
     store: RemoteStore

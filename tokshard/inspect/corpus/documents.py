@@ -148,20 +148,23 @@ def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str)
     has_ids = ID in kept_columns(corpus.manifest.columns)
     if key.startswith("#") or not has_ids:
         if not (number.isascii() and number.isdecimal() and int(number) < corpus.num_documents):
+            first, last = (f"{prefix}{'#' * has_ids}{one}" for one in (0, corpus.num_documents - 1))
+            with_ids = "" if has_ids else "; it was built without --id-field, so it keeps no ids"
             raise UsageError(
                 f"{corpus_name} has no document {key!r}: it has {corpus.num_documents:,}, counted from 0",
-                hint=f"give {prefix}0 to {prefix}{corpus.num_documents - 1}"
-                + ("" if has_ids else "; it was built without --id-field, so it keeps no ids"),
+                hint=f"give {first} to {last}{with_ids}"
+                if corpus.num_documents
+                else "give a corpus that has documents",
             )
         return [int(number)]
-    found, first = list[int](), 0
+    found, first_of_batch = list[int](), 0
     for index in range(len(corpus.shards)):
         shard = corpus.shard(index)
         for batch, place in enumerate(shard.places):
             is_equal = pc.equal(pc.cast(shard.columns(batch)[ID], "string"), key)
             rows = np.flatnonzero(is_equal.fill_null(False).to_numpy(zero_copy_only=False))
-            found += (rows + first).tolist()
-            first += place.num_documents
+            found += (rows + first_of_batch).tolist()
+            first_of_batch += place.num_documents
     if not found:
         raise UsageError(
             f"{corpus_name} has no document with id {key!r}", hint=f"{prefix}#0 is its first document, by number"
@@ -278,7 +281,7 @@ def search(
 
     Args:
         where: conditions on kept columns, see `Conditions`.
-        columns: the kept columns that conditions may be about, with their types; default: those of the corpus.
+        columns: the kept columns that conditions may be about, with their types; default: the columns of the corpus.
         limit: the most documents; None: all.
         workers: processes.
         on_progress: receives tokens.

@@ -98,7 +98,7 @@ def grams_of(texts: Sequence[tuple[int, NDArray[np.uint32]]], n: int, *, delimit
 
     Args:
         texts: item and tokens of each text; an item may have several, and an n-gram never spans two. Items count
-        from 0.
+            from 0.
         delimiters: ids that begin or end documents: n-grams with one are left out.
     """
     parts, owners = [np.empty((0, n), np.uint32)], [np.empty(0, np.int64)]

@@ -6,13 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tokshard.errors import CorpusError
 from tokshard.format.corpus import Corpus
 from tokshard.format.decode import load_decoder
 from tokshard.format.loss import has_weights, num_spans
 from tokshard.format.manifest import IN_OTHER_SPLIT, Manifest
 from tokshard.format.opening import open_corpus
 from tokshard.format.tables import ShardInfo, SourceInfo
+from tokshard.format.whole_corpus import check_not_empty
 from tokshard.inspect.corpus.documents import EXCERPT_CHARACTERS, DocumentView, document_numbers, spread, view_document
 from tokshard.inspect.corpus.statistics import Lengths, TokenCounts, corpus_lengths, count_tokens
 from tokshard.inspect.progress import OnProgress, no_progress
@@ -88,11 +88,7 @@ def read_report(
         TokshardError: the corpus cannot be read.
     """
     with open_corpus(location) as corpus:
-        if not corpus.num_documents:
-            raise CorpusError(
-                f"{corpus.location} holds no document: all that was appended went into the other split",
-                hint="give the directory of the corpus that it was appended to",
-            )
+        check_not_empty(corpus)
         return CorpusReport(
             directory=corpus.location,
             manifest=corpus.manifest,

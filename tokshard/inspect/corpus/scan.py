@@ -83,7 +83,7 @@ def read_benchmarks(
 
     Args:
         files: JSON lines, csv, tsv, parquet, or texts with an item in each line.
-        corpus: whose delimiters n-grams may not have.
+        corpus: its delimiters are in no n-gram.
         encode: encodes a text as the build did.
         fields: dotted paths of the texts of an item: each a string, or a list of strings.
 

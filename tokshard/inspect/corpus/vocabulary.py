@@ -11,9 +11,8 @@ from typing import Any
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
+from tokshard.interop.conversion import SPACE, byte_characters
 
-_WORD_START = "\u2581"
-"""SentencePiece's character for a space."""
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
@@ -106,7 +105,7 @@ def _normalizers(part: Any) -> Iterator[str]:
     if part.get("type") == "Sequence":
         for inner in part.get("normalizers") or ():
             yield from _normalizers(inner)
-    elif _WORD_START not in {part.get("prepend"), part.get("content")}:
+    elif SPACE not in {part.get("prepend"), part.get("content")}:
         yield str(part.get("type"))
 
 
@@ -117,14 +116,7 @@ def _has_byte_level(part: Any) -> bool:
     return part.get("type") == "ByteLevel" or any(map(_has_byte_level, parts))
 
 
-def _byte_of_character() -> dict[str, int]:
-    """GPT-2's printable characters for the 256 bytes."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-_BYTES = _byte_of_character()
+_BYTES = {character: byte for byte, character in byte_characters().items()}
 
 
 def _byte_level_bytes(piece: str) -> bytes:
@@ -134,7 +126,7 @@ def _byte_level_bytes(piece: str) -> bytes:
 
 
 def _plain_bytes(piece: str) -> bytes:
-    return piece.replace(_WORD_START, " ").encode("utf-8", "surrogatepass")
+    return piece.replace(SPACE, " ").encode("utf-8", "surrogatepass")
 
 
 def _is_text(spelling: bytes) -> bool:

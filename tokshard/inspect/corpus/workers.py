@@ -29,7 +29,7 @@ def in_order(
 ) -> Iterator[Iterator[Iterable[Result]]]:
     """The results of each part, in order, whatever the number of workers is.
 
-    In this process they come as `work` makes them. Of several processes, each holds those of two parts at most.
+    In this process they come as `work` makes them. Each of several processes holds the results of two parts at most.
 
     Args:
         work: is sent to the workers, as the parts are.

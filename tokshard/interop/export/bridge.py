@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
 from tokshard.format.arrays import number_array
+from tokshard.interop.export.batch_file import BatchFile, open_parquet
 from tokshard.interop.export.documents import Documents, joined
 from tokshard.interop.export.files import CorpusFacts, OpenFile, WrittenFile
-from tokshard.interop.export.parquet_file import ParquetFile
 from tokshard.store import Store
 
 COLUMN, PACKED, STARTS = "input_ids", "loss_mask", "seq_start_id"
@@ -35,7 +35,7 @@ class BridgeFormat:
     """``part-NNNNN.idx.parquet``. Of a corpus without loss spans, every token but the first of a document is trained.
 
     Args:
-        max_document_tokens: of a row, and so of a document.
+        max_document_tokens: the length of a row, which no document may exceed.
     """
 
     max_document_tokens: int
@@ -68,7 +68,9 @@ class BridgeFormat:
         return 5 * lengths + 4
 
     def open(self, store: Store, number: int) -> OpenFile:
-        return _PackFile(ParquetFile(store, f"part-{number:05d}.idx.parquet", self.schema, self.columns), self.rows)
+        name = f"part-{number:05d}.idx.parquet"
+        file = BatchFile(store, name, self.schema, open_writer=open_parquet, batches=self._batches)
+        return _PackFile(file, self.rows)
 
     def finish(self, store: Store, files: list[WrittenFile]) -> None:
         """Do nothing: packs have no index."""
@@ -88,8 +90,8 @@ class BridgeFormat:
             filled = int(ends[first - 1])
         yield len(ends)
 
-    def columns(self, documents: Documents) -> list[pa.Array]:
-        """The rows of whole packs."""
+    def _batches(self, documents: Documents) -> Iterator[list[pa.Array]]:
+        """One record batch: the rows of whole packs."""
         starts, rows = documents.starts, self.rows(documents)
         bounds = np.append(starts, len(documents.tokens))[rows]
         lengths = np.diff(rows)
@@ -102,7 +104,7 @@ class BridgeFormat:
             (mask, bounds),
             ((starts - np.repeat(bounds[:-1], lengths)).astype(np.int32), rows),
         )
-        return [
+        yield [
             pa.ListArray.from_arrays(number_array(places.astype(np.int32)), number_array(value), type=kind)
             for (value, places), kind in zip(values, self.schema.types, strict=True)
         ]
@@ -111,7 +113,7 @@ class BridgeFormat:
 class _PackFile:
     """A file that keeps the documents of its last row until it is full."""
 
-    def __init__(self, file: ParquetFile, rows: Callable[[Documents], NDArray[np.int64]]) -> None:
+    def __init__(self, file: BatchFile, rows: Callable[[Documents], NDArray[np.int64]]) -> None:
         self._file, self._rows = file, rows
         self._held: Documents | None = None
 

@@ -62,7 +62,7 @@ def _refuse_what_is_there(path: str, out: str) -> None:
     if not os.path.lexists(path):
         return
     if os.path.islink(path) or not os.path.isdir(path):
-        raise UsageError(f"{out} is there already, and no directory", hint="give another --out, or remove it")
+        raise UsageError(f"{out} is there already, and is not a directory", hint="give another --out, or remove it")
     if os.listdir(path):
         raise UsageError(f"{out} is not empty: it has {_some(os.listdir(path))}", hint="give a new --out, or remove it")
 

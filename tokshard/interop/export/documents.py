@@ -97,7 +97,7 @@ def without_delimiters(documents: Documents, *, eos: bool, bos: bool) -> Documen
 
     Args:
         eos: take out the last token of each.
-        bos: take out the first token of each. Each then has at least two if `eos` is true, too.
+        bos: take out the first token of each. If `eos` is true, too, each document needs at least two tokens.
     """
     kept = np.ones(len(documents.tokens), np.bool_)
     if eos:

@@ -13,6 +13,7 @@ from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.format.loss import has_weights, kept_columns
 from tokshard.format.opening import open_corpus
+from tokshard.format.whole_corpus import check_not_empty
 from tokshard.interop.export.bridge import BridgeFormat
 from tokshard.interop.export.datatrove import DatatroveFormat
 from tokshard.interop.export.destination import new_place
@@ -102,7 +103,7 @@ def export_corpus(
 
     Raises:
         UsageError: an option is wrong, something is at `out`, or the format cannot hold a document.
-        CorpusError: the corpus cannot be read, or is damaged.
+        CorpusError: the corpus cannot be read, is damaged, or holds no document.
         ExportError: the files cannot be written.
     """
     _check_options(format, split, file_bytes)
@@ -115,6 +116,7 @@ def export_corpus(
     place = _joined(os.fspath(out), split)
     drop_eos = format == "fms" if drop_eos is None else drop_eos
     with open_corpus(corpus) as opened:
+        check_not_empty(opened)
         drop_bos = drop_bos and opened.bos_id is not None
         loss = None if drop_loss else _loss_form(opened, format)
         columns = kept_columns(opened.manifest.columns) if with_columns and format == "hf" else {}

@@ -26,8 +26,8 @@ class CorpusFacts:
         dtype: of its token ids.
         vocab_size: 1 + the largest id of its tokenizer.
         columns: Arrow fields of the kept columns that are exported.
-        loss: the name of the column that says what is trained: `LABELS`, or `MASK` if spans have weights; None: nothing
-            does.
+        loss: the name of the column that says what is trained: `LABELS`, or `MASK` if spans have weights; None: there
+            is none.
         metadata: the corpus and tokenizer of the tokens, for formats that can store it.
     """
 

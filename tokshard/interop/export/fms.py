@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pyarrow import ipc
 
 from tokshard.format.arrays import number_array
+from tokshard.interop.export.batch_file import BatchFile
 from tokshard.interop.export.documents import Documents
 from tokshard.interop.export.files import CorpusFacts, OpenFile, WrittenFile
 from tokshard.store import Store
@@ -44,7 +45,8 @@ class FmsFormat:
 
     def open(self, store: Store, number: int) -> OpenFile:
         schema = pa.schema([pa.field(COLUMN, pa.uint32())], metadata=self.metadata)
-        return _ArrowFile(store, f"{self.dataset}/part-{number:05d}.arrow", schema)
+        name = f"{self.dataset}/part-{number:05d}.arrow"
+        return BatchFile(store, name, schema, open_writer=ipc.new_file, batches=_batches)
 
     def finish(self, store: Store, files: list[WrittenFile]) -> None:
         lines = [f"/{file.name},{file.num_documents},{file.num_tokens}\n" for file in files]
@@ -54,32 +56,8 @@ class FmsFormat:
         return f"--data_path={location} --datasets={self.dataset} --file_type=arrow"
 
 
-class _ArrowFile:
-    def __init__(self, store: Store, name: str, schema: pa.Schema) -> None:
-        self._name, self._schema = name, schema
-        self._spool = store.spool(name)
-        self._writer = ipc.new_file(self._spool.file, schema)
-        self._num_documents = self._num_tokens = 0
-
-    def write(self, documents: Documents) -> None:
-        ids = number_array(documents.tokens.astype(np.uint32, copy=False))
-        for start, length in zip(documents.starts.tolist(), documents.lengths.tolist(), strict=True):
-            self._writer.write_batch(pa.record_batch([ids.slice(start, length)], schema=self._schema))
-        self._num_documents += len(documents)
-        self._num_tokens += len(documents.tokens)
-
-    def close(self) -> WrittenFile:
-        self._writer.close()
-        num_bytes = self._spool.file.tell()
-        self._spool.put()
-        return WrittenFile(
-            name=self._name,
-            num_documents=self._num_documents,
-            num_tokens=self._num_tokens,
-            num_bytes=num_bytes,
-        )
-
-    def discard(self) -> None:
-        with contextlib.suppress(Exception):
-            self._writer.close()
-        self._spool.discard()
+def _batches(documents: Documents) -> Iterator[list[pa.Array]]:
+    """A record batch for each document."""
+    ids = number_array(documents.tokens.astype(np.uint32, copy=False))
+    for start, length in zip(documents.starts.tolist(), documents.lengths.tolist(), strict=True):
+        yield [ids.slice(start, length)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,9 +12,9 @@ from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
 from tokshard.format.arrays import number_array
+from tokshard.interop.export.batch_file import BatchFile, open_parquet
 from tokshard.interop.export.documents import Documents
 from tokshard.interop.export.files import LABELS, MASK, CorpusFacts, OpenFile, WrittenFile
-from tokshard.interop.export.parquet_file import ParquetFile
 from tokshard.store import Store
 
 COLUMN = "input_ids"
@@ -58,7 +59,8 @@ class HuggingFaceFormat:
         return lengths * np.dtype(self.dtype).itemsize * num_lists
 
     def open(self, store: Store, number: int) -> OpenFile:
-        return ParquetFile(store, f"part-{number:05d}.parquet", self.schema, self._columns)
+        name = f"part-{number:05d}.parquet"
+        return BatchFile(store, name, self.schema, open_writer=open_parquet, batches=self._batches)
 
     def finish(self, store: Store, files: list[WrittenFile]) -> None:
         """Do nothing: a data set has no index."""
@@ -66,7 +68,8 @@ class HuggingFaceFormat:
     def reading(self, location: str) -> str:
         return f'datasets.load_dataset("{location}")'
 
-    def _columns(self, documents: Documents) -> list[pa.Array]:
+    def _batches(self, documents: Documents) -> Iterator[list[pa.Array]]:
+        """One record batch: a row for each document."""
         tokens = documents.tokens.astype(self.dtype)
         values = [tokens]
         if MASK in self.schema.names and documents.loss is not None:
@@ -78,4 +81,4 @@ class HuggingFaceFormat:
             pa.ListArray.from_arrays(offsets, number_array(one), type=self.schema.types[at])
             for at, one in enumerate(values)
         ]
-        return [*lists, *documents.columns.values()]
+        yield [*lists, *documents.columns.values()]

@@ -110,7 +110,7 @@ def read_ds(store: Store, name: str, start: int, stop: int | None, spec: TokenSp
     return read_located(store, name, dtype=ids.dtype, index=found, start=start, stop=stop, mask=mask)
 
 
-def read_npy(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec) -> Iterator[TokenBatch]:  # noqa: ARG001 -- as above
+def read_npy(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec) -> Iterator[TokenBatch]:  # noqa: ARG001 -- the header says it all
     """The documents of a numpy array of ids, by the array of offsets next to it: a 0, and where each document ends.
 
     Raises:

@@ -75,7 +75,7 @@ def _check_width(ids: NumberFile) -> None:
             raise UsageError(
                 f"{ids.store.where(ids.name)} looks like ids stored as {name}: as {ids.dtype.name}, which holds the "
                 f"vocabulary, {wider - 1} of every {wider} are 0",
-                hint=f"give --dtype {name}, or --dtype {ids.dtype.name} if it is so",
+                hint=f"give --dtype {name}, or --dtype {ids.dtype.name} if that is right",
             )
 
 
@@ -117,7 +117,7 @@ def _documents(ids: NumberFile, first: int, last: int, spec: TokenSpec, mask: Ma
             raise SourceError(
                 f"{ids.store.where(ids.name)} has no delimiter in {spec.max_document_bytes:,} bytes; looked for id "
                 f"{' and '.join(map(str, spec.delimiters))} stored as {ids.dtype.name}",
-                hint="say how it is made with --source-eos and --dtype, or allow longer documents with "
+                hint="say how the file was made with --source-eos and --dtype, or allow longer documents with "
                 "--max-document-bytes",
             )
     if held and start == 0:

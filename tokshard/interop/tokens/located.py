@@ -13,7 +13,7 @@ from tokshard.interop.tokens.loss import MaskFile
 from tokshard.store import Store
 
 _DOCUMENTS_AT_ONCE = 65_536
-"""Of which the index is read in one piece."""
+"""The index is read in pieces of so many documents."""
 
 
 class DocumentIndex(Protocol):

@@ -52,7 +52,7 @@ def _parsed(folder: str, version: str) -> Json:  # noqa: ARG001 -- of the index:
     if field is None:
         found = ", ".join(map(repr, list(parsed)[:10])) or "no field"
         raise BadSourceError(
-            f"{store.where(INDEX)} is the index of no data set: it has {found}; expected 'shards' (MDS) or 'chunks' "
+            f"{store.where(INDEX)} is not the index of a data set: it has {found}; expected 'shards' (MDS) or 'chunks' "
             "(litdata)",
             hint="give the files of ids instead of their directory, with --format, or fetch the index again",
         )

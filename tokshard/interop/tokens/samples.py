@@ -43,7 +43,7 @@ _OPEN: Mapping[str, Callable[[IO[bytes]], Any]] = {
     "bz2": bz2.BZ2File,
 }
 _HASHES = tuple(sorted(name for name in hashlib.algorithms_guaranteed if not name.startswith("shake")))
-"""Of the hashes that MDS can give; those of xxhash are not among them."""
+"""The hashes of MDS that Python knows; it does not know those of xxhash."""
 _PIECE = 1 << 20
 
 

@@ -201,8 +201,8 @@ class Cache:
         cache_bytes = integer("cache_bytes", cache_bytes, least=1)
         if cache_dir is not None and is_uri(os.fspath(cache_dir)):
             raise UsageError(
-                f"cache_dir is {without_secrets(os.fspath(cache_dir))}, strides are kept on a local disk",
-                hint="give a directory",
+                f"cache_dir is {without_secrets(os.fspath(cache_dir))}, expected a directory of this machine",
+                hint="give a directory on a local disk",
             )
         directory = None if cache_dir is None else os.path.abspath(cache_dir)
         self._arguments: dict[str, Any] = {
@@ -221,7 +221,7 @@ class Cache:
         self._pid = os.getpid()
         self.counts = ReadCounts()
         self.fetchers = Fetchers(self.connections)
-        self.hash_fetchers = Fetchers(self.connections)  # of their own: first batches are 0.3 s earlier so
+        self.hash_fetchers = Fetchers(self.connections)  # apart from the others: the first batch comes 0.3 s earlier
         self._lock = threading.Lock()
         self._running: dict[int, tuple[Request, Future[NDArray[Any]]]] = {}
         self._released: deque[NDArray[np.int64]] = deque()

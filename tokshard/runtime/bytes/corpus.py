@@ -60,7 +60,7 @@ class CorpusSource(TokenSource):
     ) -> None:
         if access not in ("mmap", "pread"):
             raise ValueError(f"access must be 'mmap' or 'pread', got {access!r}")
-        # for a process that works in another directory
+        # absolute: a worker process may work in another directory
         self.location, self.access = absolute_location(location), access
         self.corpus = open_corpus(self.location, generation=generation)
         self.num_tokens = self.corpus.num_tokens

@@ -24,7 +24,7 @@ from tokshard.runtime.bytes.cache import Cache
 from tokshard.store.record_cache import RecordFile
 
 _GAP_BYTES = 32 << 10
-"""Ranges of a shard with a smaller gap are requested as one: the gap costs a millisecond, a request tens of them."""
+"""Ranges of a shard with a smaller gap are requested as one: a gap costs a millisecond, a request tens of ms."""
 
 _MAX_HASHES = 16 << 20
 """Hashes that are kept, of 4 bytes each: enough for a corpus of 137 billion tokens."""
@@ -122,7 +122,7 @@ class Fetch:
         self, shard: ShardFile, first: int, stop: int, hashes: Callable[[int, int], NDArray[np.uint32]]
     ) -> bytes:
         """Strides from the store, checked. Their hashes may arrive at the same time."""
-        for is_again in (False, True):  # they may have changed on the way
+        for is_again in (False, True):  # the network may have changed them
             parts = self._read(shard, shard.token_ranges(first * self._stride_tokens, stop * self._stride_tokens))
             content = parts[0] if len(parts) == 1 else b"".join(parts)
             strides = _cut(shard, content)
@@ -179,7 +179,7 @@ class Fetch:
         for position, length in places:  # before memory is allocated for them
             if not 0 <= position <= position + length <= shard.num_bytes:
                 raise DamagedCorpusError(
-                    f"{shard.path} has {shard.num_bytes} bytes, the shard table names {length} at {position}",
+                    f"{shard.path} has {shard.num_bytes} bytes; the shard table names {length} from byte {position} on",
                     hint=RESTORE,
                 )
         if self._is_local:

@@ -44,10 +44,10 @@ class _Queue:
             answer, failure = None, None
             try:
                 answer = work()
-            except BaseException as error:  # noqa: BLE001 - who waits raises it
+            except BaseException as error:  # noqa: BLE001 - the thread that waits for it raises it
                 failure = error
             with self.changed:
-                self.num_free += 1  # before who waits can start the next task: it needs no other thread
+                self.num_free += 1  # before the answer wakes a thread that starts the next task: it needs no new one
             if failure is None:
                 future.set_result(answer)
             else:
@@ -56,7 +56,7 @@ class _Queue:
 
     def close(self) -> None:
         """Drop tasks that have not begun, and let the threads end."""
-        if self._pid != os.getpid():  # threads of the parent, of which one may have had the lock when it forked
+        if self._pid != os.getpid():  # the threads are the parent's, and one may have held the lock at the fork
             return
         with self.changed:
             self.is_closed = True

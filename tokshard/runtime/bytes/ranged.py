@@ -391,7 +391,7 @@ class RangedCorpus:
 
         Args:
             inside: the shard of each stretch, its first token there, and the one after its last.
-            delimiters: int64, the tokens after those of each stretch, in the shard.
+            delimiters: for each stretch int64, the position after each of its delimiters, in the shard.
         """
         start = self._cache.fetchers.start
         tasks = [start(partial(self._offsets_around, *each), is_urgent=True) for each in inside]

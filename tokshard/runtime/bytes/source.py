@@ -119,7 +119,7 @@ class TokenSource(ABC):
             PlanError: the list cannot be read, or documents have no ids.
         """
         raise PlanError(
-            f"{name!r} is no corpus on disk, so it has no ids, as {ids_file} lists", hint="give their numbers"
+            f"{name!r} is not a corpus on disk, so it has no ids such as {ids_file} lists", hint="give their numbers"
         )
 
     @abstractmethod

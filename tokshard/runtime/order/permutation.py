@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 ORDER_VERSION = 1
 """Names the rules of the order. Bump when any sample of any plan would change."""
 
-MAX_EPOCHS = 1 << 64
+NUM_EPOCHS = 1 << 64
 """The number of epochs that keys distinguish."""
 
 Purpose = Literal["deal", "blocks", "pieces", "samples", "phases", "transform"]

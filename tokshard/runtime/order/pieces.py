@@ -225,7 +225,7 @@ def _shuffled(
         has_end = np.flatnonzero(counts)
         ends_document = np.zeros(len(counts), np.bool_)
         ends_document[has_end] = ends[offsets[1:][has_end] - 1] == block_stops[some][has_end]
-        # a piece starts at the start of each block, and at each end of a document but that of the block
+        # a piece starts at the start of each block, and at each end of a document, unless the block ends there
         ends += np.repeat(shifts[some], counts)
         found = np.insert(ends, offsets[:-1], block_starts[some] + shifts[some])
         last = offsets[1:] + np.arange(len(counts))
@@ -335,7 +335,7 @@ class PieceReader:
     def _cut_over(
         self, kept: list[_Kept], stretches: NDArray[np.int64], left: NDArray[np.int64] | int
     ) -> tuple[NDArray[np.int64], Pieces]:
-        """Cut slices, of which some continue in the next window, or in several short ones.
+        """Cut slices, some of which continue in the next window, or in several short ones.
 
         Args:
             stretches: int64 [4, n], for each slice: its number, the number of its window in `kept`, its start in that

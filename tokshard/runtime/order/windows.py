@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime.bytes.source import TokenSource
-from tokshard.runtime.order.permutation import MAX_EPOCHS, Permutation
+from tokshard.runtime.order.permutation import NUM_EPOCHS, Permutation
 
 MIN_PART_WINDOWS = 4
 """A corpus is dealt to streams if each part has at least so many windows."""
@@ -263,7 +263,7 @@ class CorpusOrder:
         """Runs of samples whose slices start in the same window.
 
         Args:
-            parts: int64 [n], the part of each sample; those of a part are side by side.
+            parts: int64 [n], the part of each sample; samples of one part are adjacent.
             samples: int64 [n], of the parts, ascending within each.
 
         Returns:
@@ -419,7 +419,7 @@ class CorpusOrder:
         self, purpose: Literal["blocks", "pieces", "samples"], part: int, epoch: int, window: int, length: int
     ) -> Permutation:
         epoch += self.start_epoch
-        if epoch >= MAX_EPOCHS:
+        if epoch >= NUM_EPOCHS:
             raise PlanError(
                 f"epoch {epoch} of a corpus was requested, and an order has 2**64 epochs "
                 f"(num_tokens is {self.num_tokens}, seq_len {self.shape.seq_len})",

@@ -159,9 +159,9 @@ def _checked(found: Any, before: Sample, transform: Transform) -> Sample:
         )
         hint = "piece_lengths are at least 1 and add up to the tokens"
     elif _form(found.loss_weights) != _form(weights) or (
-        found.loss_weights is not None and (found.loss_weights < 0).any()
+        found.loss_weights is not None and not (np.isfinite(found.loss_weights) & (found.loss_weights >= 0)).all()
     ):
-        wrong = f"loss_weights {_form(found.loss_weights)}, expected {_form(weights)} of numbers from 0 on"
+        wrong = f"loss_weights {_form(found.loss_weights)}, expected {_form(weights)} of finite numbers from 0 on"
         hint = "keep the loss_weights of a sample, and move them with its tokens"
     elif np.any((labels < 0) & (labels != IGNORED)):
         wrong = f"next_tokens from {labels.min()} on, expected token ids or {IGNORED}"
