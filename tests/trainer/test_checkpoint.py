@@ -24,7 +24,7 @@ from tokshard.errors import LoaderError, TokshardError, TrainerError
 from tokshard.run_files.checkpoint_directory import COMPLETE, STATE_FILE, State, delete_old, state_of
 from tokshard.run_files.model_shape import Shape
 from tokshard.run_files.plan_file import load_mix
-from tokshard.run_files.recipe import Optimizer, Parallel
+from tokshard.run_files.recipe import Checkpoint, Optimizer, Parallel
 from tokshard.run_files.saved_state import read_state
 from tokshard.run_files.torch_checkpoints import read_metadata
 from tokshard.runtime.plan import StreamPlan
@@ -365,11 +365,13 @@ def test_a_deletion_that_fails_half_way_is_told_and_leaves_nothing_that_looks_li
 def saver(directory: Path, *, keep: int = 0) -> Iterator[tuple[Saver, list[str]]]:
     """An asynchronous saver, and what it says."""
     said: list[str] = []
-    one = Saver(str(directory), keep=keep, asynchronous=True, timeout_seconds=60, say=said.append)
-    try:
-        yield one, said
-    finally:
-        one.close()
+    one = Saver(str(directory), Checkpoint(keep=keep, asynchronous=True), timeout_seconds=60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "say", said.append)
+        try:
+            yield one, said
+        finally:
+            one.close()
 
 
 @pytest.fixture

@@ -157,11 +157,12 @@ def edit(directory: Path, out: Path, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"model_type": "gpt2"}, "has what the trainer cannot train: model_type 'gpt2'"),
-        ({"attention_bias": True, "hidden_act": "gelu"}, "cannot train: hidden_act 'gelu', attention_bias True"),
-        ({"use_sliding_window": True}, "cannot train: use_sliding_window True"),
-        ({"quantization_config": {"bits": 4}}, "cannot train: quantization_config {'bits': 4}"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 5_000.0}}, "cannot train: rope_type 'yarn'"),
+        ({"model_type": "gpt2"}, "cannot train: model_type is .gpt2. .supported: .llama. or .qwen3.."),
+        ({"attention_bias": True, "hidden_act": "gelu"}, "hidden_act is .gelu. .*; attention_bias is true"),
+        ({"use_sliding_window": True}, "cannot train: use_sliding_window is true .supported: false."),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is .*sliding_attention.* .supported: "),
+        ({"quantization_config": {"bits": 4}}, "cannot train: quantization_config is {.bits.: 4}"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 5_000.0}}, "cannot train: rope_type is .yarn."),
         ({"hidden_size": 64}, "model.dim is 64 there, 32 here"),
         ({"rms_norm_eps": 1e-6}, "model.norm_eps is 1e-06 there"),
         ({"model_type": "qwen3"}, "model.qk_norm is True there, False here"),

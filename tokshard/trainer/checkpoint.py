@@ -7,7 +7,6 @@ writes and reads the tensors.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import cast
@@ -23,8 +22,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from tokshard.errors import TrainerError
 from tokshard.run_files import checkpoint_directory
 from tokshard.run_files.checkpoint_directory import File, State
+from tokshard.run_files.recipe import Checkpoint
 from tokshard.run_files.torch_checkpoints import METADATA_FILE, files_of, load_checkpoint, read_index, read_metadata
-from tokshard.trainer.parallel import together
+from tokshard.trainer.parallel import say, together
 
 
 class Saver:
@@ -36,15 +36,11 @@ class Saver:
 
     Args:
         directory: of the checkpoints.
-        keep: how many of the newest to keep; 0: all.
         timeout_seconds: the longest that a rank waits for another one in a save.
-        say: takes a line for people, maybe from the thread.
     """
 
-    def __init__(
-        self, directory: str, *, keep: int, asynchronous: bool, timeout_seconds: int, say: Callable[[str], None]
-    ) -> None:
-        self.directory, self._keep, self._asynchronous, self._say = directory, keep, asynchronous, say
+    def __init__(self, directory: str, settings: Checkpoint, *, timeout_seconds: int) -> None:
+        self.directory, self._settings = directory, settings
         self._group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokshard-save")
         self._stager: DefaultStager | None = None
@@ -63,7 +59,7 @@ class Saver:
         """
         self.wait()
         tensors = tensors_of(model, optimizer)
-        if self._asynchronous:
+        if self._settings.asynchronous:
             self._running = self._thread.submit(self._save, self._copied(tensors), state)
         else:
             self._save(tensors, state)
@@ -82,7 +78,7 @@ class Saver:
         """Let the save in flight end, whatever ends the run."""
         self._thread.shutdown()
         if self._running is not None and (error := self._running.exception()) is not None:
-            self._say(f"warning: {error}")
+            say(f"warning: {error}")
         if self._stager is not None:
             self._stager.close()
 
@@ -101,10 +97,10 @@ class Saver:
 
     def _save(self, tensors: dict[str, Tensor], state: State) -> None:
         path = save(self.directory, tensors, state, self._group)
-        self._say(f"saved {path}")
+        say(f"saved {path}")
         if distributed.get_rank() == 0:
-            for problem in checkpoint_directory.delete_old(self.directory, self._keep):
-                self._say(f"warning: {problem}")
+            for problem in checkpoint_directory.delete_old(self.directory, self._settings.keep):
+                say(f"warning: {problem}")
 
 
 def save(directory: str, tensors: dict[str, Tensor], state: State, group: ProcessGroup | None = None) -> str:

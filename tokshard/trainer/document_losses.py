@@ -29,6 +29,7 @@ from tokshard.store import open_store, written
 from tokshard.trainer import checkpoint
 from tokshard.trainer.attention import Documents
 from tokshard.trainer.launcher import exit_code_of
+from tokshard.trainer.metrics_file import Line
 from tokshard.trainer.model import Transformer
 from tokshard.trainer.parallel import make_mesh, process_group, say, sharded_model
 
@@ -48,12 +49,6 @@ SCHEMA = pa.schema(
 )
 """A row for each part of a document in a sample: tokens `start` to `stop` of it, how many of them are targets, the sum
 of the weights of these, and their weighted mean loss; null if there are none. Without loss spans every weight is 1."""
-
-
-class _Line(msgspec.Struct):
-    step: int
-    samples: tuple[int, int] | None = None
-    skipped: str = ""
 
 
 def document_losses(run: str, steps: range) -> Iterator[pa.RecordBatch]:
@@ -100,7 +95,7 @@ def _samples_of(path: str, steps: range) -> dict[int, tuple[int, int]]:
     """The samples of each step that trained on some, from the metrics of the run."""
     try:
         with open(path, "rb") as file:
-            lines = [line for text in file if (line := msgspec.json.decode(text, type=_Line)).step in steps]
+            lines = [line for text in file if (line := msgspec.json.decode(text, type=Line)).step in steps]
     except (OSError, *UNDECODABLE) as error:
         raise UsageError(
             f"{path} cannot be read: {error}", hint="give the directory of a run of the trainer"

@@ -77,8 +77,19 @@ _SCALING = {
 }
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 """What the model of the trainer cannot vary."""
-_FOREIGN = ("use_sliding_window", "quantization_config", "rope_interleaved")
-"""What a config.json may have and a model of the trainer has not."""
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "model_type": ("llama", "qwen3"),
+    "rope_type": ("default", "llama3"),
+    **{key: (value,) for key, value in _FIXED.items()},
+    "use_sliding_window": (False,),
+    "sliding_window": (None,),
+    "layer_types": ("full_attention",),
+    "no_rope_layers": (1,),
+    "partial_rotary_factor": (1,),
+    "rope_interleaved": (False,),
+    "quantization_config": (None,),
+}
+"""What a config.json may have: values, or values of each layer. It may leave out all but `model_type`."""
 
 _Places = dict[str, tuple[str, str]]
 """Name of each tensor to its file, and its name there. A tied head is the embedding."""
@@ -217,20 +228,23 @@ def name_of(parameter: str) -> str:
 def _check(path: str, config: Mapping[str, Any], shape: Shape, num_ids: int) -> None:
     """Refuse weights that would mean something else in a model of the trainer."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    foreign = [f"{key} {config[key]!r}" for key, value in _FIXED.items() if config.get(key, value) != value]
-    foreign += [f"{key} {config[key]!r}" for key in _FOREIGN if config.get(key)]
-    if (family := config.get("model_type")) not in ("llama", "qwen3"):
-        foreign.append(f"model_type {family!r}")
-    if (rope_type := rope.get("rope_type", rope.get("type", "default"))) not in ("default", "llama3"):
-        foreign.append(f"rope_type {rope_type!r}")
+    given = {"model_type": "", **config, **rope, "rope_type": rope.get("rope_type", rope.get("type"))}
+    if config.get("use_sliding_window") is False:
+        given.pop("sliding_window", None)  # transformers does not read it then
+    foreign = [
+        f"{key} is {json.dumps(value)} (supported: {' or '.join(map(json.dumps, supported))})"
+        for key, supported in _SUPPORTED.items()
+        if (value := given.get(key)) is not None
+        and any(each not in supported for each in (value if isinstance(value, list) else [value]))
+    ]
     if foreign:
-        raise TrainerError(f"{path}/{CONFIG} has what the trainer cannot train: {', '.join(foreign)}", hint=_HINT)
+        raise TrainerError(f"{path}/{CONFIG} has what the trainer cannot train: {'; '.join(foreign)}", hint=_HINT)
     found = _model_of(config, rope)
     needed = {name: getattr(shape, name) for name in found} | {"head_dim": shape.head_size}
     if shape.rope_factor == 1:
         needed |= {name: found[name] for name in _SCALING if name != "rope_factor"}  # they mean nothing then
-    needed["tied_embeddings"] |= found["tied_embeddings"]  # a head may be trained apart, not the other way round
-    if different := [name for name in found if found[name] != needed[name]]:
+    different = [name for name in found if found[name] != needed[name]]
+    if different and not (different == ["tied_embeddings"] and found["tied_embeddings"]):  # a head may be trained apart
         differences = (f"model.{name} is {found[name]!r} there, {needed[name]!r} here" for name in different)
         settings = " ".join(f"model.{name}={json.dumps(found[name])}" for name in different)
         raise TrainerError(
@@ -241,7 +255,7 @@ def _check(path: str, config: Mapping[str, Any], shape: Shape, num_ids: int) -> 
     if not isinstance(num_rows, int) or not num_ids <= num_rows <= shape.vocab_size:
         raise TrainerError(
             f"{path} has {num_rows} ids, the corpora {num_ids:,} and the model {shape.vocab_size:,}",
-            hint="build the corpora with the tokenizer of these weights, and give their ids as model.vocab_size",
+            hint=f"build the corpora with the tokenizer of these weights, and give model.vocab_size={num_rows}",
         )
 
 

@@ -64,10 +64,8 @@ def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
             report = Report(settings.train, batches, shape, device=device, received=received, on_record=on_record)
             saver = checkpoint.Saver(
                 os.path.join(settings.train.out, "checkpoints"),
-                keep=settings.checkpoint.keep,
-                asynchronous=settings.checkpoint.asynchronous,
+                settings.checkpoint,
                 timeout_seconds=settings.parallel.init_timeout_seconds,
-                say=say,
             )
             with closing(batches), closing(saver), collected_between_steps():
                 return _Run(settings, model, optimizer, batches, report, saver, profiler, evaluation).run()

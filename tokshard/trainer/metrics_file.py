@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from tokshard.errors import UNDECODABLE, TrainerError
 
 
-class _Line(msgspec.Struct):
-    """The fields that are read back."""
+class Line(msgspec.Struct):
+    """The fields of a line that are read back."""
 
     step: int
+    samples: tuple[int, int] | None = None
+    skipped: str = ""
     evaluation: dict[str, Any] = {}
 
 
@@ -73,7 +75,7 @@ def _end_of(content: mmap.mmap, path: str, last_step: int) -> tuple[int, bool]:
     while end:
         start = content.rfind(b"\n", 0, end - 1) + 1
         try:
-            line = msgspec.json.decode(content[start:end], type=_Line)
+            line = msgspec.json.decode(content[start:end], type=Line)
         except UNDECODABLE as error:
             found, problem = 0, f"the line at byte {start:,} is not a step of a run: {error}"
         else:
