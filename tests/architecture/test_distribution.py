@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tokshard.version import __version__
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -23,6 +25,11 @@ def run(*words: str | Path, cwd: Path) -> str:
 def environment(directory: Path) -> Path:
     run(sys.executable, "-m", "venv", directory, cwd=directory.parent)
     return directory / "bin"
+
+
+def test_the_citation_and_the_changelog_name_the_version_of_the_package() -> None:
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## [{__version__}] - " in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.soak
