@@ -358,7 +358,7 @@ def test_a_split_grows_by_nothing_where_all_new_documents_are_of_the_other_one(s
 def test_an_append_of_nothing_is_refused_with_the_way_to_go_on(shop: Shop, options: dict[str, Any]) -> None:
     first = [f"text {number}" for number in range(30)]
     shop.build(shop.source("one", first), dedup="exact", **options)
-    with pytest.raises(BuildError, match="no document was written: 1 records read, 1 duplicate") as caught:
+    with pytest.raises(BuildError, match="no document was written: 1 record read, 1 duplicate") as caught:
         shop.build(shop.source("two", ["text 3"]), append=True, dedup="exact", **options)
     assert "--append --force" in caught.value.hint
     two = [shop.source("two", ["text 3"]), shop.source("three", ["new"])]

@@ -173,7 +173,7 @@ def test_the_hash_that_splits_is_fixed():
 
 def test_a_split_without_documents_is_an_error(directory):
     source = write(directory, "a.jsonl", ["only one"])
-    with pytest.raises(BuildError, match="the validation split got no document: 1 records read, 1 in the train split"):
+    with pytest.raises(BuildError, match="the validation split got no document: 1 record read, 1 in the train split"):
         build(directory, [source], validation_fraction=0.001)
 
 
@@ -242,7 +242,7 @@ def test_a_damaged_input_is_left_out_whole_and_listed(directory, monkeypatch):
 
 def test_a_build_of_damaged_inputs_only_writes_nothing(directory):
     (directory / "a.parquet").write_bytes(b"no parquet")
-    with pytest.raises(BuildError, match="no document was written: 1 records read, 1 damaged input"):
+    with pytest.raises(BuildError, match="no document was written: 1 record read, 1 damaged input"):
         build(directory, [directory / "a.parquet"], on_bad_source="skip")
 
 

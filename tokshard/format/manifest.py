@@ -270,10 +270,12 @@ def decode_manifest(content: bytes, *, file: str) -> Manifest:
     """
     start = content.removesuffix(b"\n").rfind(b"\n") + 1
     head, last = content[:start], content[start:]
-    expected = f'"{_HASH_KEY}": "{hashlib.sha256(head).hexdigest()}"}}\n'.encode()
-    if last != expected:
+    digest = hashlib.sha256(head).hexdigest()
+    if last != f'"{_HASH_KEY}": "{digest}"}}\n'.encode():
         raise DamagedCorpusError(
-            f"{file} is damaged: its last line is {last[:100]!r}, its content demands {expected!r}", hint=_RESTORE
+            f"{file} is damaged or was edited: the SHA-256 of its content is {digest}, and its last line is "
+            f"{last[:100].decode(errors='replace')!r}",
+            hint=_RESTORE,
         )
     try:
         fields = msgspec.json.decode(content)  # refuses lone surrogates, which no file could hold again

@@ -237,7 +237,7 @@ def _nothing_written(build: Build, totals: Totals, split: str) -> BuildError:
         split: whose documents are all in the other one; empty if that is not why.
     """
     reasons = (f"{count:,} {reason}" for reason, count in sorted(totals.left_out.items()))
-    found = ", ".join([f"{totals.records:,} records read", *reasons])
+    found = ", ".join([f"{counted(totals.records, 'record')} read", *reasons])
     what = f"the {split} split got no document" if split else "no document was written"
     way_out = "change --validation-fraction or leave it out" if split else _WAYS_OUT[build.config.reads]
     return BuildError(f"{what}: {found}", hint=f"{way_out}, and {build.start_over}")

@@ -49,7 +49,10 @@ def read_toml(path: str, *, hint: str) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", hint=hint) from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError, too
-        raise UsageError(f"{path} is not valid TOML: {error}", hint="see https://toml.io") from error
+        raise UsageError(
+            f"{path} is not valid TOML: {error}",
+            hint="give a file of TOML, such as mix.toml; https://toml.io has its syntax",
+        ) from error
 
 
 def path_beside(file: str, path: str) -> str:
