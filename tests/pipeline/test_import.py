@@ -291,11 +291,27 @@ def test_an_mds_shard_is_read_in_pieces_of_any_size(place, monkeypatch):
     assert documents_of(imported(place, folder)) == [*DOCUMENTS, *([number, EOS] for number in range(1, 30))]
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ('"other"', r"has no column of token ids; it has id, other, n"),
+        ('"n"', r"has several columns 'n'; it has id, n, n"),
+        ("[]", r"index\.json.* does not describe the columns"),
+    ],
+)
+def test_columns_of_mds_without_one_of_ids_are_named(place, name, problem):
+    folder = foreign.mds(place / "mds", [DOCUMENTS])
+    index = folder / "index.json"
+    index.write_text(index.read_text().replace('"tokens"', name))
+    with pytest.raises(TokshardError, match=problem):
+        imported(place, folder, **({"token_field": "n"} if name == '"n"' else {}))
+
+
 def test_a_column_that_would_have_to_be_unpickled_is_refused(place):
     folder = foreign.mds(place / "mds", [DOCUMENTS])
     index = folder / "index.json"
     index.write_text(index.read_text().replace("ndarray:uint16", "pkl"))
-    with pytest.raises(UsageError, match=r"no column 'tokens' of arrays; it has id \(str\), tokens \(pkl\), n \(int\)"):
+    with pytest.raises(UsageError, match=r"column 'tokens' is stored as pkl, expected ndarray or bytes"):
         imported(place, folder)
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import BadSourceError, UsageError
 from tokshard.interop.tokens.batches import DTYPES, TokenBatch, TokenSpec, damaged, stored_dtype
-from tokshard.interop.tokens.lists import USUAL_FIELDS, join
+from tokshard.interop.tokens.lists import find_name, join
 from tokshard.interop.tokens.located import batches_of
 from tokshard.interop.tokens.sample_index import Json, entry_of, index_name, read_index
 from tokshard.store import Store
@@ -248,18 +248,18 @@ def _column(store: Store, name: str, entry: Json, spec: TokenSpec) -> tuple[int,
     names, encodings, sizes = (entry.get(f"column_{what}") for what in ("names", "encodings", "sizes"))
     if not (isinstance(names, list) and isinstance(encodings, list) and isinstance(sizes, list)) or (
         len({len(names), len(encodings), len(sizes)}) != 1
+        or not all(isinstance(column, str) for column in names)
         or not all(size is None or (isinstance(size, int) and 0 <= size < 1 << 32) for size in sizes)
     ):
         raise damaged(store, index_name(name), f"it does not describe the columns of {name}")
-    wanted = spec.field or next((usual for usual in USUAL_FIELDS if usual in names), None)
-    if wanted not in names or str(encodings[names.index(wanted)]).partition(":")[0] not in {"ndarray", "bytes"}:
-        found = ", ".join(f"{column} ({encoding})" for column, encoding in zip(names, encodings, strict=True))
-        raise UsageError(
-            f"{store.where(name)} has no column {wanted or 'of token ids'!r} of arrays; it has {found}",
-            hint="give the column that holds the ids with --token-field",
-        )
+    wanted = find_name(store.where(name), names, spec.field)
     at = names.index(wanted)
     encoding = str(encodings[at])
+    if encoding.partition(":")[0] not in {"ndarray", "bytes"}:
+        raise UsageError(
+            f"{store.where(name)}: column {wanted!r} is stored as {encoding}, expected ndarray or bytes",
+            hint="give the column that holds the ids with --token-field",
+        )
     if spec.dtype is not None and encoding != "bytes":
         raise UsageError(
             f"--dtype is {spec.dtype}, and column {wanted!r} of {store.where(name)} says itself how ids are stored: "
