@@ -115,7 +115,7 @@ def test_a_panic_of_the_library_is_an_error_of_the_tokenizer(tiny, monkeypatch):
 
     with open_corpus(tiny) as corpus:
         for load, problem in ((fail, "cannot load .*: bit 31"), (lambda _: Failing(), "cannot decode .*out of bounds")):
-            monkeypatch.setattr("tokshard.format.decode.Tokenizer.from_file", load, raising=False)
+            monkeypatch.setattr("tokenizers.Tokenizer.from_file", load, raising=False)
             with pytest.raises(TokenizerError, match=problem):
                 corpus.text(0)
 

@@ -237,7 +237,7 @@ def test_bytes_behind_the_spans_of_a_record_batch_are_refused(is_weighted):
 def test_columns_of_spans_have_their_names_and_their_places(tmp_path, columns):
     path = corpus_at(tmp_path / "corpus")
     rewrite_manifest(path, lambda fields: fields.update(columns=columns))
-    with pytest.raises(DamagedCorpusError, match="those of loss spans first and under their names"):
+    with pytest.raises(DamagedCorpusError, match="the columns of loss spans first and under their names"):
         open_corpus(path)
 
 

@@ -276,6 +276,10 @@ def test_a_file_name_that_is_not_utf8_does_not_matter_to_a_reader(corpus):
     read_everything(corpus)
 
 
+def test_a_corpus_in_a_folder_whose_name_is_not_utf8_is_read(corpus):
+    read_everything(corpus.rename(corpus.with_name(os.fsdecode(b"\xff"))))
+
+
 def test_a_directory_without_a_manifest_is_not_a_corpus(tmp_path):
     with pytest.raises(UnfinishedCorpusError, match=r"is not a corpus: it has no manifest.json"):
         open_corpus(tmp_path)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.corpora import TINY_TOKENIZER, write_corpus
+from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
+from tokshard.errors import StoreError
 from tokshard.format import writer
 from tokshard.format.opening import open_corpus
 from tokshard.format.whole_corpus import checked_batches
@@ -33,3 +34,13 @@ def test_of_a_shard_that_is_read_little_is_resident(tmp_path, monkeypatch):
             sizes.append(resident_bytes(path))
         assert len(sizes) == 16
         assert max(sizes) < path.stat().st_size / 4
+
+
+def test_a_shard_that_cannot_be_read_is_named(tmp_path):
+    path = write_corpus(tmp_path / "corpus", documents_of([3, 4]), tokenizer=TINY_TOKENIZER)
+    with open_corpus(path) as corpus:
+        shard = path / corpus.shards[0].name
+        shard.unlink()
+        shard.mkdir()
+        with pytest.raises(StoreError, match=rf"{shard.name} cannot be read: Is a directory"):
+            list(checked_batches(corpus, 0))

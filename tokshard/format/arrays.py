@@ -49,8 +49,7 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_large_list(kind):
         dtype = np.dtype("float32" if pa.types.is_float32(kind.value_type) else str(kind.value_type))
         parts = [np.empty(0, dtype), *(np.asarray(value, dtype) for value in values)]
-        offsets = number_array(_offsets(values, np.int64))
-        return pa.LargeListArray.from_arrays(offsets, number_array(np.concatenate(parts)), type=kind)
+        return lists_array(_offsets(values, np.int64), np.concatenate(parts), kind)
     entries = [entry for value in values for entry in value.items()]
     keys, items = (
         _array([key for key, _ in entries], kind.key_type),

@@ -17,7 +17,7 @@ from functools import cached_property
 import pyarrow as pa
 from pyarrow import ipc
 
-_TAIL = struct.Struct("<i6s")  # length of the footer, magic
+TAIL = struct.Struct("<i6s")  # length of the footer, magic
 _BLOCK = struct.Struct("<qi4xq")  # position, bytes of the message, bytes of its body (which the message says itself)
 _BUFFER = struct.Struct("<qq")  # position in the body, bytes
 _CONTINUATION = b"\xff\xff\xff\xff"
@@ -98,8 +98,8 @@ class ArrowFile:
     @cached_property
     def _blocks(self) -> list[tuple[int, ...]]:
         """The places of the record batches, from the footer."""
-        end = len(self._content) - _TAIL.size
-        length, _ = _TAIL.unpack_from(self._content, end)
+        end = len(self._content) - TAIL.size
+        length, _ = TAIL.unpack_from(self._content, end)
         if not 0 <= length <= end:
             raise ValueError(f"the footer has {length} bytes")
         footer = _Record.root(self._content[end - length : end])

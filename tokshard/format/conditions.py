@@ -42,10 +42,11 @@ _OPERATOR = re.compile(r"\s*(?P<sign>!=|=|<(?!=)|>(?!=)|\s+in\s)\s*(?P<value>.*)
 _COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
     "!=": operator.ne,
-    "<": lambda found, value: found is not None and found < value,
-    ">": lambda found, value: found is not None and found > value,
-    "in": lambda found, values: found in values,
+    "<": lambda value, found: found is not None and found < value,
+    ">": lambda value, found: found is not None and found > value,
+    "in": operator.contains,
 }
+"""Sign to whether a document meets it, from the given value and the one that it has."""
 
 
 def _condition(text: str, columns: Mapping[str, str]) -> tuple[str, Callable[[Any], bool]]:
@@ -61,7 +62,7 @@ def _condition(text: str, columns: Mapping[str, str]) -> tuple[str, Callable[[An
         parts = found["value"].split(",") if sign == "in" else [found["value"]]
         values = [_value(name, part.strip() if sign == "in" else part, kind) for part in parts]
         value = frozenset(values) if sign == "in" else values[0]
-        return name, functools.partial(_is_met, _COMPARED[sign], value)
+        return name, functools.partial(_COMPARED[sign], value)
     name = re.split(r"[=!<>\s]", text, maxsplit=1)[0]
     if not name or name in columns or not re.search(r"[=<>]|\sin\s", text):
         raise UsageError(
@@ -69,10 +70,6 @@ def _condition(text: str, columns: Mapping[str, str]) -> tuple[str, Callable[[An
             hint="give one such as lang=en, lang!=en, score<0.5, score>0.5 or 'lang in en,fr'",
         )
     raise UsageError(f"the corpora have no kept column {name!r}", hint=f"kept columns: {', '.join(columns) or 'none'}")
-
-
-def _is_met(compared: Callable[[Any, Any], bool], value: Any, found: Any) -> bool:
-    return compared(found, value)
 
 
 def _value(name: str, text: str, kind: str) -> Any:

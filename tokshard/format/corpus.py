@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format import names
+from tokshard.format.decode import load_decoder
 from tokshard.format.files import LoadFile, map_file
 from tokshard.format.generations import combined_manifest
 from tokshard.format.loss import has_spans, kept_columns
@@ -58,7 +59,7 @@ class Corpus:
 
     Args:
         store: holds its files.
-        manifests: of its generations, in order; all generations are read as one corpus.
+        manifests: the manifests of its generations, in order; all generations are read as one corpus.
         load_table: how the tables next to the manifest are read: `map_file` or `read_file`.
 
     Raises:
@@ -70,7 +71,7 @@ class Corpus:
         self.manifests = tuple(manifests)
         """One for each generation."""
         self.manifest = manifest = combined_manifest(manifests)
-        """That of the corpus; if it grew, with the sums over all generations."""
+        """The manifest of the corpus; if it grew, with the sums over all generations."""
         self.location = store.location
         """Where it is: a path or a URI."""
         self.directory = Path(store.location)
@@ -164,8 +165,6 @@ class Corpus:
         """
         tokens = self.document(index)
         if self._decode is None:
-            from tokshard.format.decode import load_decoder  # imports tokenizers, which is not needed to read tokens
-
             self._decode = load_decoder(self.store, self.manifest)
         return self._decode(tokens[int(self.bos_id is not None) : -1])
 
@@ -241,7 +240,7 @@ class Corpus:
         Costs a stat, or a request. The manifest is compared when its file is not the one of the last check.
 
         Args:
-            shard: of the generation that is checked.
+            shard: a shard of the generation to check.
 
         Raises:
             CorpusError: the manifest is gone, or another one.
@@ -278,9 +277,8 @@ class Corpus:
 
         Raises:
             IndexError: the corpus has no such shard.
-            DamagedCorpusError: the file of the hashes is missing or too short, or does not match the shard table that
-                was
-            opened.
+            DamagedCorpusError: the file of the hashes is missing or too short, or does not match the shard table as it
+                was opened.
             StoreError: the store does not answer.
         """
         index = range(len(self.shards))[shard]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from tokshard.errors import RESTORE, DamagedCorpusError, TokenizerError
 from tokshard.format import names
@@ -29,6 +28,8 @@ def load_decoder(store: Store, manifest: Manifest) -> Decode:
         DamagedCorpusError: the copy is missing or does not match the manifest.
         TokenizerError: the installed version of the library cannot load it.
     """
+    from tokenizers import Tokenizer  # takes time, and reading tokens does not need it
+
     read_tokenizer(store, manifest)  # the library may crash on a file that no build has loaded before
     path, built = store.where(names.TOKENIZER), f"{manifest.tokenizer.library} {manifest.tokenizer.library_version}"
     with _refusing(f"cannot load {path}", built), local_file(store, names.TOKENIZER) as local:
@@ -70,7 +71,7 @@ def read_tokenizer(store: Store, manifest: Manifest) -> bytes:
     try:
         content = store.get(names.TOKENIZER)
     except OSError as error:
-        raise DamagedCorpusError(f"{path} cannot be read: {error.strerror}", hint=RESTORE) from error
+        raise DamagedCorpusError(f"{path} cannot be read: {error.strerror or error}", hint=RESTORE) from error
     found, expected = hashlib.sha256(content).hexdigest(), manifest.files[names.TOKENIZER].sha256
     if found != expected:
         raise DamagedCorpusError(f"{path} has SHA-256 {found}, expected {expected}", hint=RESTORE)

@@ -8,6 +8,7 @@ id of the row counts. ``tokshard scan`` writes rows that have all three.
 from __future__ import annotations
 
 import array
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -228,12 +229,15 @@ def listed_rows(location: str) -> Iterator[ListedRow]:
 
 def _listed(row: Mapping[str, Any]) -> ListedRow:
     own, number, fingerprint = row.get(ID), row.get("document"), row.get("fingerprint")
-    if isinstance(own, float) or not isinstance(own, str | int | None):
+    if isinstance(own, bool) or not isinstance(own, str | int | None):
         raise TypeError(f"the id {own!r:.60} is neither a text nor an integer")
     if isinstance(number, str):
-        number = int(number) if number else None
+        with contextlib.suppress(ValueError):  # it is refused below
+            number = int(number) if number else None
     if isinstance(number, bool) or not isinstance(number, int | None) or not 0 <= (number or 0) < 1 << 63:
         raise ValueError(f"the document {number!r:.60} is not a number from 0 on")
+    if not isinstance(fingerprint, str | None):
+        raise TypeError(f"the fingerprint {fingerprint!r:.60} is not a text")
     listed = ListedRow(None if own in (None, "") else str(own), number, fingerprint or None)
     if listed.id is None and listed.document is None:
         raise ValueError("it has neither 'id' nor 'document'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from typing import IO, Any
 
@@ -38,7 +39,7 @@ def map_file(store: Store, name: str) -> pa.Buffer:
 
 def map_path(path: str) -> pa.Buffer:
     """`map_file` for a file of this machine that is not empty."""
-    with pa.memory_map(path, "r") as mapped:
+    with pa.memory_map(os.fsencode(path), "r") as mapped:  # Arrow takes text for UTF-8, which a path need not be
         return mapped.read_buffer()
 
 
@@ -82,6 +83,10 @@ class HashingFile:
                 piece = piece[self._file.write(piece) :]
         self._position += len(view)
         return len(view)
+
+    def buffered(self) -> pa.BufferedOutputStream:
+        """A stream for an Arrow writer, which writes each buffer of each column by itself, many of a few bytes."""
+        return pa.BufferedOutputStream(pa.PythonFile(self, "w"), _WRITTEN_AT_ONCE)
 
     def tell(self) -> int:
         """Bytes written so far."""

@@ -24,8 +24,6 @@ from tokshard.format.manifest import (
     canonical_json,
 )
 
-_SHARED = ("dtype", "columns")
-
 
 def generation_numbers(found: Iterable[str]) -> list[int]:
     """The generations after the first that have a folder, ascending.
@@ -54,18 +52,17 @@ def check_generation(before: Manifest, before_hash: str, manifest: Manifest, *, 
             f"{path} is of generation {found.number} after the manifest {found.previous[:12]}..., {expected}",
             hint=RESTORE,
         )
-    facts = [
-        (*(getattr(each, name) for name in _SHARED), *_delimiters(each), each.build.split)
-        for each in (before, manifest)
-    ]
-    if facts[0] != facts[1]:
+    if _shared_facts(before) != _shared_facts(manifest):
         raise DamagedCorpusError(
             f"{path} has another tokenizer, other columns or another split than the generation before it", hint=RESTORE
         )
 
 
-def _delimiters(manifest: Manifest) -> tuple[str, int, int | None]:
-    return manifest.tokenizer.canonical_sha256, manifest.tokenizer.eos_id, manifest.tokenizer.bos_id
+def _shared_facts(manifest: Manifest) -> tuple[object, ...]:
+    """What all generations of a corpus have in common."""
+    tokenizer = manifest.tokenizer
+    delimiters = tokenizer.eos_id, tokenizer.bos_id
+    return tokenizer.canonical_sha256, delimiters, manifest.dtype, manifest.columns, manifest.build.split
 
 
 def check_has_generation(wanted: int | None, available: int, *, location: str) -> None:

@@ -38,7 +38,7 @@ def has_weights(columns: Mapping[str, str]) -> bool:
 
 
 def kept_columns(columns: Mapping[str, str]) -> dict[str, str]:
-    """The kept columns of a corpus, name to type, without those of loss spans."""
+    """The kept columns of a corpus, name to type: all but the columns of loss spans."""
     return {name: kind for name, kind in columns.items() if kind not in LOSS_COLUMNS.values()}
 
 
@@ -87,8 +87,8 @@ def spans_of(
         ends: int64 [documents]: where each document ends in the tokens.
 
     Returns:
-        int64 [documents + 1], the spans before each document; uint32 [2 spans], the values of `LOSS`; and float32
-        [spans], those of `WEIGHTS`.
+        int64 [documents + 1], the number of spans before each document; uint32 [2 spans], the values of the column
+        `LOSS`; float32 [spans], the values of the column `WEIGHTS`.
     """
     changes = np.flatnonzero(np.diff(weights, prepend=np.float32(0), append=np.float32(0)))
     is_start = np.append(weights, np.float32(0))[changes] > 0
@@ -120,8 +120,8 @@ def batch_targets(
 
     Args:
         spans: offsets int64 [documents + 1] and values of the column `LOSS`.
-        weights: the same of the column `WEIGHTS`, if the corpus has it.
-        offsets: those of the tokens: int64 [documents + 1], from 0.
+        weights: offsets and values of the column `WEIGHTS`, if the corpus has it.
+        offsets: where the tokens of each document start in the batch: int64 [documents + 1], from 0.
 
     Raises:
         ValueError: the columns do not hold spans of these documents.
@@ -171,9 +171,10 @@ def num_spans(section_bytes: int, num_documents: int, *, is_weighted: bool) -> i
 
 
 def stored_hash(offsets: NDArray[np.int64], section: bytes | memoryview) -> int:
-    """The CRC-32 by which a reader checks the spans of one record batch: of the offsets of its tokens, then of these.
+    """The CRC-32 by which a reader checks the spans of one record batch. It covers the offsets of the tokens, too.
 
     Args:
+        offsets: where the tokens of each document start in the batch: int64 [documents + 1], from 0.
         section: the bytes of the file from the offsets of `LOSS` to the end of the last value of loss spans.
     """
     return zlib.crc32(section, zlib.crc32(np.ascontiguousarray(offsets, "<i8").data))
@@ -184,7 +185,7 @@ def read_section(content: bytes | memoryview, offsets: NDArray[np.int64], *, is_
 
     Args:
         content: as in `stored_hash`.
-        offsets: those of the tokens: int64 [documents + 1], from 0.
+        offsets: where the tokens of each document start in the batch: int64 [documents + 1], from 0.
         is_weighted: whether the corpus has `WEIGHTS`.
 
     Raises:

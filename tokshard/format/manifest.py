@@ -64,7 +64,7 @@ class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         corpora: content fingerprints of the others, in order.
         recipes: their recipe fingerprints.
         holds: content fingerprints of what else is wholly in them: generations, and corpora that they are copies of.
-        holds_some: of corpora some of whose documents are in them.
+        holds_some: content fingerprints of corpora of which some documents are in them.
         hash_range: documents whose hash lies in this half-open range of [0, 1) were taken.
         where: conditions on kept columns that documents had to meet, such as ``lang=en``.
         source: pattern of the sources whose documents were taken.
@@ -194,8 +194,8 @@ class Fingerprints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Two hashes that identify a corpus.
 
     Args:
-        content: of tokens and delimiters: equal when the documents are.
-        recipe: of configuration, tokenizer and the names and sizes of the sources.
+        content: the hash of tokens and delimiters: equal when the documents are.
+        recipe: the hash of configuration, tokenizer and the names and sizes of the sources.
     """
 
     content: Sha256
@@ -221,7 +221,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Args:
         num_targets: tokens that lie in loss spans, of a corpus that has these; left out of the JSON otherwise.
-        generation: of a corpus that was appended to another one; left out of the JSON otherwise.
+        generation: the place of an appended corpus in the corpus that grew; left out of the JSON otherwise.
     """
 
     format_version: int
@@ -256,9 +256,12 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def manifest_hash(content: bytes) -> str:
-    """The SHA-256 in the last line of a manifest, unchecked."""
-    start = content.removesuffix(b"\n").rfind(b"\n") + 1
-    return hashlib.sha256(content[:start]).hexdigest()
+    """The SHA-256 of a manifest without its last line, which repeats it."""
+    return hashlib.sha256(content[: _start_of_last_line(content)]).hexdigest()
+
+
+def _start_of_last_line(content: bytes) -> int:
+    return content.removesuffix(b"\n").rfind(b"\n") + 1
 
 
 def decode_manifest(content: bytes, *, file: str) -> Manifest:
@@ -268,9 +271,7 @@ def decode_manifest(content: bytes, *, file: str) -> Manifest:
         DamagedCorpusError: the checksum or the structure is wrong.
         UnsupportedFormatError: a newer tokshard wrote it.
     """
-    start = content.removesuffix(b"\n").rfind(b"\n") + 1
-    head, last = content[:start], content[start:]
-    digest = hashlib.sha256(head).hexdigest()
+    digest, last = manifest_hash(content), content[_start_of_last_line(content) :]
     if last != f'"{_HASH_KEY}": "{digest}"}}\n'.encode():
         raise DamagedCorpusError(
             f"{file} is damaged or was edited: the SHA-256 of its content is {digest}, and its last line is "
@@ -340,9 +341,9 @@ def content_fingerprint(content: Content, tokenizer: TokenizerInfo, columns: Map
     Shards, record batches, kept columns, sources and the place of the corpus do not matter.
 
     Args:
-        content: of the whole corpus.
+        content: the content of the whole corpus.
         tokenizer: gives the delimiters.
-        columns: of the corpus.
+        columns: the columns of the corpus.
 
     Returns:
         The hexadecimal SHA-256 of a version line, the canonical JSON of counts and delimiters, and the hashes.

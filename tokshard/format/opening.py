@@ -18,6 +18,8 @@ from tokshard.store import Store, locate, open_store, present, side_by_side
 _MOST_LISTED = 10_000
 """Shards in another store that are listed when a corpus is opened: ten requests, one after the other."""
 
+_CHECK_PATH = "check the path and its permissions"
+
 
 def open_corpus(location: str | os.PathLike[str], *, generation: int | None = None) -> Corpus:
     """Open a corpus: read its manifests and tables, list its files once, open no shard.
@@ -144,9 +146,7 @@ def list_names(store: Store) -> list[str] | None:
     except OSError as error:
         if error.errno == errno.ENOTSUP:
             return None
-        raise CorpusError(
-            f"{store.location} cannot be listed: {error.strerror}", hint="check the path and its permissions"
-        ) from error
+        raise _unlisted(store, error) from error
 
 
 def read_manifest(store: Store) -> Manifest:
@@ -171,7 +171,7 @@ def _read_manifest(store: Store) -> tuple[Manifest, str]:
 
 def _unreadable(store: Store, error: OSError) -> CorpusError:
     path = store.where(names.MANIFEST)
-    return CorpusError(f"{path} cannot be read: {error.strerror}", hint="check the path and its permissions")
+    return CorpusError(f"{path} cannot be read: {error.strerror}", hint=_CHECK_PATH)
 
 
 def _decoded(store: Store, content: bytes) -> Manifest:
@@ -194,7 +194,7 @@ def _check_manifest(manifest: Manifest, path: str) -> None:
     if unknown or TOKENS in manifest.columns or [*manifest.columns.items()] != in_order or set(of_loss) == {WEIGHTS}:
         raise DamagedCorpusError(
             f"{path}: columns are {manifest.columns}, expected none called {TOKENS!r} and types of "
-            f"{', '.join(COLUMN_TYPES)}, those of loss spans first and under their names",
+            f"{', '.join(COLUMN_TYPES)}, the columns of loss spans first and under their names",
             hint=RESTORE,
         )
     if has_spans(manifest.columns) != (manifest.num_targets is not None):
@@ -256,7 +256,9 @@ def _problem_of_folder(store: Store, hint: str) -> CorpusError | None:
     except OSError as error:
         if error.errno == errno.ENOTSUP:  # a web server
             return MissingCorpusError(f"{store.location} is not a corpus: it has no {names.MANIFEST}", hint=hint)
-        return CorpusError(
-            f"{store.location} cannot be listed: {error.strerror}", hint="check the path and its permissions"
-        )
+        return _unlisted(store, error)
     return None
+
+
+def _unlisted(store: Store, error: OSError) -> CorpusError:
+    return CorpusError(f"{store.location} cannot be listed: {error.strerror}", hint=_CHECK_PATH)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import mmap
-import struct
 from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 
-from tokshard.format.arrow_file import ArrowFile
+from tokshard.format.arrow_file import TAIL, ArrowFile
 from tokshard.store import Entry, Store
 
-_TAIL = struct.Struct("<i6s")  # length of the footer, magic
 _TAIL_BYTES = 64 << 10
 _GAP_BYTES = 64 << 10
 """Ranges nearer to each other are asked for as one."""
@@ -43,7 +41,7 @@ class PartialFile:
         """
         size = self._entry.size
         self._fill([(max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES))])
-        footer_bytes = _TAIL.unpack_from(self._memory, size - _TAIL.size)[0] + _TAIL.size
+        footer_bytes = TAIL.unpack_from(self._memory, size - TAIL.size)[0] + TAIL.size
         if footer_bytes > _TAIL_BYTES:
             self._fill([(size - footer_bytes, footer_bytes - _TAIL_BYTES)])
         file = ArrowFile(self.content)

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from tokshard.errors import UsageError
+from tokshard.errors import UNDECODABLE, UsageError
+from tokshard.format.schema import ARROW_ERRORS
 from tokshard.store import local_file, locate
 
 _ROWS_AT_ONCE = 65_536
@@ -27,7 +28,7 @@ def read_rows(
     Args:
         columns: the columns to read from a table; None: all.
         of_line: the column that holds a line of text.
-        hint: of the error.
+        hint: the next step, for the error.
 
     Raises:
         UsageError: the file cannot be read.
@@ -40,7 +41,7 @@ def read_rows(
             for row in _rows(path, name, columns, of_line):
                 number += 1
                 yield row
-    except (OSError, pa.ArrowException, msgspec.MsgspecError, ValueError, csv.Error) as error:
+    except (*ARROW_ERRORS, *UNDECODABLE, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)[:200]
         where = f" after row {number}" if number else ""
         raise UsageError(f"{location} cannot be read{where}: {reason}", hint=hint) from error

@@ -18,7 +18,7 @@ MAX_BATCH_TOKENS = 16 << 20
 """Most tokens in one record batch; a larger document gets its own batch. Part of FORMAT_VERSION."""
 
 MAX_BATCH_CHARACTERS = 64 << 20
-"""Most characters of kept text in one record batch; a document with more gets its own batch."""
+"""Most characters of kept text in one record batch; a document with more gets its own batch. Part of FORMAT_VERSION."""
 
 ORDINAL_STRIDE = 65_536
 """The shard table names the document at every token position that is a multiple of this. Part of FORMAT_VERSION."""
@@ -32,6 +32,12 @@ HASH_GROUP = 1_024
 ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, NotImplementedError, OverflowError)
 """What pyarrow raises for bytes that are not what they should be."""
 
+
+def numbers_type(kind: pa.DataType) -> pa.DataType:
+    """``large_list<item: kind not null>``, the type of the column `TOKENS` and of every other list."""
+    return pa.large_list(pa.field("item", kind, nullable=False))
+
+
 TOKENS = "tokens"
 SUPPORTED_COLUMN_TYPES: Mapping[str, pa.DataType] = {
     "string": pa.string(),
@@ -43,8 +49,8 @@ SUPPORTED_COLUMN_TYPES: Mapping[str, pa.DataType] = {
 
 COLUMN_TYPES: Mapping[str, pa.DataType] = {
     **SUPPORTED_COLUMN_TYPES,
-    LOSS_COLUMNS[LOSS]: pa.large_list(pa.field("item", pa.uint32(), nullable=False)),
-    LOSS_COLUMNS[WEIGHTS]: pa.large_list(pa.field("item", pa.float32(), nullable=False)),
+    LOSS_COLUMNS[LOSS]: numbers_type(pa.uint32()),
+    LOSS_COLUMNS[WEIGHTS]: numbers_type(pa.float32()),
 }
 """Types that a column may have, by the name used in the manifest."""
 
@@ -58,7 +64,7 @@ class ShardFacts:
         tokenizer_sha256: hash of the canonical JSON of the tokenizer.
         eos_id: the delimiter that ends every document.
         bos_id: the token that starts every document, if there is one.
-        columns: name to one of `COLUMN_TYPES`: those of loss spans, then the kept columns.
+        columns: the columns of loss spans, then the kept columns; name to one of `COLUMN_TYPES`.
     """
 
     dtype: str
@@ -79,14 +85,9 @@ def token_dtype(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def tokens_type(dtype: str) -> pa.DataType:
-    """``large_list<item: dtype not null>``, the type of the column `TOKENS`."""
-    return pa.large_list(pa.field("item", pa.from_numpy_dtype(np.dtype(dtype)), nullable=False))
-
-
 def shard_schema(facts: ShardFacts) -> pa.Schema:
     """The schema of every shard of a corpus: `TOKENS` first, then the other columns in order."""
-    fields = [pa.field(TOKENS, tokens_type(facts.dtype), nullable=False)]
+    fields = [pa.field(TOKENS, numbers_type(pa.from_numpy_dtype(np.dtype(facts.dtype))), nullable=False)]
     for name, kind in facts.columns.items():
         fields.append(pa.field(name, COLUMN_TYPES[kind], nullable=kind not in LOSS_COLUMNS.values()))
     metadata = {

@@ -24,9 +24,9 @@ class Shard:
     """One mapped shard, its structure checked: size, schema, batches. Offsets are checked when first touched.
 
     Args:
-        store: of the corpus.
+        store: the store of the corpus.
         places: the places of its record batches, from the shard table.
-        schema: of every shard of the corpus.
+        schema: the schema of every shard of the corpus.
         content: the bytes of the file, at least where they are read; default: a map of the file.
     """
 
@@ -60,11 +60,8 @@ class Shard:
                 f"{path} has {self._file.num_batches} record batches, expected {len(places)}", hint=RESTORE
             )
         columns = column_kinds(schema)
-        self._kept, self._has_spans, self._has_weights = (
-            kept_columns(columns),
-            has_spans(columns),
-            has_weights(columns),
-        )
+        self._kept = kept_columns(columns)
+        self._has_spans, self._has_weights = has_spans(columns), has_weights(columns)
         self._dtype = np.dtype(str(schema.field(TOKENS).type.value_type))
         self._batches: dict[int, tuple[pa.RecordBatch, NDArray[np.int64], NDArray[Any]]] = {}
         self._batches_of_checked_columns: set[int] = set()
@@ -73,13 +70,11 @@ class Shard:
 
     def document(self, row: int) -> NDArray[Any]:
         """The tokens of one document of this shard: a read-only view."""
-        index = bisect_right(self._first_documents, row) - 1
+        index, within = self._place(row)
         offsets, values = self.batch(index)
-        within = row - self._first_documents[index]
         start, stop = offsets[within : within + 2].tolist()
-        if (
-            not 0 <= start < stop <= len(values)
-        ):  # a map shows what is written to the file after the offsets were checked
+        # a map shows what is written to the file after the offsets were checked
+        if not 0 <= start < stop <= len(values):
             raise DamagedCorpusError(
                 f"{self.path}, batch {index}: document {within} is at {start} to {stop}, expected within "
                 f"[0, {len(values)}]: the file was changed while it was mapped",
@@ -89,9 +84,8 @@ class Shard:
 
     def metadata(self, row: int) -> dict[str, Any]:
         """The kept columns of one document of this shard."""
-        index = bisect_right(self._first_documents, row) - 1
+        index, within = self._place(row)
         columns = self.columns(index)
-        within = row - self._first_documents[index]
         return {name: columns[name][within].as_py() for name in self._kept}
 
     def loss_spans(self, row: int) -> NDArray[np.int64]:
@@ -107,10 +101,14 @@ class Shard:
         targets, start, stop = self._targets_of(row)
         return targets.of_tokens(start, stop)
 
+    def _place(self, row: int) -> tuple[int, int]:
+        """The batch of a document, and its row there."""
+        index = bisect_right(self._first_documents, row) - 1
+        return index, row - self._first_documents[index]
+
     def _targets_of(self, row: int) -> tuple[Targets, int, int]:
         """The targets of the batch of a document, and its first token there and the end of its last."""
-        index = bisect_right(self._first_documents, row) - 1
-        within = row - self._first_documents[index]
+        index, within = self._place(row)
         start, stop = self.batch(index)[0][within : within + 2].tolist()
         held = self._targets  # read once: threads may share a shard
         if held is None or held[0] != index:
@@ -121,7 +119,7 @@ class Shard:
         """The targets of one record batch, checked each time. In a corpus without loss spans: all but each first token.
 
         Raises:
-            DamagedCorpusError: they are not spans of the documents, or not those that the shard table knows.
+            DamagedCorpusError: they are not spans of the documents, or have another hash than in the shard table.
         """
         offsets, place = self.batch(index)[0], self.places[index]
         if not self._has_spans:
@@ -146,7 +144,7 @@ class Shard:
         return offsets, values
 
     def columns(self, index: int) -> dict[str, pa.Array]:
-        """The kept columns of one record batch, checked to the last value when they are first asked for.
+        """The loss spans and kept columns of one record batch, checked to the last value when they are first asked for.
 
         Raises:
             DamagedCorpusError: a column is not valid Arrow data, or a text in it not UTF-8.
@@ -206,13 +204,13 @@ def checked_targets(
 
     Args:
         section: as `stored_hash` takes it.
-        offsets: those of the tokens: int64 [documents + 1], from 0.
-        place: of the batch, from the shard table.
-        is_weighted: whether the corpus has weights of spans.
+        offsets: where the tokens of each document start in the batch: int64 [documents + 1], from 0.
+        place: the place of the batch, from the shard table.
+        is_weighted: whether the corpus has `WEIGHTS`.
         where: names the batch in errors.
 
     Raises:
-        DamagedCorpusError: they are not spans of the documents, or not those that the shard table knows.
+        DamagedCorpusError: they are not spans of the documents, or have another hash than in the shard table.
     """
     found = stored_hash(offsets, section)
     if found != place.loss_hash:

@@ -10,7 +10,6 @@ from itertools import accumulate
 from typing import overload
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
@@ -70,7 +69,7 @@ class ShardTable(Sequence[ShardInfo]):
         """int64 [shards], bytes of each."""
         self._first_strides = _starts(num_strides(np.diff(self.first_tokens)))
         self.is_whole = all(table.is_whole for table in tables)
-        """Whether the lists of documents are at hand: a request is made for those of a shard if they are not."""
+        """Whether the whole tables are at hand; if not, the lists of a shard cost a request each."""
         self._runs: dict[int, Runs] = {}
 
     def __len__(self) -> int:
@@ -122,9 +121,8 @@ class ShardTable(Sequence[ShardInfo]):
 
     def batch_places(self, index: int) -> list[BatchPlace]:
         """The places of the record batches of one shard."""
-        table, row = self._place(index)
-        columns = [column.tolist() for column in table.lists_at(_BATCH_COLUMNS, row)]
-        of_loss = [column.tolist() for column in table.lists_at(_LOSS_COLUMNS, row)] if self._has_spans else []
+        columns = [self._list(column, index).tolist() for column in _BATCH_COLUMNS]
+        of_loss = [self._list(column, index).tolist() for column in _LOSS_COLUMNS] if self._has_spans else []
         num_documents = int(self.first_documents[index + 1] - self.first_documents[index])
         num_tokens = int(self.first_tokens[index + 1] - self.first_tokens[index])
         if (
@@ -134,7 +132,7 @@ class ShardTable(Sequence[ShardInfo]):
             or min(*columns[0], *columns[1]) < 1
         ):
             raise DamagedCorpusError(
-                f"{table.path}: the batches of {self[index].name} hold {sum(columns[0])} documents and "
+                f"{self._place(index)[0].path}: the batches of {self[index].name} hold {sum(columns[0])} documents and "
                 f"{sum(columns[1])} tokens, the shard {num_documents} and {num_tokens}; "
                 "every batch holds at least 1",
                 hint=RESTORE,
@@ -191,7 +189,7 @@ class ShardTable(Sequence[ShardInfo]):
         return hashes
 
     def strides(self, index: int) -> range:
-        """Where the hashes of one shard are among those of its generation, as ``stride-hashes.bin`` holds them."""
+        """Which hashes in the ``stride-hashes.bin`` of its generation are of one shard."""
         first = int(self._first_strides[self._first_shards[self.generation(index)]])
         return range(int(self._first_strides[index]) - first, int(self._first_strides[index + 1]) - first)
 
@@ -265,17 +263,9 @@ def _check_table(table: Table, manifest: Manifest) -> None:
         )
     for batch in table.batches():
         # in Python: importing `pyarrow.compute` takes a process as long as 100,000 names do
-        for name in _shard_names(batch, path):
+        for name in batch.column("name").to_pylist():
             if not names.is_shard_name(name):
                 raise DamagedCorpusError(f"{path} names the shard {name!r}, which is not a shard's name", hint=RESTORE)
-
-
-def _shard_names(batch: pa.RecordBatch, path: str) -> list[str]:
-    try:
-        found = batch.column("name").to_pylist()
-    except UnicodeDecodeError as error:
-        raise DamagedCorpusError(f"{path} names a shard in bytes that are not UTF-8: {error}", hint=RESTORE) from error
-    return [str(name) for name in found]
 
 
 def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:

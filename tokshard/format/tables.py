@@ -16,17 +16,11 @@ from tokshard.format.arrow_file import ArrowFile
 from tokshard.format.content import HASH_BYTES, Content, TokenHash
 from tokshard.format.files import HashingFile, LoadFile, map_file
 from tokshard.format.partial_file import PartialFile
-from tokshard.format.schema import ARROW_ERRORS, FORMAT_VERSION, describe_schema
+from tokshard.format.schema import ARROW_ERRORS, FORMAT_VERSION, describe_schema, numbers_type
 from tokshard.store import Store
-
-_WRITE_BYTES = 1 << 18
 
 SHARDS_PER_BATCH = 1_024
 """Rows in each record batch of the shard table but the last; part of FORMAT_VERSION."""
-
-
-def _numbers(kind: pa.DataType) -> pa.DataType:
-    return pa.large_list(pa.field("item", kind, nullable=False))
 
 
 def _schema(fields: Mapping[str, pa.DataType]) -> pa.Schema:
@@ -47,26 +41,26 @@ SHARD_TABLE_SCHEMA = _schema(
         "num_targets": pa.int64(),
         "loss_hash": pa.binary(HASH_BYTES),
         # one entry per record batch of the shard; positions are bytes from the start of the file
-        "batch_documents": _numbers(pa.int64()),
-        "batch_tokens": _numbers(pa.int64()),
-        "batch_offsets_position": _numbers(pa.int64()),
-        "batch_values_position": _numbers(pa.int64()),
+        "batch_documents": numbers_type(pa.int64()),
+        "batch_tokens": numbers_type(pa.int64()),
+        "batch_offsets_position": numbers_type(pa.int64()),
+        "batch_values_position": numbers_type(pa.int64()),
         # the same of loss spans; empty lists in a corpus without them
-        "batch_loss_position": _numbers(pa.int64()),
-        "batch_loss_bytes": _numbers(pa.int64()),
-        "batch_loss_hash": _numbers(pa.uint32()),
+        "batch_loss_position": numbers_type(pa.int64()),
+        "batch_loss_bytes": numbers_type(pa.int64()),
+        "batch_loss_hash": numbers_type(pa.uint32()),
         # entry k: ordinal in the shard of the document that holds token k * ORDINAL_STRIDE
-        "stride_documents": _numbers(pa.uint32()),
+        "stride_documents": numbers_type(pa.uint32()),
         # entry k: CRC-32 of the stride hashes k * HASH_GROUP to (k + 1) * HASH_GROUP of the shard
-        "group_hashes": _numbers(pa.uint32()),
+        "group_hashes": numbers_type(pa.uint32()),
         # runs of documents that are consecutive records of one source
-        "run_document": _numbers(pa.int64()),
-        "run_source": _numbers(pa.int64()),
-        "run_record": _numbers(pa.int64()),
+        "run_document": numbers_type(pa.int64()),
+        "run_source": numbers_type(pa.int64()),
+        "run_record": numbers_type(pa.int64()),
     }
 )
 
-WRITTEN_SHARD_SCHEMA = SHARD_TABLE_SCHEMA.append(pa.field("stride_hashes", _numbers(pa.uint32()), nullable=False))
+WRITTEN_SHARD_SCHEMA = SHARD_TABLE_SCHEMA.append(pa.field("stride_hashes", numbers_type(pa.uint32()), nullable=False))
 """What the writer says of a shard: its row of the shard table, and its part of ``stride-hashes.bin``."""
 
 LISTS_OF_DOCUMENTS = ("stride_documents", "run_document", "run_source", "run_record")
@@ -172,8 +166,7 @@ def write_table(
     pending: list[pa.RecordBatch] = []
     num_rows = 0
     hashed = file if isinstance(file, HashingFile) else HashingFile(file)
-    # Arrow writes each buffer of each column by itself, most of them a few bytes
-    buffered = pa.BufferedOutputStream(pa.PythonFile(hashed, "w"), _WRITE_BYTES)
+    buffered = hashed.buffered()
     try:
         with ipc.new_file(buffered, schema) as writer:
             for batch in batches:
@@ -288,10 +281,6 @@ class Table:
             counts.append(found)
             parts.append(self._numbers_at(column, cells.values, int(ends[0]), int(ends[-1])))
         return np.concatenate(counts), np.concatenate(parts)
-
-    def lists_at(self, columns: Iterable[str], row: int) -> list[NDArray[np.int64]]:
-        """The lists of some columns in one row, as `list_at` gives them."""
-        return [self.list_at(column, row) for column in columns]
 
     def list_at(self, column: str, row: int) -> NDArray[np.int64]:
         """The list in one row, as an int64 array.

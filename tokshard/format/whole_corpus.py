@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError
+from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, StoreError
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.files import file_sha256
@@ -41,6 +41,7 @@ def checked_batches(corpus: Corpus, index: int) -> Iterator[tuple[Shard, int]]:
 
     Raises:
         DamagedCorpusError: the shard is missing, or is not what the manifest and its hashes say.
+        StoreError: it cannot be read.
     """
     info, places = corpus.shards[index], corpus.shards.batch_places(index)
     return batches_of_shard(corpus.store, info, places, corpus.shard_schema, corpus.stride_hashes(index))
@@ -56,10 +57,11 @@ def batches_of_shard(
     another store is first copied to a temporary file.
 
     Args:
-        hashes: of its strides, as `Corpus.stride_hashes` gives them.
+        hashes: the hashes of its strides, as `Corpus.stride_hashes` gives them.
 
     Raises:
         DamagedCorpusError: the shard is missing, or is not what is known of it.
+        StoreError: it cannot be read.
     """
     hasher = StrideHasher()
     digest = hashlib.sha256() if len(schema) > 1 else None  # the hashes of strides are of tokens alone
@@ -95,6 +97,10 @@ def check_side_files(corpus: Corpus) -> None:
                 found = file_sha256(store, name)
             except FileNotFoundError:
                 raise DamagedCorpusError(f"{store.where(name)} is missing", hint=RESTORE) from None
+            except OSError as error:
+                raise DamagedCorpusError(
+                    f"{store.where(name)} cannot be read: {error.strerror or error}", hint=RESTORE
+                ) from error
             if found != manifest.files[name].sha256:
                 raise _other_hash(store.where(name), found, manifest.files[name].sha256)
 
@@ -116,6 +122,11 @@ def _mapped(store: Store, info: ShardInfo) -> Iterator[mmap.mmap]:
             yield mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise DamagedCorpusError(f"{store.where(info.name)} is missing", hint=RESTORE) from None
+    except OSError as error:  # perhaps of the temporary directory, so it is no damage
+        raise StoreError(
+            f"{store.where(info.name)} cannot be read: {error.strerror or error}",
+            hint="check its permissions, and the room in TMPDIR, where a shard of a bucket is copied to",
+        ) from error
 
 
 def _check_hashes(shard: Shard, found: NDArray[np.uint32], expected: NDArray[np.uint32]) -> None:

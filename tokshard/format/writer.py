@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import ipc
 
-from tokshard.format.arrays import number_array, table_batch, value_array
+from tokshard.format.arrays import lists_array, table_batch, value_array
 from tokshard.format.content import Content, TokenHash, hash_tokens
 from tokshard.format.files import HashingFile, map_path
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, batch_targets, stored_hash
@@ -27,8 +27,6 @@ from tokshard.format.stride_hashes import StrideHasher, group_hashes
 from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
 from tokshard.store import Store
 
-_WRITE_BYTES = 1 << 18
-
 
 class ShardWriter:
     """Writes the documents of one task as consecutive shards.
@@ -38,8 +36,8 @@ class ShardWriter:
     on how documents are split into calls of `extend`. Leaving the context by an exception removes the unfinished shard.
 
     Args:
-        store: of the corpus.
-        name: from the number of shards closed before to the name of the next.
+        store: the store of the corpus.
+        name: gives the name of the next shard, from the number of shards closed before.
         shard_tokens: a shard closes before the document that would exceed this; a longer document gets its own shard.
     """
 
@@ -125,11 +123,6 @@ class ShardWriter:
         columns = {field.name: [row[field.name] for row in self._rows] for field in WRITTEN_SHARD_SCHEMA}
         return table_batch(columns, WRITTEN_SHARD_SCHEMA)
 
-    @property
-    def num_shards(self) -> int:
-        """Shards closed so far."""
-        return len(self._rows)
-
     def _start_batch(self) -> None:
         self._fill = 0
         self._characters = 0
@@ -182,9 +175,7 @@ class ShardWriter:
         if not self._fill or self._file is None:
             return
         offsets = np.concatenate([np.zeros(1, np.int64), *self._ends])
-        documents = pa.LargeListArray.from_arrays(
-            number_array(offsets), number_array(self._buffer[: self._fill]), type=self._schema.field(TOKENS).type
-        )
+        documents = lists_array(offsets, self._buffer[: self._fill], self._schema.field(TOKENS).type)
         columns = [value_array(self._columns[name], self._schema.field(name).type) for name in self._columns]
         batch = pa.record_batch([documents, *columns], schema=self._schema)
         self._file.write(batch, offsets, self._buffer[: self._fill])
@@ -207,8 +198,7 @@ class _OpenShard:
         self._loss_columns = [column for column in LOSS_COLUMNS if facts.columns.get(column) == LOSS_COLUMNS[column]]
         self._spool = store.spool(name)
         self._hashed = HashingFile(self._spool.file)
-        # Arrow writes each buffer of each column by itself, many of a few bytes
-        self._stream = pa.BufferedOutputStream(pa.PythonFile(self._hashed, "w"), _WRITE_BYTES)
+        self._stream = self._hashed.buffered()
         self._writer = ipc.new_file(self._stream, shard_schema(facts))
         self.num_tokens = 0
         self._content = Content()
