@@ -472,7 +472,7 @@ class _Steps:
         def stepping(path: Any, *arguments: Any, **options: Any) -> Any:
             if not is_step(path, *arguments[:1]):
                 return original(path, *arguments, **options)
-            place = os.fspath(path)
+            place = os.fsdecode(path)
             if options.get("dir_fd") is not None:
                 place = os.path.join(_path_of(options["dir_fd"]), place)
             to = f" -> {os.fspath(arguments[0])}" if kind in ("replace", "rename") else ""

@@ -478,6 +478,14 @@ def test_a_copy_into_a_bucket_and_back_is_the_corpus(corpus, tmp_path, monkeypat
     assert rows(f"{bucket}/part") == [row for row in rows(corpus) if len(row[0]) <= 20]
 
 
+def test_a_corpus_whose_tokenizer_is_a_folder_is_damaged(corpus, tmp_path):
+    (corpus / names.TOKENIZER).unlink()
+    (corpus / names.TOKENIZER).mkdir()
+    with pytest.raises(DamagedCorpusError, match=r"tokenizer\.json cannot be read: Is a directory"):
+        copy_corpus(corpus, out=tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
 def test_documents_of_a_source_that_does_not_exist_are_damage(corpus, tmp_path):
     change_table(corpus, names.SHARD_TABLE, lambda rows: {**rows, "run_source": [[255] for _ in rows["run_source"]]})
     change_table(

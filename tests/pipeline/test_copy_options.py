@@ -20,6 +20,7 @@ from tokshard.errors import BuildError, ConfigurationChangedError, UsageError
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline import build as building
+from tokshard.pipeline.progress import Report, StageStarted
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import running
 
@@ -127,7 +128,7 @@ def test_texts_are_not_compared_with_tokens(place, tmp_path):
     build(place, dedup="exact")
     (place / "b.jsonl").write_bytes(b'{"text": "another"}\n')
     build(place, place / "b.jsonl", out=place / "other")
-    with pytest.raises(UsageError, match="has hashes of texts, and this append would compare those of tokens"):
+    with pytest.raises(UsageError, match="has hashes of texts, and this append would compare hashes of tokens"):
         copy_corpus(place / "other", out=place / "out", append=True, dedup="exact")
     copy_corpus(place / "other", out=place / "out", append=True)
     assert texts_of(open_corpus(place / "out"))[-1] == "another"
@@ -150,6 +151,34 @@ def test_jobs_of_an_array_copy_the_same_bytes(corpus, tmp_path, options):
         run_copy_job([corpus], out=tmp_path / "jobs", job_index=index, num_jobs=3, workers=1, **options)
     commit_corpus(tmp_path / "jobs")
     assert files(tmp_path / "jobs") == files(tmp_path / "one")
+
+
+@pytest.mark.parametrize("damaged", ["the table", "a kept text"])
+def test_a_damaged_file_of_dealt_documents_is_named_and_dealt_again(corpus, tmp_path, damaged):
+    copy_corpus(corpus, out=tmp_path / "whole", shuffle=17)
+
+    def stop(report: Report) -> None:
+        if isinstance(report, StageStarted) and report.name == "write":
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        copy_corpus(corpus, out=tmp_path / "copy", shuffle=17, observer=stop)
+    *_, newest = sorted((tmp_path / "copy" / names.WORK).glob("deal*"))
+    content = {path: path.read_bytes() for path in (newest / "files").iterdir()}
+    path = next(path for path in content if b"enfr" in content[path])
+    row = len(content[path]) - 16  # of the length in the last row of the table
+    length = (1 << 62).to_bytes(8, "little")
+    path.write_bytes(
+        content[path].replace(b"enfr", b"\xff\xff\xff\xff")
+        if damaged == "a kept text"
+        else content[path][:row] + length + content[path][row + 8 :]
+    )
+    with pytest.raises(BuildError, match=f"{path.name} is damaged") as caught:
+        copy_corpus(corpus, out=tmp_path / "copy", shuffle=17)
+    assert caught.value.hint.startswith("delete that file and run the same command again")
+    path.unlink()
+    copy_corpus(corpus, out=tmp_path / "copy", shuffle=17)
+    assert files(tmp_path / "copy") == files(tmp_path / "whole")
 
 
 def test_a_job_reads_what_it_deals_again_although_another_has_shuffled_all_meanwhile(corpus, tmp_path, monkeypatch):
@@ -209,6 +238,10 @@ def test_an_estimate_of_a_copy_writes_nothing(corpus, tmp_path, capsys):
     with open_corpus(corpus) as opened:
         assert found["tokens"] == pytest.approx(opened.num_tokens, rel=0.2)
         assert found["documents"] == pytest.approx(opened.num_documents, rel=0.2)
+    assert not found["is_limited"]
+    assert run([*command, "--max-documents", "10"]) == 0
+    limited = json.loads(capsys.readouterr().out)
+    assert (limited["documents"], limited["is_limited"]) == (10, True)
 
 
 def test_another_condition_is_another_copy(corpus, tmp_path):
@@ -245,6 +278,8 @@ def test_a_copy_of_a_corpus_whose_kept_values_changed_is_another_copy(tmp_path):
         ({"workers": 0}, "workers is 0: expected int >= 1"),
         ({"hash_range": (0.5, 0.5)}, "hash_range is 0.5:0.5, expected a part of 0:1"),
         ({"text_field": "body"}, "text_field is given, and the sources are read as documents"),
+        ({"on_bad_record": "skip"}, "on_bad_record is given, and the sources are read as documents"),
+        ({"max_bad_records": 3}, "max_bad_records is given, and the sources are read as documents"),
     ],
 )
 def test_what_means_nothing_for_a_copy_is_refused(corpus, tmp_path, options, problem):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 from tests.pipeline.arrays import run_job
 from tests.pipeline.inputs import jsonl, texts_of
 from tests.pipeline.places import SPLIT, TEXTS, StoppedError, build, files, write
-from tokshard import build_corpus, open_corpus
+from tokshard import build_corpus, copy_corpus, open_corpus
 from tokshard.errors import BuildError, ConfigurationChangedError, DamagedCorpusError, UsageError
 from tokshard.format import names
 from tokshard.pipeline import build as building
@@ -27,13 +28,15 @@ from tokshard.pipeline.tasks import running
 
 
 @pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize("content", ["a file", "a request of another tool"])
+@pytest.mark.parametrize("content", ["a file", "a request of another tool", "a folder called build.json"])
 def test_a_work_folder_that_no_build_made_is_refused_and_keeps_its_files(place, content, force):
     work = place / "out" / names.WORK
     (work / "receipts").mkdir(parents=True)
     (work / "receipts" / "data").write_text("theirs")
     if content == "a request of another tool":
         (work / "build.json").write_text('{"theme": "dark"}')
+    if content == "a folder called build.json":
+        (work / "build.json").mkdir()
     before = files(place)
     with pytest.raises((UsageError, BuildError), match=names.WORK):
         build(place, force=force)
@@ -127,6 +130,35 @@ def test_a_place_where_no_corpus_can_be_is_wrong_usage(place, monkeypatch, out, 
         with pytest.raises(UsageError, match=problem):
             run("b.jsonl", tokenizer=place / "tok", out=out)
     assert files(place) == before
+
+
+@pytest.mark.parametrize("run", [build_corpus, run_job])
+def test_a_place_whose_name_is_too_long_is_named(place, run):
+    out = place / ("x" * 300)
+    with pytest.raises(BuildError, match="File name too long"):
+        run(place / "a.jsonl", tokenizer=place / "tok", out=out)
+    with pytest.raises(BuildError, match="File name too long"):
+        run(place / "a.jsonl", tokenizer=place / "tok", out=out, append=True)
+    with pytest.raises(BuildError, match="File name too long"):
+        read_status(out)
+
+
+@pytest.mark.parametrize("what", ["the tokenizer", "the working directory", "a corpus"])
+def test_a_path_that_is_not_utf8_is_refused_before_anything_is_written(place, monkeypatch, what):
+    corpus, odd = build(place), place / os.fsdecode(b"odd\xff")
+    run = functools.partial(build_corpus, place / "a.jsonl", tokenizer=place / "tok")
+    if what == "the tokenizer":
+        run = functools.partial(run, tokenizer=shutil.copytree(place / "tok", odd))
+    elif what == "the working directory":
+        odd.mkdir()
+        monkeypatch.chdir(odd)
+    else:
+        run = functools.partial(copy_corpus, shutil.copytree(corpus, odd))
+    before = files(place)
+    with pytest.raises(UsageError, match=r"odd\\xff.*: the path is not UTF-8"):
+        run(out=corpus if what == "the tokenizer" else place / "new", force=what == "the tokenizer", workers=1)
+    assert files(place) == before
+    assert not (place / "new").exists()
 
 
 @pytest.mark.parametrize("tokenizer", ["tok", "tok/tokenizer.json", "link"])
@@ -230,6 +262,13 @@ def test_a_manifest_that_names_files_elsewhere_removes_nothing_there(place):
     (place / "precious").write_text("theirs")
     build(place, force=True)
     assert (place / "precious").exists()
+
+
+def test_a_manifest_of_another_form_is_not_taken_for_that_of_a_build(place):
+    (place / "out").mkdir()
+    (place / "out" / names.MANIFEST).write_text('{"manifest_sha256": "x", "name": "an app"}')
+    with pytest.raises(UsageError, match=r"is not empty and holds no build: manifest\.json"):
+        build(place, force=True)
 
 
 def test_a_corpus_with_a_damaged_manifest_is_refused_with_a_way_out(place):
@@ -348,6 +387,18 @@ def test_a_list_of_bad_records_that_is_lost_is_made_again(place, stop, how, stag
     assert files(build(place, **options)) == expected
 
 
+def test_a_list_of_bad_records_with_a_flipped_byte_is_named(place, stop):
+    (place / "a.jsonl").write_bytes(b"{\n" + jsonl([{"text": text} for text in TEXTS]))
+    stop(on_bad_record="skip")
+    (path,) = (place / "out" / names.WORK / "write" / "rejects").glob("*.jsonl")
+    path.write_bytes(path.read_bytes().replace(b"source", b"rource"))
+    with pytest.raises(BuildError, match=r"rejects/0000000-000000\.jsonl cannot be read: .*source") as caught:
+        build(place, on_bad_record="skip")
+    assert caught.value.hint.startswith("delete that file and run the same command again")
+    path.unlink()
+    assert texts_of(open_corpus(build(place, on_bad_record="skip"))) == TEXTS
+
+
 @pytest.mark.parametrize("change", ["gone", "short", "long"])
 def test_hashes_that_are_lost_are_made_again(place, stop, change):
     expected = files(build(place, out=place / "expected", dedup="exact"))
@@ -413,6 +464,28 @@ def test_a_corpus_of_a_source_that_changed_since_is_not_taken_for_that_of_the_so
     os.utime(write(place / "a.jsonl", ["two"]), (2, 2))
     with pytest.raises(ConfigurationChangedError):
         build(place)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        "[" * 100_000,
+        '{"roots": 3}',
+        '{"roots": [1, "a"]}',
+        '{"sources": [{}]}',
+        '{"sources": [{"argument": [], "path": "", "version": ""}]}',
+        '{"num_sources": "many", "source_times_sha256": "another"}',
+    ],
+)
+def test_a_report_of_another_form_counts_as_one_that_is_gone(place, report):
+    out = build(place)
+    (out / names.REPORT).write_text(report)
+    before = files(out)
+    build(place)
+    assert files(out) == before
+    build(place, write(place / "b.jsonl", ["more"]), append=True)
+    with open_corpus(out) as corpus:
+        assert corpus.num_generations == 2
 
 
 @pytest.mark.parametrize("is_finished", [False, True])

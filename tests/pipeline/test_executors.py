@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import multiprocessing
@@ -117,16 +118,22 @@ def test_a_temporary_directory_with_a_long_path_is_named_with_the_next_step(plac
     assert "hint: set TMPDIR to a directory with a short path" in done.stderr
 
 
-def _die_in_the_middle_of_a_message(connection: Connection, *_: Any) -> None:
+def _die_in_the_middle_of_a_message(connection: Connection, *_: Any, number: int = signal.SIGKILL) -> None:
     connection.recv()  # what it leaves unread would be another error
     os.write(connection.fileno(), struct.pack("!i", 1_000) + b"half of it")
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), number)
 
 
-def test_a_worker_that_dies_while_it_sends_a_message_is_a_worker_that_died(place, monkeypatch):
-    monkeypatch.setattr(processes, "worker_main", _die_in_the_middle_of_a_message)
+REAL_TIME = pytest.mark.skipif(sys.platform != "linux", reason="has no real-time signals")
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGKILL, "SIGKILL"), pytest.param(40, "signal 40", marks=REAL_TIME)]
+)
+def test_a_worker_that_dies_while_it_sends_a_message_is_a_worker_that_died(place, monkeypatch, number, name):
+    monkeypatch.setattr(processes, "worker_main", functools.partial(_die_in_the_middle_of_a_message, number=number))
     patch_chunk_bytes(monkeypatch, 64)
-    with pytest.raises(BuildError, match="was killed by SIGKILL while it read"):
+    with pytest.raises(BuildError, match=f"was killed by {name} while it read"):
         build(place, workers=2, task_bytes=64)
 
 

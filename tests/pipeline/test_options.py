@@ -349,6 +349,7 @@ def test_a_limit_is_a_number_or_a_share():
         ({"validation_fraction": 0.0}, "validation_fraction is 0.0"),
         ({"validation_fraction": 1.0}, "validation_fraction is 1.0"),
         ({"min_tokens": 0}, "min_tokens is 0"),
+        ({"max_documents": 1 << 64}, "max_documents is 18446744073709551616"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5, more than max_tokens"),
         ({"dedup": "fuzzy"}, "dedup is 'fuzzy'"),
         ({"on_bad_source": "ignore"}, "on_bad_source is 'ignore'"),

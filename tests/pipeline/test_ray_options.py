@@ -36,6 +36,7 @@ def test_a_local_build_does_not_import_ray(place, monkeypatch):
     ("options", "problem"),
     [
         ({"ray": "notes.jsonl"}, "ray is 'notes.jsonl', which is not the address of a cluster"),
+        ({"ray": f"head:{10**20}"}, "ray is 'head:1000.*', which is not the address of a cluster"),
         ({"ray": 6379}, r"ray is 6379: expected str \| null, got int"),
     ],
 )

@@ -168,10 +168,11 @@ def test_the_status_of_a_build_that_ends_meanwhile_is_complete(place, stop, monk
     stop()
 
     def late(*arguments: Any) -> Any:
+        monkeypatch.undo()
         build(place)
         return read_receipts(*arguments)
 
-    monkeypatch.setattr("tokshard.pipeline.status.read_receipts", late)
+    monkeypatch.setattr("tokshard.pipeline.workspace.receipts.read_receipts", late)
     assert read_status(place / "out").state == "complete"
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import starmap
-from typing import Any
+from itertools import chain, starmap
 
 import msgspec
 import numpy as np
@@ -16,6 +14,7 @@ from tokshard.errors import UNDECODABLE, BuildError, ConfigurationChangedError
 from tokshard.format import names
 from tokshard.format.manifest import Manifest, recipe_fingerprint
 from tokshard.format.opening import open_corpus
+from tokshard.format.tables import SourceInfo
 from tokshard.pipeline.request import Build, Request, check_same, load_request, placed, save_request
 from tokshard.pipeline.sources.division import Divisibility, Indivisible
 from tokshard.pipeline.sources.formats import divisibility_of
@@ -26,7 +25,7 @@ from tokshard.pipeline.tasks.planning import Planned, plan_groups, plan_tasks
 from tokshard.pipeline.workspace.lease import lock
 from tokshard.pipeline.workspace.ownership import manifest_of, remove_corpora
 from tokshard.pipeline.workspace.places import DEAL, HASH, TASKS, TOKENIZER, WRITE, Output, Workspace
-from tokshard.pipeline.workspace.receipts import Receipt, read_receipts, receipt_keys
+from tokshard.pipeline.workspace.receipts import Receipt, receipts_of
 from tokshard.store import Store, present
 from tokshard.wording import counted, one_line
 
@@ -95,8 +94,7 @@ def _has_results(build: Build, before: Request) -> bool:
 
 
 def _receipts(store: Store) -> Iterable[Receipt]:
-    for stage in (HASH, DEAL, WRITE):
-        yield from read_receipts(store, stage, receipt_keys(store, stage))
+    return chain.from_iterable(receipts_of(store, stage) for stage in (HASH, DEAL, WRITE))
 
 
 def _with_raised_limit(before: Request, now: Build) -> Request:
@@ -123,9 +121,9 @@ def load_tasks(workspace: Workspace) -> list[Planned] | None:
         return msgspec.msgpack.decode(workspace.store.get(TASKS), type=list[Planned])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except UNDECODABLE as error:
+    except (OSError, *UNDECODABLE) as error:
         raise BuildError(
-            f"{workspace.store.where(TASKS)} is damaged: {error}",
+            f"{workspace.store.where(TASKS)} cannot be read or is damaged: {error}",
             hint="delete that file and run the same command again",
         ) from error
 
@@ -213,12 +211,12 @@ def _checked_manifest(build: Build, output: Output) -> Manifest:
     )
     check_same(before, build, is_complete=True)
     inputs = ((one.argument, one.path, one.num_bytes) for one in build.inputs)
-    is_same = report.get("source_times_sha256", build.inputs.versions_sha256) == build.inputs.versions_sha256
+    is_same = report.source_times_sha256 in (None, build.inputs.versions_sha256)
     if not build.corpora:
         recipe = recipe_fingerprint(manifest.build, build.tokenizer, inputs)
         is_same = is_same and recipe == manifest.fingerprints.recipe
     if not is_same:
-        then, now = (report.get("num_sources", len(sources)), len(build.inputs))
+        then, now = report.num_sources or len(sources), len(build.inputs)
         raise ConfigurationChangedError(
             f"{build.workspace.out} was made from other sources, or they changed since: {then:,} then, {now:,} now",
             hint="give another --out, or --force to start over",
@@ -226,31 +224,51 @@ def _checked_manifest(build: Build, output: Output) -> Manifest:
     return manifest
 
 
-def _inputs_at_build(sources: Iterable[Any], report: dict[str, Any], request: Request) -> InputTable:
+class _ReportedSource(msgspec.Struct):
+    """An input of a build, as its report lists it."""
+
+    argument: int
+    path: str
+    version: str
+
+
+class _Report(msgspec.Struct):
+    """What a later build reads of ``build-report.json``, which no hash covers: all of it may be missing.
+
+    Args:
+        roots: the place of each argument.
+        sources: the inputs; empty if there were too many to list.
+        num_sources, source_times_sha256: the number of inputs and a hash of their versions, instead of the list.
+    """
+
+    roots: list[str] = []
+    sources: list[_ReportedSource] = []
+    num_sources: int | None = None
+    source_times_sha256: str | None = None
+
+
+def _inputs_at_build(sources: Iterable[SourceInfo], report: _Report, request: Request) -> InputTable:
     """The inputs that a corpus was made from.
 
     Places and versions are in no manifest; an input that moved is the same if its size and version are.
     """
     now = request.inputs.absolute()
-    roots = report.get("roots", [])
-    versions = {(one["argument"], one["path"]): one["version"] for one in report.get("sources", [])}
+    versions = {(one.argument, one.path): one.version for one in report.sources}
     rows = (
         (old.argument, old.path, old.num_bytes, versions.get((old.argument, old.path), one.version), ("", None, ()))
         for old, one in zip(sources, now, strict=False)
     )
-    return input_table(rows, roots if sorted(roots) == sorted(now.roots) else now.roots)
+    return input_table(rows, report.roots if sorted(report.roots) == sorted(now.roots) else now.roots)
 
 
-def _report(store: Store) -> dict[str, Any]:
-    """The report of the build of a corpus; empty if it is gone."""
+def _report(store: Store) -> _Report:
+    """The report of the build of a corpus; without any fact if it is gone or is no report."""
     try:
-        report = json.loads(store.get(names.REPORT))
-    except (OSError, ValueError):
-        return {}
-    return report if isinstance(report, dict) else {}
+        return msgspec.json.decode(store.get(names.REPORT), type=_Report)
+    except (OSError, *UNDECODABLE):
+        return _Report()
 
 
 def roots_at_build(store: Store) -> list[str]:
     """Where each argument of the build of a corpus was, by its report; empty if that is gone."""
-    roots = _report(store).get("roots", [])
-    return [str(root) for root in roots] if isinstance(roots, list) else []
+    return _report(store).roots

@@ -119,7 +119,7 @@ def _check_hashes(manifests: Sequence[Manifest], build: Build) -> None:
         if (manifest.build.reads == TEXT) != (reads == TEXT):
             raise UsageError(
                 f"generation {number} of {out} has hashes of {_hashed(manifest.build.reads)}, and this append would "
-                f"compare those of {_hashed(reads)}",
+                f"compare hashes of {_hashed(reads)}",
                 hint="leave out --dedup",
             )
 

@@ -58,17 +58,18 @@ def run_build(sources: Sequence[Any], options: BuildOptions, observer: Observer)
 
     check_executor(options)
     build, tokenizer = resolve(sources, options)
-    finished = None if build.options.force else finished_corpora(build)
-    if finished is not None:
-        return BuildResult(
-            directory=build.workspace.out,
-            corpora=finished,
-            is_new=False,
-            ignored=build.ignored,
-            notes=build.notes,
-            normalizer=build.normalizer,
-        )
-    check_directory(build.workspace, build.outputs)
+    with hints(build):
+        finished = None if build.options.force else finished_corpora(build)
+        if finished is not None:
+            return BuildResult(
+                directory=build.workspace.out,
+                corpora=finished,
+                is_new=False,
+                ignored=build.ignored,
+                notes=build.notes,
+                normalizer=build.normalizer,
+            )
+        check_directory(build.workspace, build.outputs)
     for note in build.notes:
         observer(Note(note))
     with lock(build.workspace) as is_locked, hints(build), executors(options, observer) as make_executor:

@@ -74,8 +74,8 @@ class BuildResult:
         directory: the given `out`: the corpus, or with a validation split the directory of two.
         corpora: the written corpora; with a validation split the one for training, then the one for validation.
         is_new: False if it was complete before and nothing was done.
-        seconds, cpu_seconds: of this run, its workers included; 0 if nothing was done.
-        tokens_written: only in this run.
+        seconds, cpu_seconds: time of this run, with its workers; 0 if nothing was done.
+        tokens_written: tokens that this run wrote.
         ignored: suffix to count of files in source directories whose format is not known.
         notes: what the user should know, one line each.
         warnings: probable mistakes, one line each.
@@ -158,7 +158,7 @@ def _assemble(build: Build, settled: Settled, number: int) -> tuple[Totals, Mani
         file.write(build.workspace.store.get(TOKENIZER))
     if totals.with_rejects or settled.left_out:
         _write_rejects(build, settled, totals, out, files)
-    # with a limit, some texts became no document; of a split, the first corpus keeps those of both
+    # with a limit, some texts became no document; of a split, the first corpus keeps the hashes of both
     if settled.texts and build.options.max_documents is None and not number:
         with _side_file(out, names.HASHES, files) as file:
             write_text_hashes(build.workspace.store, settled.texts, file)

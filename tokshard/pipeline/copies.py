@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tokshard.errors import RESTORE, DamagedCorpusError, UsageError
-from tokshard.format import names
+from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
+from tokshard.format.decode import read_tokenizer
 from tokshard.format.document_list import read_document_list
 from tokshard.format.files import file_sha256
 from tokshard.format.loss import LOSS_COLUMNS, kept_columns
@@ -28,7 +28,7 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
     """The request of a copy, and the tokenizer.json of its corpora.
 
     Raises:
-        UsageError: the corpora do not fit together, or one is at, in or above `out`.
+        UsageError: the corpora do not fit together, or one is at or in `out`.
         CorpusError: a corpus cannot be opened, or its tables are damaged.
     """
     with contextlib.ExitStack() as stack:
@@ -82,7 +82,7 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
             versions=versions_here(DOCUMENTS),
             corpora=[(absolute_location(corpus.location), corpus.num_generations - 1) for corpus in corpora],
         )
-        return request, _tokenizer(corpora[0])
+        return request, read_tokenizer(corpora[0].store, first)
 
 
 def _columns(corpora: Sequence[Corpus], options: BuildOptions) -> dict[str, str]:
@@ -127,13 +127,6 @@ def _inputs(corpora: Sequence[Corpus]) -> InputTable:
         for info in corpus.shards
     )
     return input_table(rows, [absolute_location(corpus.location) for corpus in corpora])
-
-
-def _tokenizer(corpus: Corpus) -> bytes:
-    try:
-        return corpus.store.get(names.TOKENIZER)
-    except FileNotFoundError:
-        raise DamagedCorpusError(f"{corpus.store.where(names.TOKENIZER)} is missing", hint=RESTORE) from None
 
 
 def _check_apart(out: str, corpora: Sequence[Corpus]) -> None:

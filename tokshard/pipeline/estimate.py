@@ -55,11 +55,12 @@ class Estimate:
         num_tasks, num_streams: units of work; streams are read from their start and count as one each.
         input_bytes: size of all inputs.
         sampled_documents, sampled_bad: records of the sample that would become documents, and bad ones.
-        documents, tokens, text_bytes: of the corpus; duplicates are not known, and count.
+        documents, tokens, text_bytes: counts of the corpus, with duplicates, which are not known.
         seconds: with `num_workers`, if as many cores are free as were for the sample.
         disk_bytes: space that the build takes while it runs.
         hash_bytes: the part of it that is removed at the end.
-        free_bytes: on the disk of the output directory; None if that is a URI.
+        free_bytes: room on the disk of the output directory; None if that is a URI.
+        is_limited: ``max_documents`` ends the build before its inputs do.
     """
 
     directory: str
@@ -107,9 +108,10 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     for num_bytes, counted, stands_for in _by_kind(build, tokenizer, tasks):
         sampled += counted
         total += stands_for * (num_bytes / stands_for[0] if stands_for[0] else 0.0)
-    is_limited = options.max_documents is not None and options.max_documents < total[1]
-    if options.max_documents is not None and is_limited:
-        total *= options.max_documents / total[1]
+    most, found = options.max_documents, float(total[1])
+    is_limited = most is not None and most < found
+    if most is not None and is_limited:
+        total *= most / found
     _, documents, _, tokens, text_bytes, kept_bytes, seconds = total.tolist()
     hash_bytes = int(documents * bytes_per_text(len(tasks))) if options.is_dedup else 0
     num_streams = sum(isinstance(task, StreamTask) for task in tasks)

@@ -87,7 +87,7 @@ class TooManyBadRecords:
     Args:
         key: the task.
         before: bad records of the tasks before it.
-        bad, records: up to now, those of the task included.
+        bad, records: bad records, and all records, up to the end of the task.
     """
 
     key: Key

@@ -6,14 +6,13 @@ import itertools
 
 from tokshard import errors
 from tokshard.errors import BadRecordError, TokshardError
-from tokshard.format import names
 from tokshard.pipeline.encode.passing import OUT_OF_VOCABULARY
 from tokshard.pipeline.judge import Judge, TooManyBadRecords
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.inputs import original_error
 from tokshard.pipeline.sources.records import MISSING_TEXT, TOO_LONG
 from tokshard.pipeline.tasks.writing import read_rejects
-from tokshard.pipeline.workspace.receipts import Key
+from tokshard.pipeline.workspace.receipts import Key, rejects_folder
 
 _REPAIRS = {
     MISSING_TEXT: "check --text-field",
@@ -33,7 +32,7 @@ def user_error(build: Build, stage: str, judge: Judge, *, is_share: bool = False
     if isinstance(found, TooManyBadRecords):
         assert allowed is not None
         hint = (
-            f"they are listed in {store.where(f'{names.WORK}/{stage}/rejects')}; repair the sources, or allow more "
+            f"they are listed in {store.where(rejects_folder(stage))}; repair the sources, or allow more "
             "with --max-bad-records"
         )
         if allowed.count is None:

@@ -29,11 +29,11 @@ DEFAULT_SHARD_TOKENS = 256_000_000
 DEFAULT_MAX_DOCUMENT_BYTES = 16 << 20
 FAIL, SKIP = "fail", "skip"
 EXACT = "exact"
-_RAY_ADDRESS = re.compile(r"auto|local|(ray://)?[^\s/]+:\d+")
+_RAY_ADDRESS = re.compile(r"auto|local|(ray://)?[^\s/]+:\d{1,5}")
 _SHOWN = 60
 """Characters of a value in a message."""
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 Policy = Literal["fail", "skip"]
 
 
@@ -84,7 +84,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
             id in each line, or JSON lines, csv or parquet.
         hash_range: of a copy: take the documents whose hash lies in this half-open part of [0, 1). Equal documents are
             taken together, and parts that do not overlap divide a corpus.
-        columns: of a copy: the kept columns to take; default: those of all corpora, with nulls where one has none.
+        columns: of a copy: the kept columns to take; default: the columns of all corpora, with nulls where one has
+            none.
         shuffle: of a copy: the seed of a random order; default: the order of the corpora.
         on_bad_record: ``fail``, or ``skip`` to leave out records that cannot become documents.
         on_bad_source: ``fail``, or ``skip`` to leave out whole inputs that are damaged or gone.
@@ -195,41 +196,15 @@ class OptionalBuildOptions(TypedDict, total=False):
 
 _OF_CHAT = ("chat", "chat_date", "loss", "document_end", "overlong")
 """Options of conversations; all but the first mean nothing without it."""
+_OF_TOKENS = ("token_field", "loss_field", "token_dtype", "source_eos")
+_OF_COPIES = ("where", "source", "drop_ids", "hash_range", "columns", "shuffle")
 _FORMATS_OF_CHAT = frozenset({"jsonl", "parquet", "arrow", RECORDS})
 _NOT_FOR = {
-    TEXT: (
-        "token_field",
-        "loss_field",
-        "token_dtype",
-        "source_eos",
-        "where",
-        "source",
-        "drop_ids",
-        "hash_range",
-        "columns",
-        "shuffle",
-    ),
-    TOKENS: (
-        *_OF_CHAT,
-        *("special_tokens", "text_field", "text_unit"),
-        *("where", "source", "drop_ids", "hash_range", "columns", "shuffle"),
-    ),
+    TEXT: (*_OF_TOKENS, *_OF_COPIES),
+    TOKENS: (*_OF_CHAT, "special_tokens", "text_field", "text_unit", *_OF_COPIES),
     DOCUMENTS: (
-        *_OF_CHAT,
-        *(
-            "eos",
-            "bos",
-            "token_field",
-            "loss_field",
-            "token_dtype",
-            "source_eos",
-            "special_tokens",
-            "text_field",
-            "text_unit",
-            "id_field",
-            "keep_field",
-        ),
-        *("format", "max_document_bytes", "task_bytes"),
+        *(*_OF_CHAT, "eos", "bos", *_OF_TOKENS, "special_tokens", "text_field", "text_unit", "id_field", "keep_field"),
+        *("format", "max_document_bytes", "task_bytes", "on_bad_record", "max_bad_records"),
     ),
 }
 """Options that mean nothing for what a build reads."""
@@ -269,8 +244,8 @@ def checked_options(options: BuildOptions) -> BuildOptions:
         options = msgspec.convert(values, BuildOptions)
     except msgspec.ValidationError as error:
         raise _wrong_value(str(error), values) from error
-    _check_pairs(options)
     _check_reads(options)
+    _check_pairs(options)
     parse_bad_record_limit(options.max_bad_records)
     return options
 
@@ -384,7 +359,7 @@ def check_used(options: BuildOptions, formats: Collection[str]) -> None:
     """Refuse an option about sources if their formats give its value.
 
     Args:
-        formats: of the inputs.
+        formats: the formats of the inputs.
 
     Raises:
         UsageError: none of them uses it.
@@ -451,9 +426,6 @@ def _words_of(name: str, value: Any) -> Iterator[str]:
         yield "--no-columns"
     elif name == "hash_range":
         yield from (flag(name), "{}:{}".format(*value))
-    elif isinstance(value, dict):
-        for key, wanted in value.items():
-            yield from (flag(name), f"{key}={wanted}")
     else:
         for item in value if isinstance(value, list | tuple) else [value]:
             yield from [flag(name)] if item is True else [flag(name), str(item)]

@@ -22,7 +22,7 @@ class StageStarted:
     """The tasks of a stage are about to run.
 
     Args:
-        name: of the stage.
+        name: the name of the stage.
         tasks: all that this process may run.
         done: receipts of the tasks that earlier runs of the same build finished.
     """

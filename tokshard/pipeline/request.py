@@ -15,18 +15,17 @@ from typing import Any
 
 import msgspec
 
-from tokshard.errors import UNDECODABLE, BuildError, ConfigurationChangedError
-from tokshard.format import names
+from tokshard.errors import UNDECODABLE, BuildError, ConfigurationChangedError, UsageError
 from tokshard.format.loss import has_spans, has_weights
 from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
 from tokshard.format.schema import ShardFacts, token_dtype
 from tokshard.interop.tokens.batches import TokenSpec
-from tokshard.pipeline.options import SKIP, BuildOptions, asked_for, change_text
+from tokshard.pipeline.options import SKIP, BuildOptions, asked_for, change_text, flag
 from tokshard.pipeline.sources.chats import TemplateSource
 from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, InputTable, read_once_name, saved_inputs
 from tokshard.pipeline.sources.records import RecordSpec, parse_columns
-from tokshard.pipeline.workspace.places import INPUTS, REQUEST, Output, Workspace
-from tokshard.store import is_uri, present
+from tokshard.pipeline.workspace.places import INPUTS, REQUEST, Output, Workspace, has_request
+from tokshard.store import is_uri
 from tokshard.version import __version__
 
 _MAX_SHOWN = 5
@@ -39,17 +38,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         options: after checks.
-        sources: as given.
+        sources: the sources as given.
         directory: the working directory, where relative paths start.
         config: what the manifest says of the options.
-        columns: the kept columns, name to type.
+        columns: the columns of loss spans, then the kept columns; name to type.
         tokenizer: what the manifest says of it; its file is in the workspace.
         normalizer: what changes text before it is encoded; None if nothing does.
         inputs: all files to read, as they were when the build began. The table has a file of its own.
         arguments: the name of each source in tables; one on the hub with the commit that it stands for.
         ignored: suffix to the number of files of unknown format.
         notes: what the user should know, one line each.
-        versions: of the packages that determine bytes.
+        versions: the versions of the packages that determine bytes.
         generation: the one that the build writes: 0 for a new corpus, else the number of an append.
         previous: ``manifest_sha256`` of the generation before, for each corpus.
         corpora: location and newest generation of each corpus that is copied.
@@ -184,21 +183,44 @@ def check_versions(build: Build) -> None:
 def save_request(build: Build) -> None:
     """Save the request, without the place. The table of the inputs has a file of its own."""
     build.inputs.save(build.workspace.store, INPUTS)
-    fields = {name: getattr(build, name) for name in Request.__struct_fields__}
-    content = msgspec.json.encode(fields, enc_hook=lambda inputs: (inputs.roots, inputs.digest))
-    build.workspace.store.put(REQUEST, content)
+    build.workspace.store.put(REQUEST, _encoded(build))
+
+
+def check_saves(request: Request) -> None:
+    """Refuse a request that cannot be saved, before anything is written or removed.
+
+    Raises:
+        UsageError: a path in it is not UTF-8.
+    """
+    try:
+        _encoded(request)
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{os.fsencode(error.object)!r}: the path is not UTF-8, and the build records it",
+            hint="rename it, or run the command in another folder",
+        ) from None
+
+
+def _encoded(request: Request) -> bytes:
+    fields = {name: getattr(request, name) for name in Request.__struct_fields__}
+    return msgspec.json.encode(fields, enc_hook=lambda inputs: (inputs.roots, inputs.digest))
 
 
 def load_request(workspace: Workspace) -> Request | None:
     """What the build in this directory was asked for; None if it holds no build. Reads no source.
 
     Raises:
-        BuildError: the file is damaged.
+        BuildError: the file cannot be read, or is damaged.
     """
     try:
         return _load_request(workspace)
+    except OSError as error:
+        raise BuildError(
+            f"{workspace.store.where(REQUEST)} cannot be read: {error.strerror or error}",
+            hint="check the path and its permissions, or give another --out",
+        ) from error
     except BuildError:
-        if REQUEST.removeprefix(f"{names.WORK}/") in present(workspace.store, names.WORK):
+        if has_request(workspace.store):
             raise
         return None  # the build ended between two reads
 
@@ -256,15 +278,14 @@ def differences(before: Request, now: Request) -> Iterator[str]:
     is_same_inputs = not now.inputs.read_once and before.inputs.absolute() == now.inputs.absolute()
     old, new = settings_of(before.config, before.tokenizer), settings_of(now.config, now.tokenizer)
     # the size of tasks follows from the sources; naming the sources says more
-    names = [name for name in old if name != "task_bytes" or is_same_inputs]
-    yield from changes(old, new, names)
+    yield from changes(old, new, [name for name in old if name != "task_bytes" or is_same_inputs])
     if before.generation != now.generation:
         yield f"it writes generation {before.generation}, not {now.generation}"
     elif before.previous != now.previous:
         yield "the corpus that it appends to was replaced"
     for policy in ("on_bad_record", "on_bad_source"):
         if getattr(before.options, policy) == SKIP and getattr(now.options, policy) != SKIP:
-            yield f"--{policy.replace('_', '-')} was skip, now fail"
+            yield f"{flag(policy)} was skip, now fail"
     if not is_same_inputs or before.arguments != now.arguments or now.inputs.read_once:
         yield from _other_sources(before, now)
     for package, version in before.versions.items():
@@ -282,9 +303,9 @@ def settings_of(config: BuildConfig, tokenizer: TokenizerInfo) -> dict[str, Any]
     return found | (msgspec.structs.asdict(copied) if copied is not None else {})
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str]) -> Iterator[str]:
-    """Each of the settings named that differs, as a clause."""
-    return (change_text(name, before[name], now[name]) for name in names if before[name] != now[name])
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], settings: Iterable[str]) -> Iterator[str]:
+    """Each of these settings that differs, as a clause."""
+    return (change_text(name, before[name], now[name]) for name in settings if before[name] != now[name])
 
 
 def _other_sources(before: Request, now: Request) -> Iterator[str]:

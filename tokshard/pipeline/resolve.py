@@ -25,7 +25,7 @@ from tokshard.pipeline.options import (
     checked_options,
     config_of,
 )
-from tokshard.pipeline.request import Build, Request, placed, versions_here
+from tokshard.pipeline.request import Build, Request, check_saves, placed, versions_here
 from tokshard.pipeline.sources.discover import discover
 from tokshard.pipeline.sources.formats import loss_columns, notes_on_columns
 from tokshard.pipeline.sources.hub import SCHEME
@@ -33,6 +33,7 @@ from tokshard.pipeline.sources.inputs import DOCUMENTS, STDIN, TOKENS, InputTabl
 from tokshard.pipeline.sources.listing import split_glob
 from tokshard.pipeline.sources.records import check_field_name, parse_columns
 from tokshard.pipeline.tasks.planning import default_task_bytes, round_task_bytes
+from tokshard.pipeline.workspace.lease import cannot_write
 from tokshard.pipeline.workspace.places import open_workspace
 from tokshard.store import look_at, real_location
 
@@ -46,7 +47,8 @@ def resolve(sources: Sequence[str | RecordSource], options: BuildOptions) -> tup
     Raises:
         UsageError: an argument is wrong.
         SourceError: an input cannot be listed.
-        CorpusError: a corpus that is copied cannot be opened.
+        CorpusError: a corpus that is copied, or appended to, cannot be opened.
+        BuildError: the directory to append to cannot be read.
     """
     options = checked_options(options)
     if not sources:
@@ -57,10 +59,14 @@ def resolve(sources: Sequence[str | RecordSource], options: BuildOptions) -> tup
         request, tokenizer = copied_request([str(source) for source in sources], options)
     else:
         request, tokenizer = _request(sources, options)
+    check_saves(request)
     check_outside_corpora(options.out)
     build = placed(request, workspace)
     if options.append:
-        build = next_generation(build)
+        try:
+            build = next_generation(build)
+        except OSError as error:  # what it reads of a corpus names its file, so this is the directory
+            raise cannot_write(options.out, error) from error
     if options.reads == TOKENS:
         build = msgspec.structs.replace(build, notes=(*build.notes, *notes_on_columns(build.inputs, build.spec)))
     return build, tokenizer

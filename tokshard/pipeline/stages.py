@@ -20,7 +20,7 @@ from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.tasks.shuffle import deal_levels, dealt_files, gather_tasks, redeal_tasks
 from tokshard.pipeline.tasks.sorted_rows import Run as SortedRun
 from tokshard.pipeline.workspace.places import DEAL, HASH, WRITE
-from tokshard.pipeline.workspace.receipts import Failure, Receipt, receipt_keys, write_receipt
+from tokshard.pipeline.workspace.receipts import Failure, Receipt, files_there, receipt_keys, write_receipt
 
 RunStage = Callable[[Stage], Judge]
 """Has the tasks of a stage run, and judges it."""
@@ -111,7 +111,11 @@ def _shuffled(build: Build, reading: Stage, run: RunStage) -> tuple[Judge, Judge
     store, levels = build.workspace.store, deal_levels(build.inputs.num_bytes)
     again = [f"{DEAL}-{level}" for level in range(1, levels.depth)]
     # the files of a level go when the next one is complete: below that one only the counts of the first are wanted
-    complete = [n for n, name in enumerate(again, 1) if len(receipt_keys(store, name)) == levels.fan_out**n]
+    complete = [
+        n
+        for n, name in enumerate(again, 1)
+        if len(receipt_keys(store, name)) == len(files_there(store, name)) == levels.fan_out**n
+    ]
     first = max(complete, default=0)
     dealt = run(replace(reading, levels=levels, has_files=not first))
     made_of = digest_of([[one.key, one.made_of, sorted(one.left_out), one.documents] for one in dealt.counted])

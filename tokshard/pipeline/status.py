@@ -22,7 +22,7 @@ from tokshard.pipeline.sources.inputs import read_once_name
 from tokshard.pipeline.workspace.lease import lock_holder, running_jobs
 from tokshard.pipeline.workspace.ownership import complete_outputs
 from tokshard.pipeline.workspace.places import DEAL, FIND, HASH, JOIN, REQUEST, WRITE, Workspace, open_workspace
-from tokshard.pipeline.workspace.receipts import Receipt, progress_of, read_receipts, receipt_keys
+from tokshard.pipeline.workspace.receipts import Receipt, progress_of, receipt_keys, receipts_of
 from tokshard.store import present
 
 _OTHER_SPLIT = frozenset(IN_OTHER_SPLIT.values())
@@ -38,10 +38,10 @@ class BuildStatus:
 
     Args:
         state: ``complete``, ``running`` (a process holds the lock, or jobs run) or ``unfinished``.
-        stage: of an unfinished build: ``hashing``, ``finding duplicates``, ``dealing`` or ``writing``.
+        stage: what an unfinished build does: ``hashing``, ``finding duplicates``, ``dealing`` or ``writing``.
         passes: how many times an unfinished build reads its inputs; `passes_done` of these are over.
         holders: the processes that run, as they call themselves.
-        tasks_done, num_tasks: of the stage; `num_tasks` is 0 where it is not known.
+        tasks_done, num_tasks: tasks of the stage; `num_tasks` is 0 where it is not known.
         failed: tasks that failed, and are tried again.
         segments_done: segments of streams that were not read to their end yet.
         bytes_done, total_bytes: that this pass has read, and that there are.
@@ -159,7 +159,7 @@ def _newest_stage(workspace: Workspace, first: str) -> str:
 
 
 def _receipts(workspace: Workspace, stage: str) -> list[Receipt]:
-    return list(read_receipts(workspace.store, stage, receipt_keys(workspace.store, stage)))
+    return list(receipts_of(workspace.store, stage))
 
 
 def _left_out(receipts: list[Receipt]) -> dict[str, int]:

@@ -12,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from tokshard.errors import UsageError
-from tokshard.format.arrays import number_array, table_batch
+from tokshard.format.arrays import lists_array, table_batch
 from tokshard.format.content import Content
 from tokshard.format.files import HashingFile
 from tokshard.format.manifest import DAMAGED_INPUT
 from tokshard.format.opening import open_corpus
+from tokshard.format.source_table import all_sources
 from tokshard.format.stride_hashes import stride_hash_bytes
 from tokshard.format.tables import SOURCE_TABLE_SCHEMA, SourceInfo, contents, shard_rows
 from tokshard.pipeline.request import Build
@@ -121,8 +122,7 @@ class Totals:
                 values[mine][of_value[mine] == source] += base
         index = rows.schema.get_field_index("run_record")
         field = rows.schema.field(index)
-        moved = pa.LargeListArray.from_arrays(records.offsets, number_array(values), type=field.type)
-        return rows.set_column(index, field, moved)
+        return rows.set_column(index, field, lists_array(offsets, values, field.type))
 
     def source_table(self) -> Iterator[pa.RecordBatch]:
         """The rows of the source table. To be asked for when the shard table is written."""
@@ -167,20 +167,18 @@ class Totals:
 
 def _original_sources(build: Build) -> list[SourceInfo]:
     """The sources of all corpora that a copy reads, with their arguments counted through."""
-    sources: list[SourceInfo] = []
-    first = 0
+    generations = []
     for location, generation in build.corpora:
         with open_corpus(location, generation=generation) as corpus:
-            sources += (replace(source, argument=source.argument + first) for source in corpus.sources())
-            first += len(corpus.manifest.arguments)
-    return sources
+            generations += corpus.generations
+    return all_sources(generations) if generations else []
 
 
 def check_kept_fields(build: Build, receipts: Iterable[Receipt]) -> None:
     """Refuse a build in which a kept field was found in no record of any input.
 
     Args:
-        receipts: of all tasks.
+        receipts: the receipts of all tasks.
 
     Raises:
         UsageError: with the field.

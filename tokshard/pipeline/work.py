@@ -104,7 +104,7 @@ def work(
 
     Args:
         tasks: those without a receipt, in the order in which they are to begin.
-        judge: of the share; it takes in every receipt.
+        judge: the judge of the share; it takes in every receipt.
 
     Raises:
         BuildError: something failed that need not fail again, such as a disk, or a worker that died twice.
@@ -173,7 +173,7 @@ def settle(build: Build, stage: Stage, judge: Judge) -> Judge:
     its exact room is known.
 
     Args:
-        judge: of all tasks, with the receipts that are there.
+        judge: the judge of all tasks, with the receipts that are there.
 
     Raises:
         TokshardError: the lowest failure, in the user's words.
@@ -204,7 +204,7 @@ def run_share(build: Build, stage: Stage, judge: Judge, run: RunsTasks) -> None:
     """Run the tasks of a judge that left no receipt. Those that failed before are tried again: the file may be back.
 
     Args:
-        judge: of the share, before any receipt.
+        judge: the judge of the share, before any receipt.
 
     Raises:
         TokshardError: as `work`.

@@ -23,6 +23,7 @@ def executors(options: BuildOptions, observer: Observer) -> Iterator[MakeExecuto
 
     Raises:
         UsageError: Ray cannot be reached.
+        BuildError: the process that workers are forked from cannot be started.
     """
     if options.ray is None:
         if options.workers != 1:

@@ -229,7 +229,9 @@ class ProcessExecutor:
         worker.process.kill()  # if only its pipe was closed
         worker.connection.close()
         code = worker.process.exitcode
-        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with {code}"
+        names = {one.value: one.name for one in signal.Signals}  # real-time signals have none
+        is_killed = code is not None and code < 0
+        how = f"was killed by {names.get(-code, f'signal {-code}')}" if is_killed else f"exited with {code}"
         task = worker.task
         what = "" if task is None else f" while it {self._purpose(task)}"
         memory = "; SIGKILL often means that memory ran out: try fewer --workers" if code == -signal.SIGKILL else ""

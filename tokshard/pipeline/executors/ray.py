@@ -263,6 +263,6 @@ def check_nodes(setup: Any) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """The line of a Ray error that says what happened: the last line of its traceback."""
+    """The first line of an error of Ray, or of its cause, which says what happened."""
     lines = str(getattr(error, "cause", None) or error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

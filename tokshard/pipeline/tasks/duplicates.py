@@ -103,7 +103,7 @@ class Drops:
     """Finds the texts to drop of every task.
 
     Args:
-        store: of the build.
+        store: the store of the build.
         tasks: every hashing task, packed by `_packed`: uint64 [tasks], ascending.
         runs: the places of all duplicates: the index of the task in the high half, the place in the low one.
         ranges: the rows of each run that may hold the duplicates of each task: int64 [runs, tasks, 2].
@@ -179,7 +179,7 @@ def find_duplicates(
     Memory is 16 bytes per 1,024 hashes, 16 bytes per partition and file that it reads, and under 1 KB per task.
 
     Args:
-        store: of the build.
+        store: the store of the build.
         receipts: receipts of all hashing tasks, in order.
         earlier: texts that come before all others.
 

@@ -24,12 +24,13 @@ from numpy.typing import NDArray
 from pyarrow import ipc
 
 from tokshard.errors import BuildError
-from tokshard.format.arrays import number_array
-from tokshard.format.schema import TOKENS, shard_schema
+from tokshard.format.arrays import lists_array, number_array
+from tokshard.format.schema import ARROW_ERRORS, TOKENS, shard_schema
 from tokshard.pipeline.encode.documents import Documents
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.corpora import SLICE_TOKENS
 from tokshard.pipeline.tasks.planning import StepTask, groups
+from tokshard.pipeline.tasks.sorted_rows import AGAIN, read_parts
 from tokshard.pipeline.workspace.places import DEAL
 from tokshard.pipeline.workspace.receipts import Key, Receipt, file_path
 from tokshard.store import Store, side_by_side, written
@@ -44,7 +45,7 @@ FAN_OUT = 1_024
 """Buckets that a task deals to at most: parts of 32 kB and more. One level is enough for 32 GiB, two for 32 TiB."""
 
 _KEY, _SOURCE, _RECORD = "\\key", "\\source", "\\record"
-"""Columns next to those of a shard, whose names have no backslash."""
+"""Columns next to the columns of a shard, whose names have no backslash."""
 
 _PLACE = np.dtype([("start", "<i8"), ("length", "<i8"), ("tokens", "<i8")])
 """Of a record batch: where it is, in bytes, and its tokens. A length of 0: it is not there."""
@@ -167,8 +168,8 @@ def dealt_rows(documents: Documents, seed: int, schema: pa.Schema) -> pa.RecordB
     assert numbers is not None, "only documents of corpora are shuffled"
     assert sources is not None
     assert records is not None
-    offsets = number_array(np.concatenate([np.zeros(1, np.int64), documents.ends]))
-    tokens = pa.LargeListArray.from_arrays(offsets, number_array(documents.tokens), type=schema.field(TOKENS).type)
+    offsets = np.concatenate([np.zeros(1, np.int64), documents.ends])
+    tokens = lists_array(offsets, documents.tokens, schema.field(TOKENS).type)
     keys = random_keys(seed, numbers)
     arrays = [tokens, *documents.columns.values(), *map(number_array, (keys, sources, records))]
     return pa.record_batch(arrays, schema=schema)
@@ -193,18 +194,29 @@ def read_bucket(
         bucket: number, counted from the first bucket of the files.
 
     Raises:
-        BuildError: a file is missing or short.
+        BuildError: a file is missing, short or damaged.
     """
 
-    def parts(file: Dealt) -> Sequence[bytes]:
+    def parts(file: Dealt) -> list[pa.RecordBatch]:
         row_bytes = file.rounds * _PLACE.itemsize
-        (table,) = _read(store, file, [(file.num_bytes - (fan_out - bucket) * row_bytes, row_bytes)])
-        places = np.frombuffer(table, _PLACE).tolist()
-        return _read(store, file, [(start, length) for start, length, _ in places if length])
+        (table,) = read_parts(store, file.name, [(file.num_bytes - (fan_out - bucket) * row_bytes, row_bytes)])
+        places = [(start, length) for start, length, _ in np.frombuffer(table, _PLACE).tolist() if length]
+        try:
+            for start, length in places:
+                if not 0 <= start <= start + length <= file.num_bytes:
+                    raise ValueError(f"its table names {length} bytes at {start}")
+            contents = read_parts(store, file.name, places) if places else []
+            batches = [ipc.read_record_batch(pa.py_buffer(content), schema) for content in contents]
+            for batch in batches:
+                batch.validate(full=True)
+        except ARROW_ERRORS as error:
+            raise BuildError(
+                f"{store.where(file.name)} is damaged: {error}", hint=f"delete that file and {AGAIN}"
+            ) from error
+        return batches
 
-    for contents in side_by_side(store, parts, (file for file in files if file.rounds)):
-        for content in contents:
-            yield ipc.read_record_batch(pa.py_buffer(content), schema)
+    for batches in side_by_side(store, parts, (file for file in files if file.rounds)):
+        yield from batches
 
 
 def bucket_tokens(store: Store, file: Dealt, fan_out: int) -> NDArray[np.int64]:
@@ -214,7 +226,7 @@ def bucket_tokens(store: Store, file: Dealt, fan_out: int) -> NDArray[np.int64]:
         BuildError: the file is missing or short.
     """
     table_bytes = fan_out * file.rounds * _PLACE.itemsize
-    (content,) = _read(store, file, [(file.num_bytes - table_bytes, table_bytes)])
+    (content,) = read_parts(store, file.name, [(file.num_bytes - table_bytes, table_bytes)])
     tokens: NDArray[np.int64] = np.frombuffer(content, _PLACE).reshape(fan_out, file.rounds)["tokens"].sum(axis=1)
     return tokens
 
@@ -337,7 +349,7 @@ def gathered(build: Build, step: Gather, levels: Levels, dealt: Sequence[Dealt])
 def _bucket(build: Build, bucket: int, level: int, levels: Levels, dealt: Sequence[Dealt]) -> Iterator[pa.RecordBatch]:
     """The documents of one bucket of the level before `level`, in any order."""
     schema = dealt_schema(shard_schema(build.facts))
-    # a file of the first level holds documents of all buckets, one of a later level those of one bucket before it
+    # a file of the first level holds documents of all buckets; a file of a later level, of one bucket before it
     files = dealt if level == 1 else [dealt[bucket // levels.fan_out]]
     return read_bucket(build.workspace.store, files, bucket % levels.fan_out, levels.fan_out, schema)
 
@@ -351,19 +363,6 @@ def _taken(rows: pa.RecordBatch, order: NDArray[np.intp]) -> pa.RecordBatch:
     if int(ends[-1]) < SHORT_TOKENS * len(order):
         return rows.take(number_array(order))
     taken = np.concatenate([tokens[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)])
-    lists = pa.LargeListArray.from_arrays(
-        number_array(np.concatenate([np.zeros(1, np.int64), ends])), number_array(taken), type=documents.type
-    )
+    lists = lists_array(np.concatenate([np.zeros(1, np.int64), ends]), taken, documents.type)
     others = rows.select(rows.schema.names[1:]).take(number_array(order))
     return pa.record_batch([lists, *others.columns], schema=rows.schema)
-
-
-def _read(store: Store, file: Dealt, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
-    """Read ranges of a file, given as the first byte and the length of each."""
-    try:
-        return store.read(file.name, ranges) if ranges else []
-    except OSError as error:
-        raise BuildError(
-            f"{store.where(file.name)} cannot be read: {error.strerror or error}",
-            hint="run the same command again: the task that wrote it runs again",
-        ) from error

@@ -38,8 +38,8 @@ class Run:
     """The place of sorted rows.
 
     Args:
-        name: of the file, which has `file_bytes` and may hold several runs.
-        offset: of the first row, in bytes.
+        name: the name of the file, which has `file_bytes` and may hold several runs.
+        offset: byte of the file where the first row starts.
         count: rows.
         width: columns.
         base: what to add to the last column.

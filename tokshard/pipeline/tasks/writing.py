@@ -6,14 +6,14 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Protocol, Self, TypedDict
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.errors import BuildError
+from tokshard.errors import UNDECODABLE, BuildError
 from tokshard.format.manifest import IN_OTHER_SPLIT
 from tokshard.format.names import shard_name
 from tokshard.format.writer import ShardWriter
@@ -22,6 +22,7 @@ from tokshard.pipeline.options import SKIP
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.records import EMPTY, BadRecord
 from tokshard.pipeline.tasks.duplicates import TaskDrops
+from tokshard.pipeline.tasks.sorted_rows import AGAIN
 from tokshard.pipeline.workspace.places import HASH, Output
 from tokshard.pipeline.workspace.receipts import (
     Failure,
@@ -223,6 +224,15 @@ class WritingTask:
         return receipt
 
 
+class _Reject(TypedDict):
+    """A line of a list of bad records."""
+
+    source: int
+    record: int
+    reason: str
+    detail: str
+
+
 def read_rejects(store: Store, stage: str, key: Key) -> Iterator[dict[str, Any]]:
     """The bad records of a task.
 
@@ -233,12 +243,13 @@ def read_rejects(store: Store, stage: str, key: Key) -> Iterator[dict[str, Any]]
     try:
         with store.open(name) as lines:
             for line in lines:
-                yield json.loads(line)
-    except (OSError, ValueError) as error:
+                found: Any = msgspec.convert(json.loads(line), _Reject)
+                yield found
+    except (OSError, ValueError, *UNDECODABLE) as error:
         first = "" if isinstance(error, OSError) else "delete that file and "
         raise BuildError(
             f"{store.where(name)} cannot be read: {error}",
-            hint=f"{first}run the same command again: the task that left it runs again",
+            hint=f"{first}{AGAIN}",
         ) from error
 
 

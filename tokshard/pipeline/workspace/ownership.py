@@ -13,11 +13,11 @@ from itertools import accumulate
 
 import msgspec
 
-from tokshard.errors import UsageError
+from tokshard.errors import UNDECODABLE, UsageError
 from tokshard.format import names
 from tokshard.format.generations import generation_numbers
 from tokshard.format.manifest import Manifest
-from tokshard.pipeline.workspace.places import LOCK, REQUEST, Output, Workspace
+from tokshard.pipeline.workspace.places import LOCK, REQUEST, Output, Workspace, has_request
 from tokshard.store import Store, files_below, obstacle, present
 
 _UNFINISHED_REQUEST = re.compile(r"(.*/)?(inputs\.arrow|\.(build\.json|inputs\.arrow)\.[^/]+\.partial)")
@@ -50,7 +50,7 @@ def check_directory(workspace: Workspace, outputs: Sequence[Output]) -> None:
 
 def _check_own(store: Store) -> bool:
     """Refuse a work folder that no build made: one with files but no request. Returns whether there is a request."""
-    if REQUEST.removeprefix(f"{names.WORK}/") in present(store, names.WORK):
+    if has_request(store):
         return True
     for name in files_below(store, names.WORK):
         if name != LOCK and _UNFINISHED_REQUEST.fullmatch(name) is None:
@@ -129,7 +129,7 @@ def manifest_of(output: Output) -> Manifest | None:
         fields = json.loads(output.store.get(names.MANIFEST))
         fields.pop("manifest_sha256")
         manifest = msgspec.convert(fields, Manifest)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, *UNDECODABLE):
         return None
     number = 0 if manifest.generation is None else manifest.generation.number
     is_this = number == output.generation and (not output.split or manifest.build.split == output.split)

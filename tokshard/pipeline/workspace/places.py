@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tokshard.errors import UsageError
 from tokshard.format import names
-from tokshard.store import Attempt, Store, open_store, without_secrets
+from tokshard.store import Attempt, Store, open_store, present, without_secrets
 
 LOCK = f"{names.WORK}/lock"
 """The file that a running build holds."""
@@ -99,6 +99,11 @@ class Workspace:
             self.clear()
             for name in (REQUEST, INPUTS, LOCK):
                 self.store.delete(name)
+
+
+def has_request(store: Store) -> bool:
+    """Whether a build has begun in this store and is not complete."""
+    return REQUEST.removeprefix(f"{names.WORK}/") in present(store, names.WORK)
 
 
 def open_workspace(location: str | os.PathLike[str]) -> Workspace:

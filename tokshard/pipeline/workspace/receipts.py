@@ -227,9 +227,14 @@ def receipt_path(stage: str, key: Key) -> str:
     return f"{receipts_folder(stage)}/{_file_name(key)}{_SUFFIX}"
 
 
+def rejects_folder(stage: str) -> str:
+    """Folder of the lists of bad records of a stage, in the store of the build."""
+    return f"{names.WORK}/{stage}/rejects"
+
+
 def rejects_path(stage: str, key: Key) -> str:
     """The list of the bad records of a task, as JSON lines."""
-    return f"{names.WORK}/{stage}/rejects/{_file_name(key)}.jsonl"
+    return f"{rejects_folder(stage)}/{_file_name(key)}.jsonl"
 
 
 def file_path(stage: str, key: Key) -> str:
@@ -270,6 +275,15 @@ def read_receipts(store: Store, stage: str, keys: Iterable[Key]) -> Iterator[Rec
     """
     paths = (receipt_path(stage, key) for key in keys)
     return (receipt for receipt in side_by_side(store, partial(_read, store), paths) if receipt is not None)
+
+
+def receipts_of(store: Store, stage: str) -> Iterator[Receipt]:
+    """All receipts of a stage, in order.
+
+    Raises:
+        BuildError: a receipt is damaged.
+    """
+    return read_receipts(store, stage, receipt_keys(store, stage))
 
 
 def read_receipt(store: Store, stage: str, key: Key) -> Receipt:
@@ -316,5 +330,5 @@ def promised_files(stage: str, receipt: Receipt) -> dict[str, int]:
 
 def files_there(store: Store, stage: str) -> dict[str, int]:
     """The files of a stage that receipts may promise, with their sizes: one request for many of them."""
-    folders = (f"{names.WORK}/{stage}/rejects", f"{names.WORK}/{stage}/files")
+    folders = (rejects_folder(stage), f"{names.WORK}/{stage}/files")
     return {entry.name: entry.size for folder in folders for entry in store.list(folder)}

@@ -9,6 +9,7 @@ import pytest
 from tests.pipeline.encode.chat.chats import said, template
 from tests.pipeline.encode.chat.templates import CHATML
 from tokshard.errors import UsageError
+from tokshard.pipeline.encode.chat import sandbox
 from tokshard.pipeline.encode.chat.records import conversation
 from tokshard.pipeline.encode.chat.template import own_template, template_variables
 
@@ -60,7 +61,8 @@ def test_the_date_is_the_one_that_is_given():
         "{% set n = namespace(__class__=1) %}",
     ],
 )
-def test_a_template_that_fails_or_does_too_much_refuses_the_record(text):
+def test_a_template_that_fails_or_does_too_much_refuses_the_record(text, monkeypatch):
+    monkeypatch.setattr(sandbox, "MAX_STEPS", 50_000)  # to count to the real number takes ten seconds
     made = template(text, needs_spans=False)
     with pytest.raises(made.error):
         made.render(conversation(said("q", "a")).values)
