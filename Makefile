@@ -38,7 +38,11 @@ ONCE := $(addprefix tests/,architecture/% benchmark/% soak/% readme/% trainer/te
 	runtime/test_state_model.py inspect/test_run_page.py trainer/test_document_losses.py pipeline/test_drop_ids.py \
 	run_files/test_keys.py runtime/test_fetchers.py runtime/test_masks.py cli/test_output_file.py store/test_spellings.py \
 	store/test_inside_corpora.py runtime/test_packing.py inspect/test_loss_spans.py trainer/test_muon.py trainer/test_loss_spans.py \
-	contract/test_promise_12_loss.py format/test_many_shards.py trainer/test_recipe_programs.py)
+	contract/test_promise_12_loss.py format/test_many_shards.py trainer/test_recipe_programs.py \
+	contract/test_promise_01_status.py contract/test_promise_01_bounds.py contract/test_promise_01_order.py \
+	contract/test_promise_01_sources.py contract/test_promise_01_leftovers.py contract/test_promise_01_losses.py \
+	contract/test_promise_01_holders.py contract/test_promise_06_mixture.py pipeline/test_job_array.py \
+	runtime/test_loss_spans.py runtime/test_page_model.py)
 # of `make test-interop`, with other packages than the rest of it
 BY_LOADERS := $(LOADERS:%=tests/interop/test_with_%.py)
 BY_TRAINERS := $(wildcard tests/interop/test_cluster_*.py tests/interop/test_trainers.py)

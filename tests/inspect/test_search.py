@@ -24,8 +24,11 @@ from tokshard.run_files.plan_file import load_mix
 TEXTS = ["def main(): pass", "nothing here\x1b[2J", "a main and a main", "M\u00e4in \u6570\u636e", "(main"]
 
 
+ENCODER = Tokenizer.from_file(str(TOKENIZER))
+
+
 def encode(text):
-    return [*Tokenizer.from_file(str(TOKENIZER)).encode(text, add_special_tokens=False).ids, 0]
+    return [*ENCODER.encode(text, add_special_tokens=False).ids, 0]
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +91,7 @@ def test_searched_text_excludes_delimiters(tmp_path):
 
 def encode_as_text(text):
     """Ids of a text in which a special token is spelt by ordinary ids, as a build has them."""
-    tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    return [
-        token for part in re.split("(<|\\|)", text) for token in tokenizer.encode(part, add_special_tokens=False).ids
-    ]
+    return [token for part in re.split("(<|\\|)", text) for token in ENCODER.encode(part, add_special_tokens=False).ids]
 
 
 @pytest.mark.parametrize(

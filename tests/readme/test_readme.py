@@ -13,6 +13,7 @@ import sys
 import tempfile
 import tomllib
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -94,12 +95,11 @@ def run(arguments: list[str] | str, directory: Path) -> str:
 class Forks:
     """Runs scripts and command lines of tokshard, each in a fork of a process that has imported torch. A context."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self) -> None:
         command = [sys.executable, "-c", "from tests.readme import test_readme; test_readme.serve()"]
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._server = subprocess.Popen(
             command,
-            cwd=directory,
             env={**os.environ, "PYTHONPATH": paths},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -112,11 +112,11 @@ class Forks:
     def __exit__(self, *_: object) -> None:
         self._server.communicate()
 
-    def run(self, arguments: list[str]) -> str:
+    def run(self, arguments: list[str], directory: Path) -> str:
         """Run `tokshard` with arguments, or a script; gives what it printed."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps(arguments) + "\n")
+        self._server.stdin.write(json.dumps([str(directory), *arguments]) + "\n")
         self._server.stdin.flush()
         exit_code, said = json.loads(self._server.stdout.readline())
         assert exit_code == 0, f"{arguments}\n{said}"
@@ -136,7 +136,9 @@ def serve() -> None:
     for line in sys.stdin:
         with tempfile.TemporaryFile("w+") as output:
             if not (pid := os.fork()):
-                _become(json.loads(line), output.fileno())
+                directory, *arguments = json.loads(line)
+                os.chdir(directory)
+                _become(arguments, output.fileno())
             _, status = os.waitpid(pid, 0)
             output.seek(0)
             sys.stdout.write(json.dumps([os.waitstatus_to_exitcode(status), output.read()]) + "\n")
@@ -166,22 +168,27 @@ def _become(arguments: list[str], output: int) -> None:
         os._exit(code)
 
 
-def run_page(text: str, directory: Path) -> None:
-    with Forks(directory) as forks:
-        for number, (kind, example, shown) in enumerate(examples(text)):
-            script = directory / f"example_{number}.py"
-            script.write_text(example, encoding="utf-8")
-            if may_fork(kind, example):
-                said = forks.run([str(script)] if kind == "python" else shlex.split(example))
-            else:
-                said = run([sys.executable, str(script)] if kind == "python" else example, directory)
-            assert_shown(example, shown, said)
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with Forks() as forks:
+        yield forks
+
+
+def run_page(text: str, directory: Path, forks: Forks) -> None:
+    for number, (kind, example, shown) in enumerate(examples(text)):
+        script = directory / f"example_{number}.py"
+        script.write_text(example, encoding="utf-8")
+        if may_fork(kind, example):
+            said = forks.run([str(script)] if kind == "python" else shlex.split(example), directory)
+        else:
+            said = run([sys.executable, str(script)] if kind == "python" else example, directory)
+        assert_shown(example, shown, said)
 
 
 @pytest.mark.timeout(300)  # some thirty processes, one after another
-def test_the_commands_and_the_python_examples_run_one_after_another(directory: Path) -> None:
+def test_the_commands_and_the_python_examples_run_one_after_another(directory: Path, forks: Forks) -> None:
     assert {kind for kind, _, _ in examples(TEXT)} == {"console", "python"}
-    run_page(TEXT, directory)
+    run_page(TEXT, directory, forks)
 
 
 @pytest.mark.parametrize(
@@ -189,13 +196,13 @@ def test_the_commands_and_the_python_examples_run_one_after_another(directory: P
     [page for page in GUIDES if page.stem not in {"stream-from-s3", "keys-of-toml-files", "security", "benchmarks"}],
     ids=lambda page: page.stem,
 )
-def test_a_guide_runs_in_a_new_directory_and_prints_what_it_shows(guide: Path, directory: Path) -> None:
+def test_a_guide_runs_in_a_new_directory_and_prints_what_it_shows(guide: Path, directory: Path, forks: Forks) -> None:
     # that for S3 needs a server: tests/store/test_guide.py; pages without commands are compared in
     # tests/run_files/test_keys.py and tests/architecture/test_pages.py
     text = guide.read_text(encoding="utf-8")
     assert any(shown for _, _, shown in examples(text))
     assert len(text.splitlines()) <= 200
-    run_page(text, directory)
+    run_page(text, directory, forks)
 
 
 def test_every_block_says_what_it_is() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.readme.test_readme import ROOT, run_page
+from tests.readme.test_readme import ROOT, Forks, run_page
 
 pytestmark = [pytest.mark.remote, pytest.mark.timeout(300)]
 
@@ -16,4 +16,5 @@ def test_the_guide_to_s3_runs_and_prints_what_it_shows(moto: str, tmp_path: Path
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     text = (ROOT / "recipes/guides/stream-from-s3.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 200
-    run_page(text.replace("s3://my-bucket", moto), tmp_path)
+    with Forks() as forks:
+        run_page(text.replace("s3://my-bucket", moto), tmp_path, forks)

@@ -30,7 +30,7 @@ PLANNED = {
     "data__schedule": [[20, {"code": 0.2, "prose": 0.8}]],
     "checkpoint__every": 0,
 }
-SHORT_STEPS, LONG_STEPS = 6, 20
+SHORT_STEPS, LONG_STEPS = 4, 20
 
 
 @pytest.fixture(scope="module")
