@@ -122,7 +122,7 @@ def _mapped(store: Store, info: ShardInfo) -> Iterator[mmap.mmap]:
             yield mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise DamagedCorpusError(f"{store.where(info.name)} is missing", hint=RESTORE) from None
-    except OSError as error:  # perhaps of the temporary directory, so it is no damage
+    except OSError as error:  # the temporary directory may be full, so this need not be damage
         raise StoreError(
             f"{store.where(info.name)} cannot be read: {error.strerror or error}",
             hint="check its permissions, and the room in TMPDIR, where a shard of a bucket is copied to",

@@ -262,7 +262,7 @@ def _inputs_at_build(sources: Iterable[SourceInfo], report: _Report, request: Re
 
 
 def _report(store: Store) -> _Report:
-    """The report of the build of a corpus; without any fact if it is gone or is no report."""
+    """The report of the build of a corpus; an empty one if it is gone or is not a report."""
     try:
         return msgspec.json.decode(store.get(names.REPORT), type=_Report)
     except (OSError, *UNDECODABLE):

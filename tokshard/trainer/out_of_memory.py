@@ -77,7 +77,7 @@ def _begin_estimate(settings: Config, num_ranks: int) -> str:
     try:
         with open(path, "x") as file:
             outputs = [(os.POSIX_SPAWN_DUP2, file.fileno(), number) for number in (1, 2)]
-            # in a process group of its own: torchrun ends that of a rank
+            # in a process group of its own: torchrun ends the group of a rank
             os.posix_spawn(sys.executable, command, os.environ, file_actions=outputs, setpgroup=0)
     except FileExistsError:
         pass  # another rank was first

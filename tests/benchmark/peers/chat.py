@@ -21,15 +21,16 @@ GENERATED = (
 )
 JUDGED = (
     "A judge compares the rows with the text of the messages, byte by byte, without a tokenizer. *Not an"
-    " answer* counts targets without any byte of an assistant's message. *Answers not trained* counts tokens that"
+    " answer* counts targets that hold no byte of an assistant's message. *Answers not trained* counts tokens that"
     " lie wholly in an assistant's message and are not targets. A token that is only partly an answer may be"
     " either, and so may the first token of a piece that continues a conversation. *Made tokens* counts special"
-    " tokens that a message spelled and the template did not write. *Cut* counts conversations in more than one"
-    " piece or without their end, and *absent* those of which no row has any token. *Padding* is the share of the"
-    " rows that holds no conversation. It includes tokshard's ends of documents. TRL does not compute padding."
+    " tokens that a message spelled and the template did not write. *Cut* counts conversations that are in more"
+    " than one piece or lack their end. *Absent* counts conversations that are in no row. *Padding* is the share"
+    " of the rows that holds no conversation; tokshard's ends of documents count as padding. TRL does not compute"
+    " padding."
 )
 TRL = (
-    f"TRL's `bfd_split` pads least. Its default `bfd` leaves out what follows the first {SEQ_LEN:,} tokens of a"
+    f"TRL's `bfd_split` pads least. Its default, `bfd`, drops everything after the first {SEQ_LEN:,} tokens of a"
     " conversation."
 )
 TORCHTITAN = (

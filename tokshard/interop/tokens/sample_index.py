@@ -14,7 +14,7 @@ from tokshard.store import Store, open_store
 INDEX = "index.json"
 
 SHARDS, CHUNKS = LISTS = ("shards", "chunks")
-"""The field of MDS that lists the files, and that of litdata."""
+"""The fields that list the files, of MDS and of litdata."""
 
 _MAX_INDEX_BYTES = 1 << 28
 

@@ -43,7 +43,7 @@ _OPEN: Mapping[str, Callable[[IO[bytes]], Any]] = {
     "bz2": bz2.BZ2File,
 }
 _HASHES = tuple(sorted(name for name in hashlib.algorithms_guaranteed if not name.startswith("shake")))
-"""The hashes of MDS that Python knows; it does not know those of xxhash."""
+"""The hashes of MDS that Python has. MDS also uses xxhash, which Python does not have."""
 _PIECE = 1 << 20
 
 

@@ -211,7 +211,7 @@ class Encoder:
                 f"tokenizers {_version()} cannot load the tokenizer: {_first_line(error)}",
                 hint="check that it is a tokenizer.json, and try another version of tokenizers"
                 if "Byte fallback" not in str(error)
-                else "tokenizers 1.0 refuses this file, as those of Gemma 1 and 2: pip install 'tokenizers<1'",
+                else "tokenizers 1.0 refuses such files (Gemma 1 and 2 have them): pip install 'tokenizers<1'",
             ) from error
         if found.dtype != np.uint32:
             raise TokenizerError(

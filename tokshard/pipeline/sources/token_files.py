@@ -37,7 +37,7 @@ def _reader(read: Callable[[Store, str, int, int | None, TokenSpec], Iterator[To
 
 
 def _loss_file(input_: Input, wanted: str | None) -> LossField | None:
-    """The mask in a file beside that of the ids, if there is one and the user does not refuse it."""
+    """The mask in a file next to the file of ids, if there is one and the user wants it."""
     found = tuple(need for need in input_.needs if need in _MASKS)
     return LossField(name=needed_names(input_.location, found)[0]) if found and wanted != NO_LOSS else None
 

@@ -90,7 +90,7 @@ def _document(record: Mapping[str, Any], spec: TokenSpec) -> tuple[NDArray[np.in
 
 
 def _numbers(value: Any, *dtypes: type) -> NDArray[Any] | None:
-    """A list of numbers as an array; None if it is none."""
+    """A list of numbers as an array; None if it is not one."""
     if not isinstance(value, list):
         return None
     try:

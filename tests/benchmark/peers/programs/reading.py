@@ -6,21 +6,21 @@ the start or from the states that all ranks saved. The cases are then:
 
 - ``make``: write it, and say how large it is.
 - ``read``: the time to the first batch, tokens per second, what the state weighs, the time to resume.
-- ``ledger``: a process for each rank; each keeps every id that it was given, and its state at the end.
-- ``rank``: one of those processes.
+- ``ledger``: a fork for each rank; each keeps every id that it was given, and its state at the end.
 
 Imports are over when a clock starts. Only the standard library and numpy are imported here.
 """
 
 import json
+import multiprocessing
 import os
 import pickle
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,7 @@ def run(
         {
             "make": lambda settings: _make(make, settings),
             "read": lambda settings: _read(opened, settings),
-            "ledger": _ledger,
-            "rank": lambda settings: _rank(opened, settings),
+            "ledger": lambda settings: _ledger(opened, settings),
         },
         packages,
     )
@@ -162,54 +161,62 @@ def state_bytes(state: Any) -> int:
         return len(pickle.dumps(state))
 
 
-def _ledger(settings: Settings) -> dict[str, Any]:
+def _ledger(opened: Callable[[Settings, list[Any] | None], Opened], settings: Settings) -> dict[str, Any]:
     """Run all ranks side by side; ``refused`` is what the peer said when it did not go on."""
-    out = Path(settings["out"])
+    out, world = Path(settings["out"]), settings["world"]
     out.mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    world = settings["world"]
-    program = [sys.executable, "-m", _name()]
-    ranks = []
-    for rank in range(world):
-        environment = {
-            "RANK": str(rank),
-            "GLOBAL_RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "LOCAL_WORLD_SIZE": str(world),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-        with (out / f"rank-{rank}.log").open("wb") as log:
-            command = [*program, "rank", json.dumps(settings | {"rank": rank})]
-            ranks.append(subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log))
+    os.environ |= {
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    # forks: what a peer imports takes most of the time of a rank
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=_become_rank, args=(opened, settings | {"rank": rank})) for rank in range(world)]
+    for process in ranks:
+        process.start()
     codes = _codes(ranks, settings["limit"])
-    for rank in range(world):
-        said = _last_line((out / f"rank-{rank}.log").read_text(encoding="utf-8", errors="replace"))
-        cannot = json.loads(said).get("cannot") if said.startswith("{") else None
-        if cannot:
-            return {"refused": cannot}
-        if codes[rank]:
-            return {"refused": said if codes[rank] > 0 else f"A rank had not ended after {settings['limit']} s."}
+    for rank, code in enumerate(codes):
+        if code:
+            said = _last_line(_log(out, rank).read_text(encoding="utf-8", errors="replace"))
+            return {"refused": said if code > 0 else f"A rank had not ended after {settings['limit']} s."}
     return {}
 
 
-def _codes(ranks: list[subprocess.Popen[bytes]], limit: float) -> list[int]:
+def _codes(ranks: Sequence[BaseProcess], limit: float) -> list[int]:
     """The exit codes; all ranks are killed when one fails or the time is over."""
     deadline = time.monotonic() + limit
-    while any(rank.poll() is None for rank in ranks):
-        if time.monotonic() > deadline or any(rank.poll() for rank in ranks):
+    while any(rank.is_alive() for rank in ranks):
+        if time.monotonic() > deadline or any(rank.exitcode for rank in ranks):
             time.sleep(1)  # the others may be about to fail by themselves, and say why
             for rank in ranks:
-                if rank.poll() is None:
-                    rank.kill()
+                rank.kill()
         time.sleep(0.02)
-    codes = [rank.wait() for rank in ranks]
+    codes = [rank.exitcode or 0 for rank in ranks]
     return [0 if code < 0 and any(other > 0 for other in codes) else code for code in codes]
 
 
-def _rank(opened: Callable[[Settings, list[Any] | None], Opened], settings: Settings) -> dict[str, Any]:
+def _log(out: Path, rank: int) -> Path:
+    return out / f"rank-{rank}.log"
+
+
+def _become_rank(opened: Callable[[Settings, list[Any] | None], Opened], settings: Settings) -> None:
+    """What a fork does: as a launcher would start it, with an output of its own."""
+    rank = settings["rank"]
+    os.environ |= {"RANK": str(rank), "GLOBAL_RANK": str(rank), "LOCAL_RANK": str(rank)}
+    with _log(Path(settings["out"]), rank).open("wb") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    try:
+        _rank(opened, settings)
+    except CannotError as error:
+        sys.exit(str(error))
+
+
+def _rank(opened: Callable[[Settings, list[Any] | None], Opened], settings: Settings) -> None:
     out, rank = Path(settings["out"]), settings["rank"]
     states = None
     if settings.get("states"):
@@ -223,11 +230,3 @@ def _rank(opened: Callable[[Settings, list[Any] | None], Opened], settings: Sett
             break
     np.save(out / f"read-{rank}.npy", np.concatenate(read) if read else np.zeros(0, np.int32))
     loader.close()
-    return {}
-
-
-def _name() -> str:
-    """The module that is running, as ``python -m`` takes it."""
-    spec = sys.modules["__main__"].__spec__
-    assert spec is not None
-    return spec.name
