@@ -267,6 +267,7 @@ def test_values_that_say_nothing_about_the_ids_are_an_error_of_the_record(place,
     [
         ({"input_ids": [5, 6], "labels": [-100, 7]}, "labels is 7 at token 1, expected -100 or the id itself, 6"),
         ({"input_ids": [5, 6], "labels": [-100]}, "labels has 1 values for 2 ids"),
+        ({"input_ids": [5, 6], "labels": [5, None]}, r"labels is \[5, None\], expected numbers or booleans"),
         ({"input_ids": [5, 6], "labels": None}, "the record has no mask or labels to say what is trained, and others"),
         ({"input_ids": [5, 6]}, "the record has no mask or labels to say what is trained, and others do"),
         ({"input_ids": [5, 6], "labels": [5, 6], "loss_mask": [1, 1]}, "several columns that may say what is trained"),
@@ -290,6 +291,13 @@ def test_a_line_that_is_no_document_with_labels_is_an_error_of_the_record(place,
     result = imported(place, place / "a.jsonl", on_bad_record="skip", force=True)
     assert found_in(place) == (DOCUMENTS, SPANS)
     assert sum(result.manifest.records.left_out.values()) == 1
+
+
+def test_a_first_line_that_is_no_record_does_not_decide_whether_there_are_labels(place):
+    records = [{"input_ids": ids, "labels": labels} for ids, labels in zip(DOCUMENTS, LABELS, strict=True)]
+    (place / "a.jsonl").write_bytes(b"{no JSON\n" + jsonl(records))
+    imported(place, place / "a.jsonl", on_bad_record="skip")
+    assert found_in(place) == (DOCUMENTS, SPANS)
 
 
 def test_a_line_with_labels_after_one_without_is_an_error_unless_labels_are_left_out(place):

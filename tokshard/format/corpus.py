@@ -255,8 +255,8 @@ class Corpus:
             found = store.get(names.MANIFEST)
         except OSError as error:
             raise DamagedCorpusError(
-                f"{path} cannot be read any more ({error.strerror}): the corpus was removed or replaced under the "
-                "running job",
+                f"{path} cannot be read any more ({error.strerror or error}): the corpus was removed or replaced "
+                "under the running job",
                 hint=REPLACED,
             ) from error
         if decode_manifest(found, file=path) != manifest:

@@ -171,7 +171,7 @@ def _read_manifest(store: Store) -> tuple[Manifest, str]:
 
 def _unreadable(store: Store, error: OSError) -> CorpusError:
     path = store.where(names.MANIFEST)
-    return CorpusError(f"{path} cannot be read: {error.strerror}", hint=_CHECK_PATH)
+    return CorpusError(f"{path} cannot be read: {error.strerror or error}", hint=_CHECK_PATH)
 
 
 def _decoded(store: Store, content: bytes) -> Manifest:
@@ -261,4 +261,4 @@ def _problem_of_folder(store: Store, hint: str) -> CorpusError | None:
 
 
 def _unlisted(store: Store, error: OSError) -> CorpusError:
-    return CorpusError(f"{store.location} cannot be listed: {error.strerror}", hint=_CHECK_PATH)
+    return CorpusError(f"{store.location} cannot be listed: {error.strerror or error}", hint=_CHECK_PATH)

@@ -322,6 +322,6 @@ class Table:
         try:
             content = partial.read(values, start, stop)
         except OSError as error:
-            raise DamagedCorpusError(f"{self.path} cannot be read: {error.strerror}", hint=RESTORE) from error
+            raise DamagedCorpusError(f"{self.path} cannot be read: {error.strerror or error}", hint=RESTORE) from error
         # old versions of pyarrow need pandas to name the dtype
         return np.frombuffer(content, str(values.type)).astype(np.int64)

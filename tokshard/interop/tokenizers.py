@@ -124,7 +124,7 @@ def convert(path: Path) -> Conversion:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise TokenizerError(f"{path} cannot be read: {error.strerror}", hint="check the path") from error
+        raise TokenizerError(f"{path} cannot be read: {error.strerror or error}", hint="check the path") from error
     if _RANK_LINE.match(content):
         return convert_ranks(path, content)
     return convert_pieces(path, content)

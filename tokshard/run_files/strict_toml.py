@@ -47,7 +47,7 @@ def read_toml(path: str, *, hint: str) -> dict[str, Any]:
         with open(path, "rb") as file:
             return tomllib.load(file)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", hint=hint) from error
+        raise UsageError(f"{path}: {error.strerror or error}", hint=hint) from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError, too
         raise UsageError(
             f"{path} is not valid TOML: {error}",

@@ -135,7 +135,7 @@ def _check_sizes(corpus: Corpus) -> None:
         try:
             found = corpus.store.stat(name).size
         except OSError as error:
-            raise _damaged(corpus, f"{path} cannot be read: {error.strerror}") from error
+            raise _damaged(corpus, f"{path} cannot be read: {error.strerror or error}") from error
         if found != expected:
             raise _damaged(corpus, f"{path} has {found} bytes, expected {expected}")
 

@@ -154,7 +154,7 @@ class SparseImage:
             self._memory = mmap.mmap(-1, num_bytes, flags=flags)
         except OSError as error:
             raise TokshardError(
-                f"no address space for a file of {num_bytes:,} bytes: {error.strerror}",
+                f"no address space for a file of {num_bytes:,} bytes: {error.strerror or error}",
                 hint="give fewer --workers, or raise the limit (ulimit -v)",
             ) from error
         self.buffer = pa.py_buffer(self._memory)

@@ -182,7 +182,9 @@ def read_config(folder: Store) -> tuple[dict[str, Any], str | None]:
             f"{folder.where(name)} holds characters that are not valid UTF-8: {error}", hint="correct the file"
         ) from error
     except OSError as error:
-        raise TokenizerError(f"{folder.where(name)} cannot be read: {error.strerror}", hint="check the file") from error
+        raise TokenizerError(
+            f"{folder.where(name)} cannot be read: {error.strerror or error}", hint="check the file"
+        ) from error
 
 
 def _vocabulary_size(ids: Mapping[str, int], path: str) -> int:
@@ -262,7 +264,7 @@ def _read_json(folder: Store, name: str) -> tuple[bytes, dict[str, Any]]:
         content = folder.get(name)
     except OSError as error:
         raise TokenizerError(
-            f"{folder.where(name)} cannot be read: {error.strerror}",
+            f"{folder.where(name)} cannot be read: {error.strerror or error}",
             hint="give a tokenizer.json, or a directory that holds one, with --tokenizer",
         ) from error
     try:

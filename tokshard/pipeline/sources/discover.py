@@ -216,7 +216,7 @@ def _examined(listing: Listing, entry: Entry, form: Format) -> tuple[Entry, Form
     except OSError as error:
         is_broken_link = entry.is_link and isinstance(error, FileNotFoundError)
         raise BadSourceError(
-            f"{store.where(entry.name)} cannot be read: {error.strerror}"
+            f"{store.where(entry.name)} cannot be read: {error.strerror or error}"
             + (": it is a link to nothing" if is_broken_link else ""),
             hint="check the path and its permissions, or leave such files out with --on-bad-source skip",
         ) from error

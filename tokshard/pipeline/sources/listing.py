@@ -115,7 +115,8 @@ def _walk(store: Store, ignored: Counter[str], folder: str = "") -> Iterator[Ent
                 yield entry
     except OSError as error:
         raise SourceError(
-            f"{store.where(folder)} cannot be listed: {error.strerror}", hint="check the path and its permissions"
+            f"{store.where(folder)} cannot be listed: {error.strerror or error}",
+            hint="check the path and its permissions",
         ) from error
 
 

@@ -85,7 +85,8 @@ def with_needed(store: Store, entry: Entry, needs: Needs, form: str) -> Entry:
             versions.append(store.stat(name).version)
         except OSError as error:
             raise BadSourceError(
-                f"{store.where(name)} cannot be read: {error.strerror}; {store.where(entry.name)} needs it as {form}",
+                f"{store.where(name)} cannot be read: {error.strerror or error}; "
+                f"{store.where(entry.name)} needs it as {form}",
                 hint="put it there, or say with --format what the file is",
             ) from error
     return dataclasses.replace(entry, version="+".join(versions))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -80,8 +82,10 @@ def _document(record: Mapping[str, Any], spec: TokenSpec) -> tuple[NDArray[np.in
     if STARTS in record:
         raise _RecordError(WRONG_LOSS, f"the record is a pack ({STARTS}); packs are read from parquet")
     values = _numbers(record[column], np.bool_, np.int64, np.float64)
-    if values is None or len(values) != len(ids):
-        raise _RecordError(WRONG_LOSS, f"{column} has {len(record[column]):,} values for {len(ids):,} ids")
+    if values is None:
+        raise _RecordError(WRONG_LOSS, f"{column} is {record[column]!r:.80}, expected numbers or booleans")
+    if len(values) != len(ids):
+        raise _RecordError(WRONG_LOSS, f"{column} has {len(values):,} values for {len(ids):,} ids")
     field = LossField(name=column, is_weighted=spec.has_weights)
     weights, problems = weights_of(field, values, ids, np.array([len(ids)]))
     if problems:
@@ -106,14 +110,14 @@ def _columns_of_loss(record: Mapping[str, Any]) -> list[str]:
 
 
 def _first(input_: Input) -> dict[str, Any]:
-    """The first record; empty if it is not one, which the reader will say."""
+    """The first record; empty if the first lines hold none, which the reader will say."""
     for _, chunk in lines_of(input_, Span(), _MAX_FIRST_BYTES):
-        for line in chunk.data.split(b"\n"):
-            if line.strip():
-                try:
-                    return msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"), type=dict[str, Any])
-                except UNDECODABLE:
-                    return {}
+        lines = [line for line in chunk.data.split(b"\n") if line.strip()]
+        for line in lines:
+            with contextlib.suppress(*UNDECODABLE):
+                return msgspec.json.decode(line.removeprefix(codecs.BOM_UTF8), type=dict[str, Any])
+        if lines:
+            break
     return {}
 
 

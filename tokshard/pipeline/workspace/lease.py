@@ -46,7 +46,7 @@ def lock(workspace: Workspace, *, is_preparing: bool = False) -> Iterator[bool]:
                 if not is_preparing:
                     # a lease in a bucket says who holds it, and when it can be taken over
                     has_details = error.strerror and error.strerror != os.strerror(errno.EAGAIN)
-                    raise _in_use(workspace, f": {error.strerror}" if has_details else "") from None
+                    raise _in_use(workspace, f": {error.strerror or error}" if has_details else "") from None
                 check_no_build(workspace)
                 time.sleep(_POLL_SECONDS)
             except OSError as error:

@@ -210,11 +210,12 @@ def _problem(shard: ShardFile, error: OSError) -> CorpusError:
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return CorpusError(
-            f"{shard.path} cannot be opened: {error.strerror}", hint="raise the limit of open files: 'ulimit -n'"
+            f"{shard.path} cannot be opened: {error.strerror or error}",
+            hint="raise the limit of open files: 'ulimit -n'",
         )
     if error.errno == errno.ENODATA:
-        return DamagedCorpusError(f"{shard.path}: {error.strerror}: it was cut during the run", hint=RESTORE)
-    return DamagedCorpusError(f"{shard.path} cannot be read: {error.strerror}", hint=RESTORE)
+        return DamagedCorpusError(f"{shard.path}: {error.strerror or error}: it was cut during the run", hint=RESTORE)
+    return DamagedCorpusError(f"{shard.path} cannot be read: {error.strerror or error}", hint=RESTORE)
 
 
 def joined_ranges(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -33,7 +33,7 @@ def numbers_of_list(corpus: Corpus, name: str, ids_file: str | os.PathLike[str])
     try:
         before = _hash(store, list_name)
     except OSError as error:
-        raise PlanError(f"{location} cannot be read: {error.strerror}", hint="give a list of ids") from error
+        raise PlanError(f"{location} cannot be read: {error.strerror or error}", hint="give a list of ids") from error
     try:
         key = hashlib.sha256(f"{corpus.fingerprint} {before}".encode()).hexdigest()[:16]
         file = f"{list_name}.{key}.numbers"
@@ -54,7 +54,7 @@ def numbers_of_list(corpus: Corpus, name: str, ids_file: str | os.PathLike[str])
         raise PlanError(error.problem, hint=error.hint) from error
     except OSError as error:
         raise PlanError(
-            f"the numbers of the documents of {location} cannot be written beside it: {error.strerror}",
+            f"the numbers of the documents of {location} cannot be written beside it: {error.strerror or error}",
             hint="write them elsewhere with tokshard scan CORPUS --ids FILE --numbers OUT, and mask OUT",
         ) from error
 

@@ -119,7 +119,7 @@ def _read(path: str) -> bytes:
             raise PlanError(f"{path} has {num_bytes} bytes, expected at most {_MAX_BYTES}", hint=_HINT)
         return store.get(name) if num_bytes else b""
     except OSError as error:
-        raise PlanError(f"{path} cannot be read: {error.strerror}", hint=_HINT) from error
+        raise PlanError(f"{path} cannot be read: {error.strerror or error}", hint=_HINT) from error
 
 
 def _begins_with(content: bytes, num_bytes: int, sha256: str, *, is_whole_line: bool = False) -> bool:
