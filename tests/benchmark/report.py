@@ -40,19 +40,25 @@ def markdown(rows: Iterable[Sequence[str]], *, num_left: int) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+_WRITTEN = ("tests/benchmark/results", "recipes/guides/benchmarks.md")
+
+
 def commit(root: Path) -> str | None:
-    """The commit that is measured, with ``-dirty`` if the checkout differs from it; None outside a repository."""
+    """The commit that is measured, with ``-dirty`` if the code differs from it; None outside a repository.
+
+    The results that a benchmark has written before are no difference.
+    """
     try:
-        said = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--exclude=*"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            check=True,
+        found, changed = (
+            subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+            for arguments in (
+                ["rev-parse", "--short", "HEAD"],
+                ["status", "--porcelain", "--untracked-files=no", "--", ".", *(f":!{place}" for place in _WRITTEN)],
+            )
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return said.stdout.strip()
+    return f"{found}-dirty" if changed else found
 
 
 def versions(packages: Iterable[str]) -> dict[str, str | None]:
