@@ -49,7 +49,7 @@ def integer(name: str, value: Any, *, least: int | None = None, most: int | None
     if least is not None and number < least:
         raise PlanError(f"{name} is {number}, expected at least {least}", hint=f"give {name} of {least} or more")
     if most is not None and number > most:
-        raise PlanError(f"{name} is {number}, expected at most {most}", hint=f"give a smaller {name}")
+        raise PlanError(f"{name} is {number}, expected at most {most}", hint="give a smaller number")
     return number
 
 
