@@ -14,6 +14,7 @@ import pytest
 
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tests.inspect.damage import DAMAGES, SAME_SIZE
+from tokshard.inspect.verify import safe_read
 from tokshard.inspect.verify.safe_read import ByteCounter, SafeFile, SparseImage, hash_chunks
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +115,19 @@ def test_what_is_left_of_a_file_that_is_cut_while_it_is_read_is_not_taken_for_to
         os.truncate(tmp_path / "shard", 7)
         hash_chunks(SafeFile(file), 10, ByteCounter(10, lambda *_: None), lambda *chunk: seen.append(chunk))
     assert not seen
+
+
+def test_what_follows_the_place_where_a_file_was_cut_for_a_moment_is_not_taken_for_tokens(tmp_path, monkeypatch):
+    class CutForAMoment(SafeFile):
+        def fill(self, buffer, position):
+            return min(5, filled) if (filled := super().fill(buffer, position)) and position == 8 else filled
+
+    monkeypatch.setattr(safe_read, "CHUNK_BYTES", 8)
+    (tmp_path / "shard").write_bytes(bytes(32))
+    seen = []
+    with (tmp_path / "shard").open("rb", buffering=0) as file:
+        hash_chunks(CutForAMoment(file), 32, ByteCounter(32, lambda *_: None), lambda place, _: seen.append(place))
+    assert seen == [0]
 
 
 @pytest.mark.slow

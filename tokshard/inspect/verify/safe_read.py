@@ -128,7 +128,9 @@ def hash_chunks(file: SafeFile, num_bytes: int, counter: ByteCounter, on_chunk: 
     chunk = memoryview(bytearray(min(CHUNK_BYTES, num_bytes + 1)))
     while position <= num_bytes and (filled := file.fill(chunk, position)):
         digest.update(chunk[:filled])
-        if on_chunk is not None and filled >= min(len(chunk), num_bytes - position):  # not one that was cut off
+        if filled < min(len(chunk), num_bytes - position):
+            on_chunk = None  # it was cut off; if it grows again, what follows begins inside a token
+        if on_chunk is not None:
             on_chunk(position, chunk[:filled])
         position += filled
         counter.add(read=filled, done=filled)
