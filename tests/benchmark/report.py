@@ -46,7 +46,7 @@ _WRITTEN = ("tests/benchmark/results", "recipes/guides/benchmarks.md")
 def commit(root: Path) -> str | None:
     """The commit that is measured, with ``-dirty`` if the code differs from it; None outside a repository.
 
-    The results that a benchmark has written before are no difference.
+    Results that benchmarks have written do not count as a difference.
     """
     try:
         found, changed = (

@@ -710,6 +710,6 @@ def test_a_list_of_ids_where_nothing_can_be_written_is_refused_with_the_command_
         raise PermissionError(13, "Permission denied")  # root may write everywhere
 
     monkeypatch.setattr("tokshard.store.posix.PosixStore.put", refuse)
-    with pytest.raises(PlanError, match=r"cannot be written beside it: Permission denied") as error:
+    with pytest.raises(PlanError, match=r"cannot be written next to it: Permission denied") as error:
         loader_of(corpus).mask("code", ids_file=ids)
     assert "tokshard scan CORPUS --ids FILE --numbers OUT" in error.value.hint

@@ -84,8 +84,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
             id in each line, or JSON lines, csv or parquet.
         hash_range: of a copy: take the documents whose hash lies in this half-open part of [0, 1). Equal documents are
             taken together, and parts that do not overlap divide a corpus.
-        columns: of a copy: the kept columns to take; default: the columns of all corpora, with nulls where one has
-            none.
+        columns: the kept columns that a copy takes; default: all columns of all corpora. A document of a corpus without
+            the column has null.
         shuffle: of a copy: the seed of a random order; default: the order of the corpora.
         on_bad_record: ``fail``, or ``skip`` to leave out records that cannot become documents.
         on_bad_source: ``fail``, or ``skip`` to leave out whole inputs that are damaged or gone.

@@ -65,7 +65,7 @@ def resolve(sources: Sequence[str | RecordSource], options: BuildOptions) -> tup
     if options.append:
         try:
             build = next_generation(build)
-        except OSError as error:  # what it reads of a corpus names its file, so this is the directory
+        except OSError as error:  # errors of a corpus file are CorpusErrors, so this one is of the directory
             raise cannot_write(options.out, error) from error
     if options.reads == TOKENS:
         build = msgspec.structs.replace(build, notes=(*build.notes, *notes_on_columns(build.inputs, build.spec)))

@@ -54,7 +54,7 @@ def numbers_of_list(corpus: Corpus, name: str, ids_file: str | os.PathLike[str])
         raise PlanError(error.problem, hint=error.hint) from error
     except OSError as error:
         raise PlanError(
-            f"the numbers of the documents of {location} cannot be written beside it: {error.strerror or error}",
+            f"the document numbers of {location} cannot be written next to it: {error.strerror or error}",
             hint="write them elsewhere with tokshard scan CORPUS --ids FILE --numbers OUT, and mask OUT",
         ) from error
 
