@@ -467,6 +467,7 @@ def test_what_is_no_file_of_a_sensible_size_is_refused_before_it_is_read(tmp_pat
         ("code", {1}, r"\{1\} is not a file of document numbers"),
         ("code", [2**70], "expected document numbers|not a list"),
         ("code", "nowhere.txt", "nowhere.txt cannot be read"),
+        ("code", "no\0where.txt", "cannot be read: no path has a zero byte"),
     ],
 )
 def test_what_is_not_a_list_of_documents_is_refused_and_changes_nothing(

@@ -17,6 +17,14 @@ def store(tmp_path):
     return open_store(tmp_path / "store")
 
 
+@pytest.mark.parametrize("use", ["stat", "get", "open", "list", "names", "below"])
+def test_a_path_with_a_zero_byte_is_an_error_of_a_file(store, use):
+    with pytest.raises(OSError, match="no path has a zero byte"):
+        list(getattr(store, use)("a\0b"))
+    with pytest.raises(OSError, match="no path has a zero byte"):
+        open_store("a\0b").put("name", b"")
+
+
 def test_a_file_is_synced_before_it_is_renamed_and_its_directory_afterwards(store, monkeypatch):
     steps = []
     fsync, replace = os.fsync, os.replace

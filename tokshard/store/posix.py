@@ -42,8 +42,12 @@ class PosixStore:
 
     def where(self, name: str) -> str:
         if not name or self.location == ".":
-            return name or self.location
-        return os.path.join(self.location, name)
+            path = name or self.location
+        else:
+            path = os.path.join(self.location, name)
+        if "\0" in path:  # Python raises ValueError, which nobody takes for an error of a file
+            raise OSError(errno.EINVAL, "no path has a zero byte", path)
+        return path
 
     def below(self, folder: str) -> PosixStore:
         return replace(self, location=self.where(folder))
