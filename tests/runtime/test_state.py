@@ -177,6 +177,8 @@ def test_a_state_whose_plan_hash_is_not_that_of_its_fields_is_refused() -> None:
     "fields",
     [
         {"sample": 2**63},
+        {"seed": 2**64},
+        {"num_streams": 2**64},
         {"sample": 4.0},
         {"sample": True},
         {"counts": [2**63, 0]},

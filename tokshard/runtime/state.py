@@ -88,6 +88,10 @@ class _State(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     masks: tuple[_Mask, ...] = ()
     check: str
 
+    def __post_init__(self) -> None:
+        if wide := [name for name in _FIELDS if getattr(self, name) >> 64]:
+            raise ValueError(f"expected numbers below 2**64 - at `$.{wide[0]}`")
+
     @property
     def identity(self) -> PlanIdentity:
         """The plan of the run."""
