@@ -41,10 +41,7 @@ class PosixStore:
     scratch: str | None = None
 
     def where(self, name: str) -> str:
-        if not name or self.location == ".":
-            path = name or self.location
-        else:
-            path = os.path.join(self.location, name)
+        path = os.path.join(self.location, name) if name and self.location != "." else name or self.location
         if "\0" in path:  # Python raises ValueError, which nobody takes for an error of a file
             raise OSError(errno.EINVAL, "no path has a zero byte", path)
         return path
