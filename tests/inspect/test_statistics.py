@@ -15,6 +15,7 @@ from tokshard.cli.document_text import bounded_text
 from tokshard.cli.main import run
 from tokshard.format.decode import load_decoder
 from tokshard.format.opening import open_corpus
+from tokshard.format.schema import MAX_VOCABULARY
 from tokshard.inspect.corpus.documents import token_pieces
 from tokshard.inspect.corpus.statistics import (
     PERCENTILES,
@@ -90,7 +91,7 @@ def test_a_sample_of_tokens_comes_from_everywhere_and_full_counts_all(tmp_path, 
 
 
 def test_an_id_far_beyond_the_others_is_counted_without_room_for_those_between(tmp_path):
-    far = (1 << 32) - 1
+    far = MAX_VOCABULARY - 1
     tokenizer = json.loads(TINY_TOKENIZER)
     tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": far, "content": "<far>"})
     documents = [[1, far, 1, far, 0], [2, far - 1, 0], [far, 0]]
@@ -106,7 +107,7 @@ def test_an_id_far_beyond_the_others_is_counted_without_room_for_those_between(t
     assert peak < 50 << 20
     frequent = [(token.id, token.count) for token in counts.most_frequent(9)]
     assert frequent == [(0, 3), (far, 3), (1, 2), (2, 1), (far - 1, 1)]
-    assert (len(counts.ids), counts.vocab_size, counts.num_tokens) == (5, 1 << 32, 10)
+    assert (len(counts.ids), counts.vocab_size, counts.num_tokens) == (5, MAX_VOCABULARY, 10)
 
 
 def test_inspect_names_the_normalizers_that_change_text(tmp_path, capsys):

@@ -20,11 +20,11 @@ from tokenizers import Tokenizer
 from tests.pipeline.inputs import EOS, TOKENIZER, build, jsonl, special_token, write_byte_tokenizer
 from tokshard.errors import ConfigurationChangedError, SourceError, TokenizerError, UsageError
 from tokshard.format.manifest import TokenizerInfo
+from tokshard.format.schema import MAX_VOCABULARY
 from tokshard.pipeline.encode import encoder, tokenizer_file
 from tokshard.pipeline.encode.encoder import DocumentEncoder, Encoder, EncodingError, inline_groups
 from tokshard.pipeline.encode.tokenizer_file import (
     BOS_FROM_TOKENIZER,
-    MAX_VOCABULARY,
     TokenizerFile,
     read_tokenizer,
 )
@@ -706,6 +706,13 @@ def test_a_vocabulary_with_an_id_far_away_is_refused(tmp_path):
     assert read(write(tmp_path, content)).info.vocab_size == MAX_VOCABULARY
     content["added_tokens"].append(special_token(2**32 - 1, "far"))
     with pytest.raises(TokenizerError, match=r"gives 'far' the id 4,294,967,295; ids up to 16,777,215 are supported"):
+        read(write(tmp_path, content))
+
+
+def test_an_id_far_away_is_refused_although_an_added_token_gives_its_token_another(tmp_path):
+    content = words("a", "</s>", added=[special_token(5, "b")])
+    content["model"]["vocab"]["b"] = 2**32 - 1
+    with pytest.raises(TokenizerError, match=r"gives 'b' the id 4,294,967,295"):
         read(write(tmp_path, content))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,8 +31,13 @@ def load_decoder(store: Store, manifest: Manifest) -> Decode:
     """
     from tokenizers import Tokenizer  # takes time, and reading tokens does not need it
 
-    read_tokenizer(store, manifest)  # the library may crash on a file that no build has loaded before
+    content = read_tokenizer(store, manifest)  # the library may crash on a file that no build has loaded before
     path, built = store.where(names.TOKENIZER), f"{manifest.tokenizer.library} {manifest.tokenizer.library_version}"
+    if (greatest := _greatest_id(content)) >= manifest.tokenizer.vocab_size:  # the library takes memory up to it
+        raise DamagedCorpusError(
+            f"{path} has a token with id {greatest:,}, expected ids below {manifest.tokenizer.vocab_size:,}",
+            hint=RESTORE,
+        )
     with _refusing(f"cannot load {path}", built), local_file(store, names.TOKENIZER) as local:
         decode: Any = Tokenizer.from_file(local).decode
 
@@ -40,6 +46,21 @@ def load_decoder(store: Store, manifest: Manifest) -> Decode:
             return str(decode(tokens.tolist(), skip_special_tokens=False))
 
     return text_of
+
+
+def _greatest_id(content: bytes) -> int:
+    """The greatest id of a ``tokenizer.json``; -1 where it has none in a known form, which the library refuses."""
+    with contextlib.suppress(ValueError, RecursionError):
+        parsed = _object(json.loads(content))
+        added = parsed.get("added_tokens")
+        ids = [*_object(_object(parsed.get("model")).get("vocab")).values()]
+        ids += [_object(token).get("id") for token in (added if isinstance(added, list) else [])]
+        return max((one for one in ids if isinstance(one, int)), default=-1)
+    return -1
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 @contextlib.contextmanager

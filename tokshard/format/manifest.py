@@ -15,7 +15,7 @@ from tokshard.errors import DamagedCorpusError, UnsupportedFormatError
 from tokshard.format import names
 from tokshard.format.content import Content
 from tokshard.format.loss import has_spans
-from tokshard.format.schema import FORMAT_VERSION
+from tokshard.format.schema import FORMAT_VERSION, MAX_VOCABULARY
 
 _HASH_KEY = "manifest_sha256"
 
@@ -47,7 +47,7 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     name: str
     sha256: Sha256
     canonical_sha256: Sha256
-    vocab_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
+    vocab_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_VOCABULARY)]
     library: str
     library_version: str
     special_ids: dict[str, TokenId]

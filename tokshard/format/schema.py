@@ -29,6 +29,9 @@ HASH_STRIDE = 8_192
 HASH_GROUP = 1_024
 """Stride hashes of a shard that the shard table vouches for together. Part of FORMAT_VERSION."""
 
+MAX_VOCABULARY = 1 << 24
+"""The limit on the size of a vocabulary: tens of times the largest in use. Readers of a corpus take memory by it."""
+
 ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, NotImplementedError, OverflowError)
 """What pyarrow raises for bytes that are not what they should be."""
 

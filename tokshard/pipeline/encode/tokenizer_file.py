@@ -9,12 +9,14 @@ import os
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 
 from tokshard.errors import SourceError, TokenizerError, UsageError
 from tokshard.format.manifest import TokenizerInfo, canonical_json
+from tokshard.format.schema import MAX_VOCABULARY
 from tokshard.pipeline.sources.hub import SCHEME, fetch_tokenizer, is_model_id
 from tokshard.store import Store, locate, look_at, open_store, present, real_location
 
@@ -28,8 +30,6 @@ _LOCAL_SUFFIXES = (".json", *_FOREIGN_SUFFIXES)
 """A location with one of these endings is a file, never a model of the hub."""
 BOS_FROM_TOKENIZER = "auto"
 """Value of ``--bos`` that stands for the token in the tokenizer's own configuration."""
-MAX_VOCABULARY = 1 << 24
-"""The limit on ids: tens of times the largest vocabulary in use. Readers of a corpus allocate memory by this size."""
 _SPACE = "\u2581"
 """How a vocabulary of SentencePiece spells a space."""
 
@@ -91,7 +91,7 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
         name=name,
         sha256=hashlib.sha256(content).hexdigest(),
         canonical_sha256=hashlib.sha256(canonical_json(parsed)).hexdigest(),
-        vocab_size=_vocabulary_size(ids, path),
+        vocab_size=_vocabulary_size(path, vocabulary, {token: entry["id"] for token, entry in added.items()}),
         library="tokenizers",
         library_version=importlib.metadata.version("tokenizers"),
         special_ids=dict(sorted(specials.items(), key=lambda item: item[1])),
@@ -187,15 +187,15 @@ def read_config(folder: Store) -> tuple[dict[str, Any], str | None]:
         ) from error
 
 
-def _vocabulary_size(ids: Mapping[str, int], path: str) -> int:
-    """The highest id plus one."""
-    last = max(ids, key=ids.__getitem__)
-    if ids[last] >= MAX_VOCABULARY:
+def _vocabulary_size(path: str, *ids: Mapping[str, int]) -> int:
+    """The highest id plus one. A token may have one id in the model and another among the added tokens."""
+    token, last = max((item for tokens in ids for item in tokens.items()), key=itemgetter(1))
+    if last >= MAX_VOCABULARY:
         raise TokenizerError(
-            f"{path} gives {last!r} the id {ids[last]:,}; ids up to {MAX_VOCABULARY - 1:,} are supported",
+            f"{path} gives {token!r} the id {last:,}; ids up to {MAX_VOCABULARY - 1:,} are supported",
             hint="number its tokens without such a gap: a model has a row of its embedding for every id",
         )
-    return 1 + ids[last]
+    return 1 + last
 
 
 def _configured_eos(config: Mapping[str, Any], location: str, flagged: Mapping[str, int]) -> str:
