@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.test_loader import SIZES, dataloader, two_corpora
 from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, expand
@@ -74,7 +75,7 @@ def plans(draw: st.DrawFn) -> StreamPlan:
 
 
 @pytest.mark.parametrize("kind", [NumpyLoader, StreamingLoader])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(plan=plans(), batch=st.integers(1, 5), ranks=st.integers(1, 3), data=st.data())
 def test_expanding_a_compact_batch_gives_the_full_one(
     kind: Any, plan: StreamPlan, batch: int, ranks: int, data: st.DataObject
@@ -130,7 +131,7 @@ def states_of(loader: Any, count: int) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transforms", [(), (reverse,)])
+@pytest.mark.parametrize("transforms", [(), pytest.param((reverse,), marks=pytest.mark.soak)])
 def test_worker_processes_give_the_same_compact_batches(
     transforms: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

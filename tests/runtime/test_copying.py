@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.corpora import change_table
+from tests.examples import examples
 from tests.runtime.sources import ListSource
 from tests.runtime.test_loader import rows_of, take
 from tests.runtime.test_reader import small_units, write
@@ -200,7 +201,7 @@ def test_many_pieces_of_middle_length_are_copied_as_halves(monkeypatch: pytest.M
 # corpora on disk
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(10))
 @given(
     documents=st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=60), min_size=1, max_size=2),
     shard_tokens=st.integers(1, 200),

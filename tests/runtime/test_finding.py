@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import PlanError
 from tokshard.runtime.cursor import Cursor
@@ -64,7 +65,7 @@ def assert_each_epoch_is_whole(plan: StreamPlan, readings: list[Any], length: in
         assert wholes == {tuple(range(length))}
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(25))
 @given(
     documents=st.lists(lengths, min_size=1, max_size=3),
     shape=shapes,
@@ -112,7 +113,7 @@ def test_every_document_is_found_where_a_scan_of_all_samples_finds_it(
     assert_inverse(plan, plan.cursor(), range(count))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(parts=lengths, shape=shapes, epochs=st.integers(1, 3))
 def test_a_finite_pass_reads_a_document_once_per_epoch_and_never_after_its_end(
     parts: list[int], shape: dict[str, int], epochs: int
@@ -126,6 +127,7 @@ def test_a_finite_pass_reads_a_document_once_per_epoch_and_never_after_its_end(
         assert sum(one.stop - one.start for one in readings) == epochs * length
 
 
+@settings(max_examples=examples(20))
 @given(
     parts=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     seq_len=st.integers(15, 60),
@@ -139,7 +141,7 @@ def test_a_document_that_a_sample_reads_in_many_epochs_is_found_in_each(
     assert_inverse(plan, plan.cursor(), range(4))
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(12))
 @given(
     parts=st.lists(lengths, min_size=2, max_size=3),
     shape=shapes,

@@ -9,9 +9,10 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime import page_model
 from tests.runtime.sources import ListSource
 from tests.runtime.test_loader import SIZES, Batch, dataloader, expected_rows, rows_of, rows_of_ranks, take
@@ -197,6 +198,7 @@ def warned(action: Callable[[], Any]) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
+@settings(max_examples=examples(16))
 @given(epochs=st.floats(0.3, 8), batch=st.integers(1, 9))
 def test_a_job_that_only_warns_reads_on_and_says_once_of_each_corpus_that_it_is_used_up(
     epochs: float, batch: int
@@ -270,7 +272,7 @@ def test_a_dataset_ends_and_warns_as_the_loader_does() -> None:
 def test_worker_processes_end_where_a_thread_does() -> None:
     plan = plan_of(max_epochs=2)
     expected = rows_of(to_the_end(StreamingLoader(plan, global_batch_size=2)))
-    loader = StreamingLoader(plan, global_batch_size=2, num_workers=2)
+    loader = StreamingLoader(plan, global_batch_size=2, num_workers=1)
     assert rows_of(to_the_end(loader)) == expected
     loader.set_weights({"a": 1, "b": 0})
     end = len(real(expected))

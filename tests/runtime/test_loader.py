@@ -19,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.states import replaced
 from tokshard.errors import LoaderError, PlanError, PlanMismatchError
@@ -95,7 +96,7 @@ def global_rows(plan: StreamPlan, steps: int, *, batch: int, ranks: int, **optio
     return rows_of_ranks(per_rank)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(batch=st.integers(1, 12), steps=st.integers(1, 8), prefetch=st.integers(1, 5), data=st.data())
 def test_the_global_batches_are_those_of_the_plan_for_every_world_size_and_prefetch_depth(
     batch: int, steps: int, prefetch: int, data: st.DataObject
@@ -111,16 +112,16 @@ def test_worker_processes_that_come_and_go_give_the_same_batches_through_skips_w
     tmp_path: Path,
 ) -> None:
     plan, state, rows = two_corpora(epochs=None), None, []
-    for workers in (2, 0, 1):
+    for number, workers in enumerate((1, 0, 1)):
         with StreamingLoader(plan, global_batch_size=4, num_workers=workers) as loader:
             if state is not None:
                 loader.load_state_dict(state)
             batches = take(loader, 3)
-            if workers != 1:
+            if number < 2:
                 loader.skip(4)
-                loader.set_weights({"a": 1 + workers, "b": 1})
-                (tmp_path / f"{workers}.txt").write_text(f"0\n{2 + workers}\n")
-                loader.mask("a", tmp_path / f"{workers}.txt")
+                loader.set_weights({"a": 3 - 2 * number, "b": 1})
+                (tmp_path / f"{number}.txt").write_text(f"0\n{4 - 2 * number}\n")
+                loader.mask("a", tmp_path / f"{number}.txt")
                 batches += take(loader, 3)
             state, cursor = loader.state_dict(), loader.cursor
         rows += rows_of(batches)
@@ -177,7 +178,7 @@ def test_pinned_memory_without_an_accelerator_is_a_warning() -> None:
 # stops and resumes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_any_history_of_stops_on_other_sizes_gives_the_same_global_sequence(data: st.DataObject) -> None:
     plan = two_corpora()
@@ -321,25 +322,6 @@ def test_new_weights_apply_from_the_next_batch_and_only_there() -> None:
     loader.close()
 
 
-def test_a_thousand_changes_keep_a_small_state_and_the_exact_order() -> None:
-    plan = two_corpora()
-    loader = StreamingLoader(plan, global_batch_size=2, prefetch_factor=1)
-    rng, changes, batches = random.Random(2), [], iter(loader)
-    for _ in range(1000):
-        next(batches)
-        weights = {"a": rng.random(), "b": rng.random()}
-        changes.append((loader.cursor.sample, weights))
-        loader.set_weights(weights)
-    state = loader.state_dict()
-    assert len(state["cursor"]) < 2500
-    loader.close()
-    resumed = StreamingLoader(plan, global_batch_size=2)
-    resumed.load_state_dict(state)
-    planned = two_corpora(schedule=changes)
-    assert rows_of(take(resumed, 5)) == expected_rows(planned, range(2000, 2010))
-    resumed.close()
-
-
 def test_resuming_with_the_weights_of_the_plan() -> None:
     loader = StreamingLoader(two_corpora(), global_batch_size=5)
     take(loader, 2)
@@ -393,7 +375,7 @@ def test_stats_say_what_was_read() -> None:
 # finite passes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=12),
     batch=st.integers(1, 9),
@@ -492,7 +474,7 @@ def test_ranks_that_do_not_divide_the_batch_are_told_the_nearest_batch_that_they
 
 @pytest.mark.slow
 def test_a_killed_worker_is_an_error_and_no_hang() -> None:
-    loader = StreamingLoader(two_corpora(), global_batch_size=2, num_workers=2)
+    loader = StreamingLoader(two_corpora(), global_batch_size=2, num_workers=1)
     batches = iter(loader)
     next(batches)
     os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
@@ -589,7 +571,7 @@ def test_two_loaders_in_one_process_do_not_touch_each_other() -> None:
 @pytest.mark.parametrize(
     ("workers", "method"),
     # each spawned worker imports torch
-    [(0, None), (1, "fork"), (2, "spawn"), (3, "fork"), *(pytest.param(n, "spawn", marks=SOAK) for n in (1, 3))],
+    [(0, None), (1, "spawn"), (3, "fork"), *(pytest.param(n, "spawn", marks=SOAK) for n in (2, 3))],
 )
 def test_the_dataset_gives_the_same_batches_under_a_plain_dataloader(workers: int, method: str | None) -> None:
     plan = one_corpus(epochs=3)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.corpora import Source, write_corpus
+from tests.examples import examples
 from tokshard.errors import DamagedCorpusError, PlanError
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamingLoader, StreamPlan, expand
@@ -233,7 +234,7 @@ def test_spans_that_are_kept_make_room_for_others(tmp_path, monkeypatch):
         assert targets_of(loader) == targets_by_hand(*held)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_conversations_have_their_targets(tmp_path_factory, data):
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=12))

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.examples import examples
 from tests.runtime import page_model
 from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import PlanError
@@ -108,7 +109,7 @@ def test_the_cipher_of_every_short_length_is_a_bijection(seed: int, monkeypatch:
         assert sorted(found.tolist()) == list(range(length))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(seed=seeds, length=st.integers(MAX_SORTED - 2, 1 << 20))
 @example(seed=0, length=MAX_SORTED)
 @example(seed=0, length=MAX_SORTED + 1)
@@ -136,7 +137,7 @@ def test_an_item_is_the_same_asked_for_alone_in_a_batch_and_in_any_order(
     assert permutation(np.array(indices[::-1], np.uint64)).tolist() == found[::-1]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(seed=seeds, length=st.integers(MAX_SORTED + 1, 1 << 62), data=st.data())
 def test_distinct_places_of_a_huge_permutation_hold_distinct_items_in_range(
     seed: int, length: int, data: st.DataObject
@@ -370,7 +371,7 @@ def test_pieces_of_samples_are_the_same_one_by_one_and_all_at_once(
     assert together.lengths.tolist() == [length for _, pieces in alone for length in pieces.lengths.tolist()]
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(6))
 @given(lengths=lengths, shape=small_shapes, seed=seeds)
 def test_the_blocks_and_pieces_of_another_epoch_ordinal_or_seed_come_in_another_order(
     lengths: list[int], shape: Shape, seed: int

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.examples import examples
 from tests.runtime import page_model
 from tests.runtime.page_model import Used
 from tests.runtime.sources import ListSource, PeriodicSource
@@ -53,7 +54,7 @@ def tokens_in(pieces: list[Any]) -> list[tuple[int, int]]:
     return [(piece.document, token) for piece in pieces for token in range(piece.start, piece.stop)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(packing=packings(), epoch=st.sampled_from([0, 1, 10**9]))
 def test_an_epoch_has_every_token_once_in_rows_that_follow_from_sizes(
     packing: tuple[list[int], dict[str, Any]], epoch: int
@@ -83,7 +84,7 @@ def is_cut(pieces: list[Any], seq_len: int, lengths: list[int]) -> int:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(data=st.data(), seq_len=st.integers(1, 30), num_rows=st.integers(1, 12))
 def test_rows_are_chosen_as_by_one_who_looks_at_all_of_them_for_each_chunk(
     data: st.DataObject, seq_len: int, num_rows: int
@@ -97,7 +98,7 @@ def test_rows_are_chosen_as_by_one_who_looks_at_all_of_them_for_each_chunk(
     assert found == [row_of.get(chunk, -1) for chunk in chunks]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(packing=packings(), streams=st.integers(1, 3), data=st.data())
 def test_the_page_alone_gives_the_rows(
     packing: tuple[list[int], dict[str, Any]], streams: int, data: st.DataObject
@@ -122,7 +123,7 @@ def test_the_page_alone_gives_the_rows(
         assert_equal(plan, model, sample)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(packing=packings(max_blocks=2), size=st.integers(1, 90), ranks=st.integers(1, 3))
 def test_every_rank_of_every_world_size_reads_its_rows_of_a_pass(
     packing: tuple[list[int], dict[str, Any]], size: int, ranks: int
@@ -135,7 +136,7 @@ def test_every_rank_of_every_world_size_reads_its_rows_of_a_pass(
         assert_loader_equals(plan, model.steps(size, rank, ranks), size, rank, ranks)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(packing=packings(max_blocks=2), streams=st.integers(1, 3))
 def test_find_is_the_inverse_of_trace(packing: tuple[list[int], dict[str, Any]], streams: int) -> None:
     lengths, arguments = packing
@@ -145,7 +146,7 @@ def test_find_is_the_inverse_of_trace(packing: tuple[list[int], dict[str, Any]],
 
 @pytest.mark.parametrize("streams", [1, 2])
 def test_documents_that_lie_in_several_windows_are_found(streams: int) -> None:
-    lengths = [701, 3, 1, 1502, 41] * 4
+    lengths = [701, 3, 1, 1502, 41] * 2
     plan = StreamPlan(
         ListSource(lengths), seq_len=2, block_tokens=512, window_blocks=1, pack="whole", num_streams=streams
     )
@@ -164,7 +165,7 @@ def test_a_document_that_is_not_where_a_window_has_it_is_damage(pack: Any) -> No
 
 
 @pytest.mark.filterwarnings("ignore:the pass of")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     packing=packings(),
     seq_lens=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=2, max_size=3),

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime import page_model
 from tests.runtime.page_model import Documents, Used
 from tests.runtime.sources import ListSource, PeriodicSource
@@ -100,7 +101,7 @@ def a_take(data: st.DataObject, parts: list[int], block_tokens: int) -> float:
     return take if int(take * (sum(parts) // block_tokens)) else 1.0  # one that leaves no block is refused
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(parts=st.lists(lengths, min_size=1, max_size=4), shape=shapes, seed=seeds, data=st.data())
 def test_the_page_alone_gives_the_samples_of_any_mixture(
     parts: list[list[int]], shape: dict[str, int], seed: int, data: st.DataObject
@@ -154,7 +155,7 @@ def test_the_page_alone_gives_the_samples_of_any_mixture(
             assert_equal(plan, model, sample)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(part=lengths, shape=shapes, seed=seeds, epochs=st.integers(1, 3), data=st.data())
 def test_the_page_alone_gives_a_finite_pass_to_its_short_end(
     part: list[int], shape: dict[str, int], seed: int, epochs: int, data: st.DataObject
@@ -181,7 +182,7 @@ def assert_loader_equals(plan: StreamPlan, steps: Iterator[Any], batch_size: int
     assert found == list(steps)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(part=few_lengths, shape=shapes, batch_size=st.integers(1, 7), place=ranks)
 def test_the_page_alone_gives_the_batches_of_every_rank_in_a_finite_pass(
     part: list[int], shape: dict[str, int], batch_size: int, place: tuple[int, int]
@@ -193,7 +194,7 @@ def test_the_page_alone_gives_the_batches_of_every_rank_in_a_finite_pass(
 
 
 @pytest.mark.filterwarnings("ignore")  # that the pass ends
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(parts=st.lists(few_lengths, min_size=1, max_size=2), shape=shapes, batch_size=st.integers(1, 7), data=st.data())
 def test_the_page_alone_says_where_max_epochs_ends_a_pass(
     parts: list[list[int]], shape: dict[str, int], batch_size: int, data: st.DataObject
@@ -213,7 +214,7 @@ def test_the_page_alone_says_where_max_epochs_ends_a_pass(
     assert_loader_equals(plan, model.steps(batch_size, 0, 1, most), batch_size, 0, 1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     part=lengths,
     shape=shapes,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import PlanError
 from tokshard.runtime.loader import NumpyLoader
@@ -24,7 +25,7 @@ def plan_of(sources: Any, **options: Any) -> StreamPlan:
     return StreamPlan(sources, **{"allow_small_blocks": True, **options})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30))
 @given(parts=lengths, shape=shapes, seed=st.integers(0, 100), epochs=st.integers(1, 3))
 def test_every_token_is_an_input_once_per_epoch_and_every_label_a_target_once(
     parts: list[int], shape: dict[str, int], seed: int, epochs: int

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.examples import examples
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.test_loader import expected_rows, rows_of, take
 from tokshard.errors import DamagedCorpusError
@@ -124,7 +125,7 @@ def test_samples_that_are_asked_for_alone_prepare_nothing(watch: Watch) -> None:
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     lengths=lengths,
     seq_len=st.integers(1, 30),

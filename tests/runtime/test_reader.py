@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, change_table, write_corpus
+from tests.examples import examples
 from tests.runtime import page_model
 from tests.runtime.page_model import Used
 from tests.runtime.sources import ListSource
@@ -93,7 +94,7 @@ def assert_same_stream(found: CorpusSource, memory: ListSource, spans: list[tupl
     assert (offsets.tolist(), ends.tolist()) == (expected_offsets.tolist(), expected_ends.tolist())
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     lengths=lengths,
     shard_tokens=st.integers(1, 300),
@@ -144,7 +145,7 @@ def test_documents_longer_than_strides_batches_and_blocks_are_found(
 
 
 @pytest.mark.parametrize("access", [["mmap"], ["pread"], ["mmap", "pread"], ["pread", "mmap"]])
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @example(parts=[[1, 1], [1, 1]], shape=(1, 1, 1))  # equal content
 @given(parts=st.lists(lengths, min_size=1, max_size=2), shape=st.tuples(*[st.integers(1, n) for n in (20, 64, 5)]))
 def test_samples_of_corpora_on_disk_are_those_of_the_page(

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.sources import ListSource
 from tests.runtime.states import edited, values_of
 from tokshard.errors import PlanMismatchError
@@ -113,6 +114,7 @@ def test_batches_after_the_change_are_the_samples_of_the_plan_and_survive_a_save
         assert count <= np.ceil(epochs[corpus]["epoch"]) + streams
 
 
+@settings(max_examples=examples(15))
 @given(part=lengths, shape=shapes, pair=st.tuples(sizes, sizes), steps=st.integers(0, 20), streams=st.integers(1, 3))
 def test_find_is_the_inverse_of_trace_on_both_sides_of_the_change(
     part: list[int], shape: dict[str, int], pair: tuple[int, int], steps: int, streams: int

@@ -113,7 +113,7 @@ def test_sorted_hashes_are_a_uniform_permutation(length: int) -> None:
     assert not check(orders.permuted, length)
 
 
-@pytest.mark.parametrize("length", [*SMALL, *LARGE])
+@pytest.mark.parametrize("length", [*SMALL, *(pytest.param(length, marks=pytest.mark.soak) for length in LARGE)])
 def test_the_cipher_is_a_uniform_permutation_even_where_hashes_are_sorted_instead(length: int) -> None:
     assert not check(orders.enciphered, length)
 
@@ -143,7 +143,7 @@ def test_the_cipher_that_is_measured_is_the_permutation_of_long_sets(length: int
     assert np.array_equal(orders.enciphered(length, 5), orders.permuted(length, 5))
 
 
-@pytest.mark.parametrize("length", [1_000, 16_384])
+@pytest.mark.parametrize("length", [1_000, pytest.param(16_384, marks=pytest.mark.soak)])
 def test_numpys_permutation_passes_the_same_checks(length: int) -> None:
     assert not check(orders.numpys, length)
 
@@ -151,7 +151,7 @@ def test_numpys_permutation_passes_the_same_checks(length: int) -> None:
 # what the checks catch
 
 
-@pytest.mark.parametrize("length", [1_000, 16_384])
+@pytest.mark.parametrize("length", [1_000, pytest.param(16_384, marks=pytest.mark.soak)])
 def test_the_identity_is_caught_by_every_statistic(length: int) -> None:
     caught = " ".join(check(orders.identity, length))
     assert all(f"{name}: " in caught for name in OF_ONE)

@@ -123,7 +123,7 @@ def test_a_resume_with_the_weights_of_the_plan_at_a_planned_change_can_be_resume
 # the corpora of the plan
 
 
-@pytest.mark.parametrize("weights", ["cursor", "plan"])
+@pytest.mark.parametrize("weights", ["cursor", pytest.param("plan", marks=pytest.mark.soak)])
 def test_three_hundred_restarts_with_the_corpora_of_the_plan_are_as_if_there_were_none(weights: str) -> None:
     sources = {name: ListSource([10] * 50, first_token=1 + 1000 * number) for number, name in enumerate("abc")}
     plan = StreamPlan(

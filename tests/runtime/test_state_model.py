@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime import page_model
 from tests.runtime.histories import EVENTS, Held, Job, T
 from tests.runtime.page_model import Plan, Run, Used
@@ -55,7 +56,7 @@ def job_of(data: st.DataObject, folder: str) -> Job:
     return Job(Drawn(data), Path(folder).resolve(), HELD, packs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_whatever_happens_to_a_run_the_pages_alone_say_what_it_reads_and_saves(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -68,7 +69,7 @@ def test_whatever_happens_to_a_run_the_pages_alone_say_what_it_reads_and_saves(d
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(data=st.data())
 def test_a_long_run_is_in_the_pages_too(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():

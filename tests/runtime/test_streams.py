@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.corpora import write_corpus
+from tests.examples import examples
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.states import edited
 from tests.runtime.test_loader import expected_rows, rows_of
@@ -127,7 +128,7 @@ def test_a_plan_with_streams_pickles() -> None:
     assert expected_rows(plan, range(12)) == expected_rows(plan_of(), range(12))
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(num_streams=st.sampled_from([2, 5, 13]), document=st.integers(0, 179), epoch=st.integers(0, 3), data=st.data())
 def test_find_names_the_samples_of_every_stream_that_read_a_document(
     num_streams: int, document: int, epoch: int, data: st.DataObject
@@ -147,7 +148,7 @@ def test_find_names_the_samples_of_every_stream_that_read_a_document(
     assert tokens == dict.fromkeys(range(length), 1)
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(
     num_streams=st.sampled_from([1, 2, 5, 13]),
     epochs=st.sampled_from([0.5, 1.0, 1.7]),
