@@ -376,6 +376,23 @@ def test_output_fits_a_terminal_without_utf8(tmp_path):
     )
     assert b"512-1,023          1   33.3%  ####" in done.stdout
     assert "größe-\\u6570.jsonl: 1 of 4 left out".encode("latin-1") in done.stdout
+def test_an_error_that_nobody_reads_as_json_is_still_two_lines_and_its_exit_code():
+    process = subprocess.Popen(
+        [*COMMAND, "inspect", "nowhere", "--json"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.close()
+    assert process.stderr.read().splitlines() == [
+        "error: nowhere does not exist",
+        "hint: give the directory that 'tokshard build --out' wrote",
+    ]
+    assert process.wait(timeout=100) == 2
+    process.stderr.close()
+
+
 
 
 def test_verify_says_ok_and_how_much_it_checked(shell, corpus):
