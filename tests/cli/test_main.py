@@ -214,6 +214,13 @@ def test_debug_shows_the_traceback_of_any_error(shell, failing, arguments, error
     assert err.splitlines()[-1].startswith("hint: ")
 
 
+def test_what_memory_cannot_hold_is_not_called_a_bug(shell, corpus):
+    exit_code, out, err = shell("plan", corpus, *SIZES, "--simulate", "1e18")
+    assert (exit_code, out) == (1, "")
+    assert err.startswith("error: there is not enough memory: ")
+    assert "bug" not in err
+
+
 def test_a_library_error_outside_exception_is_caught(shell, failing):
     class PanicException(BaseException):  # as Rust libraries raise
         pass
