@@ -100,7 +100,7 @@ def inspect(
     tokshard inspect shards/code --grep 'def main' --limit 5
     tokshard inspect shards/code --grep todo -i --where lang=py
     """  # noqa: D301 - click's mark for lines that are kept
-    corpora = corpora if any(map(is_mix, corpora)) else tuple(corpora_at(corpora))
+    corpora = tuple(corpora_at(corpora))
     if document is not None and pattern is not None:
         raise click.UsageError("--document and --grep exclude each other.")
     of_grep = {"--regex": regex, "--ignore-case": ignore_case, "--where": where, "--workers": workers, "--limit": limit}
@@ -134,7 +134,7 @@ def corpus_report(
     Raises:
         TokshardError: it is a mix, or cannot be read.
     """
-    if is_mix(location):
+    if location.endswith(".toml"):
         raise UsageError(f"{location} is a mix", hint="use tokshard plan, report or diff, or give a corpus")
     with byte_progress(f"tokens of {location}", unit="tokens") as on_progress:
         return read_report(
