@@ -257,6 +257,7 @@ COMMANDS_ON = {
     "build": ["build", "{}", "--tokenizer", "none", "--out", "out"],
     "build a recipe": ["build", "{}.toml"],
     "inspect": ["inspect", "{}"],
+    "report": ["report", "{}", "--out", "page.html"],
     "report of a mix": ["report", "{}.toml", "--out", "page.html"],
     "diff": ["diff", "{}", "{}"],
     "inspect --grep": ["inspect", "{}", "--grep", "text"],
@@ -291,7 +292,18 @@ def test_a_path_that_does_not_exist_is_wrong_usage_for_every_command(shell, corp
     assert err.splitlines()[1].startswith("hint: ")
 
 
-@pytest.mark.parametrize("command", ["inspect --grep", "verify", "status"])
+@pytest.mark.parametrize("command", COMMANDS_ON)
+@pytest.mark.parametrize("name", ["a" * 300, "loop"])
+def test_a_path_that_no_file_system_can_open_is_named_and_not_called_a_bug(shell, corpus, monkeypatch, command, name):
+    monkeypatch.chdir(corpus.parent)
+    os.symlink("loop", "loop")
+    exit_code, out, err = shell(*(word.format(name) for word in COMMANDS_ON[command]))
+    assert (exit_code in {1, 2}, out) == (True, "")
+    assert name in err.splitlines()[0]
+    assert "internal" not in err
+
+
+@pytest.mark.parametrize("command", ["inspect", "inspect --grep", "verify", "status"])
 def test_a_file_in_place_of_a_corpus_is_wrong_usage(shell, tmp_path, command):
     (tmp_path / "file").touch()
     exit_code, _, err = shell(*(word.format(tmp_path / "file") for word in COMMANDS_ON[command]))
