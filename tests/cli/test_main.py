@@ -625,7 +625,7 @@ def test_diff_of_what_cannot_be_compared_is_wrong_usage(shell, corpus, monkeypat
 def test_diff_compares_both_parts_of_two_splits(shell, tmp_path):
     for place, length in (("a/train", 4), ("a/validation", 3), ("b/train", 4), ("b/validation", 5)):
         write_corpus(tmp_path / place, documents_of([length]), tokenizer=TINY_TOKENIZER)
-    exit_code, out, _ = shell("diff", tmp_path / "a", f"{tmp_path}/b/")
+    exit_code, out, _ = shell("diff", tmp_path / "a", f"{tmp_path}/./b//")
     assert exit_code == 1
     assert [line for line in out.splitlines() if line.startswith(("a/", "equal", "different"))] == [
         "a/train",
