@@ -696,7 +696,7 @@ def test_inspect_shows_the_document_of_the_corpora_that_have_the_id(shell, corpu
     place = build_with_ids(tmp_path)
     shell("status", place)
     exit_code, out, err = shell("inspect", corpus, place, "--document", "x", "--plain")
-    assert (exit_code, out.startswith("document 0: ")) == (0, True)
+    assert (exit_code, out.startswith(f"{place}: document 0: ")) == (0, True)
     assert err == f"note: {corpus} has no document 'x': it has 3, counted from 0\n"
     assert shell("inspect", corpus, place, "--document", "y")[0] == 2
 
@@ -708,3 +708,5 @@ def test_a_search_shows_ids_and_ignores_case_on_request(shell, tmp_path):
     assert [line for line in out.splitlines() if line.startswith("document")] == ["document 0 (x): record 1 of a.jsonl"]
     _, out, _ = shell("inspect", place, "--grep", "main", "-i", "--json")
     assert [json.loads(line)["id"] for line in out.splitlines()] == ["x", "7"]
+    _, out, _ = shell("inspect", corpus, place, "--document", "#0", "--json")
+    assert [json.loads(line)["corpus"] for line in out.splitlines()] == [str(corpus), str(place)]

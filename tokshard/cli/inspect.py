@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -165,18 +166,22 @@ def _show(reports: list[CorpusReport], *, all_shards: bool, as_json: bool) -> No
 
 
 def _show_document(corpora: tuple[str, ...], document: str, *, with_boundaries: bool, as_json: bool) -> None:
-    views, missing = list[DocumentView](), list[UsageError]()
+    found, missing = list[tuple[str, DocumentView]](), list[UsageError]()
     for location in corpora:
         try:
-            views += read_documents(location, document, with_boundaries=with_boundaries)
+            views = read_documents(location, document, with_boundaries=with_boundaries)
+            found += ((location, view) for view in views)
         except UsageError as error:  # one of several corpora has it
             missing.append(error)
-    if missing and not views:
+    if missing and not found:
         raise missing[0]
     for one in missing:
         click.echo(f"note: {one_line(one.problem)}", err=True)
-    for number, view in enumerate(views):
-        click.echo(json.dumps(view_json(view)) if as_json else ("\n" if number else "") + view_text(view))
+    for number, (location, view) in enumerate(found):
+        if as_json:
+            click.echo(json.dumps({"corpus": location, **view_json(view)}))
+        else:
+            click.echo(("\n" if number else "") + _place(location, corpora) + view_text(view))
 
 
 def _grep(
@@ -208,8 +213,10 @@ def _grep(
                 on_progress=on_progress,
             ):
                 is_found = True
-                place = "" if len(corpora) == 1 else f"{one_line(location)}: "
-                click.echo(json.dumps(match_json(match, corpus)) if as_json else place + match_text(match))
+                shown = (
+                    json.dumps(match_json(match, corpus)) if as_json else _place(location, corpora) + match_text(match)
+                )
+                click.echo(shown)
                 left = None if left is None else left - 1
                 if left == 0:
                     return
@@ -233,6 +240,11 @@ def compile_pattern(pattern: str, *, is_regex: bool, is_any_case: bool = False) 
     try:
         return re.compile(pattern if is_regex else re.escape(pattern), re.IGNORECASE if is_any_case else 0)
     except re.error as error:
+def _place(location: str, corpora: Sequence[str]) -> str:
+    """What stands before a document if there are several corpora."""
+    return "" if len(corpora) == 1 else f"{one_line(location)}: "
+
+
         raise UsageError(
             f"{pattern!r} is not a regular expression: {error}", hint="leave out --regex to search for the text itself"
         ) from error
