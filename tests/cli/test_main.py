@@ -376,6 +376,23 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(corpus):
     process.stderr.close()
 
 
+def test_an_error_that_nobody_reads_as_json_is_still_two_lines_and_its_exit_code():
+    process = subprocess.Popen(
+        [*COMMAND, "inspect", "nowhere", "--json"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.close()
+    assert process.stderr.read().splitlines() == [
+        "error: nowhere does not exist",
+        "hint: give the directory that 'tokshard build --out' wrote",
+    ]
+    assert process.wait(timeout=100) == 2
+    process.stderr.close()
+
+
 def test_a_broken_pipe_inside_the_run_is_not_taken_for_a_reader_that_left(shell, failing):
     failing(BrokenPipeError("a worker is gone"))
     exit_code, _, err = shell("verify")
@@ -395,23 +412,6 @@ def test_output_fits_a_terminal_without_utf8(tmp_path):
     )
     assert b"512-1,023          1   33.3%  ####" in done.stdout
     assert "größe-\\u6570.jsonl: 1 of 4 left out".encode("latin-1") in done.stdout
-def test_an_error_that_nobody_reads_as_json_is_still_two_lines_and_its_exit_code():
-    process = subprocess.Popen(
-        [*COMMAND, "inspect", "nowhere", "--json"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    process.stdout.close()
-    assert process.stderr.read().splitlines() == [
-        "error: nowhere does not exist",
-        "hint: give the directory that 'tokshard build --out' wrote",
-    ]
-    assert process.wait(timeout=100) == 2
-    process.stderr.close()
-
-
 
 
 def test_verify_says_ok_and_how_much_it_checked(shell, corpus):
@@ -562,6 +562,9 @@ def test_inspect_shows_the_ends_of_a_long_table_of_shards_unless_all_are_asked_f
     assert "... 12 more; --shards shows all" in out
     assert (out.count("shard-00-"), "-0019.arrow" in out) == (8, True)
     assert shell("inspect", corpus, "--sample", "0", "--shards")[1].count("shard-00-") == 20
+    assert shell("inspect", corpus, corpus, "--sample", "0", "--shards")[1].count("shard-00-") == 40
+    listed = json.loads(shell("inspect", corpus, "--sample", "0", "--shards", "--json")[1])["shard_list"]
+    assert (len(listed), listed[0]["tokens"], listed[19]["name"][-10:]) == (20, 4, "0019.arrow")
 
 
 def test_inspect_shows_several_corpora_side_by_side(shell, corpus, tmp_path):
@@ -641,9 +644,21 @@ def test_diff_compares_both_parts_of_two_splits(shell, tmp_path):
     ]
 
 
-def test_modes_of_inspect_exclude_each_other(shell, corpus):
-    exit_code, _, err = shell("inspect", corpus, "--grep", "a", "--document", "1")
-    assert (exit_code, err.splitlines()[0]) == (2, "error: --document and --grep exclude each other")
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--grep", "a", "--document", "1"], "--document and --grep exclude each other"),
+        (["--limit", "1"], "--limit is for --grep"),
+        (["--document", "1", "-i"], "--ignore-case is for --grep"),
+        (["--document", "1", "--shards"], "--shards does nothing with --document"),
+        (["--grep", "a", "--full"], "--full does nothing with --grep"),
+        (["--grep", "a", "--sample", "0"], "--sample does nothing with --grep"),
+        (["--grep", "a", "--plain"], "--plain does nothing with --grep"),
+    ],
+)
+def test_options_of_inspect_that_would_do_nothing_are_refused(shell, corpus, arguments, problem):
+    exit_code, _, err = shell("inspect", corpus, *arguments)
+    assert (exit_code, err.splitlines()[0]) == (2, f"error: {problem}")
 
 
 def test_inspect_of_a_mix_names_what_it_can_show_of_one(shell, tmp_path):
@@ -699,6 +714,8 @@ def test_inspect_shows_the_document_of_the_corpora_that_have_the_id(shell, corpu
     assert (exit_code, out.startswith(f"{place}: document 0: ")) == (0, True)
     assert err == f"note: {corpus} has no document 'x': it has 3, counted from 0\n"
     assert shell("inspect", corpus, place, "--document", "y")[0] == 2
+    _, out, _ = shell("inspect", corpus, place, "--document", "#0", "--json")
+    assert [json.loads(line)["corpus"] for line in out.splitlines()] == [str(corpus), str(place)]
 
 
 def test_a_search_shows_ids_and_ignores_case_on_request(shell, tmp_path):
@@ -708,5 +725,3 @@ def test_a_search_shows_ids_and_ignores_case_on_request(shell, tmp_path):
     assert [line for line in out.splitlines() if line.startswith("document")] == ["document 0 (x): record 1 of a.jsonl"]
     _, out, _ = shell("inspect", place, "--grep", "main", "-i", "--json")
     assert [json.loads(line)["id"] for line in out.splitlines()] == ["x", "7"]
-    _, out, _ = shell("inspect", corpus, place, "--document", "#0", "--json")
-    assert [json.loads(line)["corpus"] for line in out.splitlines()] == [str(corpus), str(place)]

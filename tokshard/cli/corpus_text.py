@@ -379,8 +379,8 @@ def column_of(report: CorpusReport, name: str) -> dict[str, str]:
     return column
 
 
-def report_json(report: CorpusReport) -> dict[str, Any]:
-    """A report as plain values."""
+def report_json(report: CorpusReport, *, all_shards: bool = False) -> dict[str, Any]:
+    """A report as plain values; with every shard on request."""
     summary = summary_json(report.manifest, report.sources)
     summary["tokens_per_document"] |= {
         "percentiles": {str(percent): length for percent, length in report.lengths.percentiles().items()},
@@ -389,9 +389,20 @@ def report_json(report: CorpusReport) -> dict[str, Any]:
     return {
         "corpus": report.directory,
         **summary,
+        **({"shard_list": [_shard_json(shard) for shard in report.shards]} if all_shards else {}),
         "loss_spans": report.num_spans,
         "token_statistics": None if report.tokens is None else tokens_json(report.tokens),
         "samples": [view_json(view) for view in report.documents],
+    }
+
+
+def _shard_json(shard: ShardInfo) -> dict[str, Any]:
+    return {
+        "name": shard.name,
+        "documents": shard.num_documents,
+        "tokens": shard.num_tokens,
+        "bytes": shard.num_bytes,
+        "sha256": shard.sha256,
     }
 
 

@@ -16,6 +16,7 @@ from tokshard.cli.corpus_text import (
     distribution_text,
     report_json,
     report_text,
+    shard_table,
 )
 from tokshard.cli.document_text import match_json, match_text, view_json, view_text
 from tokshard.cli.options import debug_option, json_option
@@ -105,9 +106,12 @@ def inspect(
     if document is not None and pattern is not None:
         raise click.UsageError("--document and --grep exclude each other.")
     of_grep = {"--regex": regex, "--ignore-case": ignore_case, "--where": where, "--workers": workers, "--limit": limit}
-    given = [name for name, value in of_grep.items() if value not in (False, (), None)]
-    if pattern is None and given:
+    if pattern is None and (given := _given(of_grep)):
         raise click.UsageError(f"{given[0]} is for --grep.")
+    mode = "--grep" if pattern is not None else "--document"
+    of_summary = {"--sample": sample, "--shards": shards, "--full": full, "--plain": plain and mode == "--grep"}
+    if (pattern, document) != (None, None) and (given := _given(of_summary)):
+        raise click.UsageError(f"{given[0]} does nothing with {mode}.")
     if pattern is not None:
         wanted = compile_pattern(pattern, is_regex=regex, is_any_case=ignore_case)
         _grep(corpora, pattern, wanted, where=where, limit=limit, workers=workers, as_json=as_json)
@@ -120,6 +124,11 @@ def inspect(
             corpus_report(location, num_samples, is_full=full, with_boundaries=with_boundaries) for location in corpora
         ]
         _show(reports, all_shards=shards, as_json=as_json)
+
+
+def _given(options: Mapping[str, object]) -> list[str]:
+    """The options that are on the command line; 0 is a value."""
+    return [name for name, value in options.items() if value is not None and value is not False and value != ()]
 
 
 def corpus_report(
@@ -153,7 +162,7 @@ def _show(reports: list[CorpusReport], *, all_shards: bool, as_json: bool) -> No
     width, encoding = shutil.get_terminal_size().columns, sys.stdout.encoding
     if as_json:
         for report in reports:
-            click.echo(json.dumps(report_json(report)))
+            click.echo(json.dumps(report_json(report, all_shards=all_shards)))
     elif len(reports) == 1:
         click.echo(report_text(reports[0], width=width, encoding=encoding, all_shards=all_shards))
     else:
@@ -161,6 +170,8 @@ def _show(reports: list[CorpusReport], *, all_shards: bool, as_json: bool) -> No
         for report in reports:
             click.echo(f"\n{'corpus':<12}{one_line(report.directory)}")
             click.echo(distribution_text(report, width=width, encoding=encoding))
+            if all_shards:
+                click.echo(f"\n{shard_table(report.shards, num_rows=len(report.shards))}")
             for view in report.documents:
                 click.echo(f"\n{view_text(view)}")
 
@@ -220,13 +231,18 @@ def _grep(
                 left = None if left is None else left - 1
                 if left == 0:
                     return
-    if is_found or limit == 0:
+    if is_found:
         return
     those = " that meets the conditions" if where else ""
     click.echo(f"no document{those} contains {one_line(pattern)}", err=True)
     if normalizers:
         names = one_line(", ".join(normalizers))
         click.echo(f"note: text was changed before it was encoded ({names}): search for the changed text", err=True)
+
+
+def _place(location: str, corpora: Sequence[str]) -> str:
+    """What stands before a document if there are several corpora."""
+    return "" if len(corpora) == 1 else f"{one_line(location)}: "
 
 
 def compile_pattern(pattern: str, *, is_regex: bool, is_any_case: bool = False) -> re.Pattern[str]:
@@ -240,11 +256,6 @@ def compile_pattern(pattern: str, *, is_regex: bool, is_any_case: bool = False) 
     try:
         return re.compile(pattern if is_regex else re.escape(pattern), re.IGNORECASE if is_any_case else 0)
     except re.error as error:
-def _place(location: str, corpora: Sequence[str]) -> str:
-    """What stands before a document if there are several corpora."""
-    return "" if len(corpora) == 1 else f"{one_line(location)}: "
-
-
         raise UsageError(
             f"{pattern!r} is not a regular expression: {error}", hint="leave out --regex to search for the text itself"
         ) from error
