@@ -107,5 +107,7 @@ def import_(context: click.Context, /, sources: tuple[str, ...], **options: Any)
 
 def _sample(result: BuildResult) -> dict[str, str]:
     """The start of the first document as text, in which a wrong tokenizer shows."""
-    with open_corpus(result.corpora[0].directory) as corpus:
+    # what is appended may all go into one part of a split
+    directory = next(corpus.directory for corpus in result.corpora if corpus.manifest.num_documents)
+    with open_corpus(directory) as corpus:
         return {"begins": load_decoder(corpus.store, corpus.manifest)(corpus.document(0)[:_SAMPLE_TOKENS])}
