@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tokshard.cli.build import build
+from tokshard.cli.build import with_options_of_build
 from tokshard.cli.build_run import run_all
 from tokshard.cli.help_groups import OF_BUILDS, GroupedCommand
 from tokshard.cli.options import debug_option, json_option
@@ -50,12 +50,7 @@ class Share(click.ParamType):  # type: ignore[type-arg] # as above
         return bounds
 
 
-def _options_of_build(command: click.Command) -> click.Command:
-    command.params += [option for option in build.params if option.name in _AS_IN_BUILD]
-    return command
-
-
-@_options_of_build
+@with_options_of_build(_AS_IN_BUILD)
 @click.command(cls=GroupedCommand, groups=OF_BUILDS)
 @click.argument("corpora", nargs=-1, required=True, metavar="CORPUS...")
 @click.option("--out", required=True, metavar="DIR", help="A new directory, or a URI such as s3://bucket/folder.")
