@@ -43,7 +43,7 @@ _NAME_WIDTH = 50
     "--against",
     multiple=True,
     metavar="FILE",
-    help="A benchmark: JSON lines, csv, tsv or parquet, or a text with an item in each line.  [may be given again]",
+    help="A benchmark: JSON lines, csv, tsv or parquet, or a text with an item in each line; may be given again.",
 )
 @click.option(
     "--text-field",
