@@ -16,22 +16,13 @@ from tokshard.errors import UsageError
 from tokshard.pipeline.sources.inputs import DOCUMENTS
 
 _AS_IN_BUILD = (
-    *(
-        "dedup",
-        "validation_fraction",
-        "max_documents",
-        "on_bad_source",
-        "workers",
-        "ray",
-        "append",
-        "force",
-    ),
+    *("dedup", "validation_fraction", "max_documents", "on_bad_source", "workers", "ray", "append", "force"),
     *("dry_run", "job_index", "num_jobs", "quiet", "verbose"),
 )
 """Options that mean the same for texts and for documents."""
 
 
-class Share(click.ParamType):  # type: ignore[type-arg] # as above
+class Share(click.ParamType):  # type: ignore[type-arg] # not yet generic in click 8.1
     """A half-open part of [0, 1): ``0:0.9``."""
 
     name = "share"
