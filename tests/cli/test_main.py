@@ -214,6 +214,13 @@ def test_debug_shows_the_traceback_of_any_error(shell, failing, arguments, error
     assert err.splitlines()[-1].startswith("hint: ")
 
 
+def test_what_memory_cannot_hold_is_not_called_a_bug(shell, corpus):
+    exit_code, out, err = shell("plan", corpus, *SIZES, "--simulate", "1e18")
+    assert (exit_code, out) == (1, "")
+    assert err.startswith("error: there is not enough memory: ")
+    assert "bug" not in err
+
+
 def test_a_library_error_outside_exception_is_caught(shell, failing):
     class PanicException(BaseException):  # as Rust libraries raise
         pass
@@ -250,6 +257,7 @@ COMMANDS_ON = {
     "build": ["build", "{}", "--tokenizer", "none", "--out", "out"],
     "build a recipe": ["build", "{}.toml"],
     "inspect": ["inspect", "{}"],
+    "report": ["report", "{}", "--out", "page.html"],
     "report of a mix": ["report", "{}.toml", "--out", "page.html"],
     "diff": ["diff", "{}", "{}"],
     "inspect --grep": ["inspect", "{}", "--grep", "text"],
@@ -284,7 +292,18 @@ def test_a_path_that_does_not_exist_is_wrong_usage_for_every_command(shell, corp
     assert err.splitlines()[1].startswith("hint: ")
 
 
-@pytest.mark.parametrize("command", ["inspect --grep", "verify", "status"])
+@pytest.mark.parametrize("command", COMMANDS_ON)
+@pytest.mark.parametrize("name", ["a" * 300, "loop"])
+def test_a_path_that_no_file_system_can_open_is_named_and_not_called_a_bug(shell, corpus, monkeypatch, command, name):
+    monkeypatch.chdir(corpus.parent)
+    os.symlink("loop", "loop")
+    exit_code, out, err = shell(*(word.format(name) for word in COMMANDS_ON[command]))
+    assert (exit_code in {1, 2}, out) == (True, "")
+    assert name in err.splitlines()[0]
+    assert "internal" not in err
+
+
+@pytest.mark.parametrize("command", ["inspect", "inspect --grep", "verify", "status"])
 def test_a_file_in_place_of_a_corpus_is_wrong_usage(shell, tmp_path, command):
     (tmp_path / "file").touch()
     exit_code, _, err = shell(*(word.format(tmp_path / "file") for word in COMMANDS_ON[command]))
@@ -354,6 +373,23 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(corpus):
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait(timeout=100) == 1
+    process.stderr.close()
+
+
+def test_an_error_that_nobody_reads_as_json_is_still_two_lines_and_its_exit_code():
+    process = subprocess.Popen(
+        [*COMMAND, "inspect", "nowhere", "--json"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.close()
+    assert process.stderr.read().splitlines() == [
+        "error: nowhere does not exist",
+        "hint: give the directory that 'tokshard build --out' wrote",
+    ]
+    assert process.wait(timeout=100) == 2
     process.stderr.close()
 
 
@@ -526,6 +562,9 @@ def test_inspect_shows_the_ends_of_a_long_table_of_shards_unless_all_are_asked_f
     assert "... 12 more; --shards shows all" in out
     assert (out.count("shard-00-"), "-0019.arrow" in out) == (8, True)
     assert shell("inspect", corpus, "--sample", "0", "--shards")[1].count("shard-00-") == 20
+    assert shell("inspect", corpus, corpus, "--sample", "0", "--shards")[1].count("shard-00-") == 40
+    listed = json.loads(shell("inspect", corpus, "--sample", "0", "--shards", "--json")[1])["shard_list"]
+    assert (len(listed), listed[0]["tokens"], listed[19]["name"][-10:]) == (20, 4, "0019.arrow")
 
 
 def test_inspect_shows_several_corpora_side_by_side(shell, corpus, tmp_path):
@@ -589,7 +628,7 @@ def test_diff_of_what_cannot_be_compared_is_wrong_usage(shell, corpus, monkeypat
 def test_diff_compares_both_parts_of_two_splits(shell, tmp_path):
     for place, length in (("a/train", 4), ("a/validation", 3), ("b/train", 4), ("b/validation", 5)):
         write_corpus(tmp_path / place, documents_of([length]), tokenizer=TINY_TOKENIZER)
-    exit_code, out, _ = shell("diff", tmp_path / "a", f"{tmp_path}/b/")
+    exit_code, out, _ = shell("diff", tmp_path / "a", f"{tmp_path}/./b//")
     assert exit_code == 1
     assert [line for line in out.splitlines() if line.startswith(("a/", "equal", "different"))] == [
         "a/train",
@@ -605,9 +644,21 @@ def test_diff_compares_both_parts_of_two_splits(shell, tmp_path):
     ]
 
 
-def test_modes_of_inspect_exclude_each_other(shell, corpus):
-    exit_code, _, err = shell("inspect", corpus, "--grep", "a", "--document", "1")
-    assert (exit_code, err.splitlines()[0]) == (2, "error: --document and --grep exclude each other")
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--grep", "a", "--document", "1"], "--document and --grep exclude each other"),
+        (["--limit", "1"], "--limit is for --grep"),
+        (["--document", "1", "-i"], "--ignore-case is for --grep"),
+        (["--document", "1", "--shards"], "--shards does nothing with --document"),
+        (["--grep", "a", "--full"], "--full does nothing with --grep"),
+        (["--grep", "a", "--sample", "0"], "--sample does nothing with --grep"),
+        (["--grep", "a", "--plain"], "--plain does nothing with --grep"),
+    ],
+)
+def test_options_of_inspect_that_would_do_nothing_are_refused(shell, corpus, arguments, problem):
+    exit_code, _, err = shell("inspect", corpus, *arguments)
+    assert (exit_code, err.splitlines()[0]) == (2, f"error: {problem}")
 
 
 def test_inspect_of_a_mix_names_what_it_can_show_of_one(shell, tmp_path):
@@ -660,9 +711,11 @@ def test_inspect_shows_the_document_of_the_corpora_that_have_the_id(shell, corpu
     place = build_with_ids(tmp_path)
     shell("status", place)
     exit_code, out, err = shell("inspect", corpus, place, "--document", "x", "--plain")
-    assert (exit_code, out.startswith("document 0: ")) == (0, True)
+    assert (exit_code, out.startswith(f"{place}: document 0: ")) == (0, True)
     assert err == f"note: {corpus} has no document 'x': it has 3, counted from 0\n"
     assert shell("inspect", corpus, place, "--document", "y")[0] == 2
+    _, out, _ = shell("inspect", corpus, place, "--document", "#0", "--json")
+    assert [json.loads(line)["corpus"] for line in out.splitlines()] == [str(corpus), str(place)]
 
 
 def test_a_search_shows_ids_and_ignores_case_on_request(shell, tmp_path):

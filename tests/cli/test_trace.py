@@ -385,6 +385,11 @@ def test_a_sample_of_weights_that_a_checkpoint_does_not_keep_is_refused(shell, r
         (["mix.toml", "--document", "code:7"], "no document with id '7'", "code:#0 is its first document"),
         (["mix.toml", "--document", "code:#60"], "has no document '#60'", "give code:#0 to code:#59"),
         (["mix.toml", "--step", "1", "--epochs", "1"], "--epochs goes with --document", "--help"),
+        (
+            ["mix.toml", "--document", "prose:1", "--epochs", "0:1e15"],
+            "an epoch is 999999999999999, expected at most 4294967295",
+            "give a smaller number",
+        ),
         (["shards/code", "--step", "1"], "shards/code: no seq_len", "--seq-len"),
         (["mix.toml", "--checkpoint", "nowhere", "--step", "1"], "nowhere: no such checkpoint", "give a checkpoint"),
         (["mix.toml", "--checkpoint", "shards", "--step", "1"], "shards is not a checkpoint", "give a checkpoint"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tokshard.inspect.corpus import ngrams
 from tokshard.inspect.corpus.ngrams import Grams, grams_of
 from tokshard.runtime import NumpyLoader, StreamPlan
 
+ROOT = Path(__file__).parents[2]
 EOS = 0
 WORDS = {1: "one", 2: "two", 3: "three"}
 token_lists = st.lists(st.integers(1, 3), max_size=30)
@@ -220,3 +223,22 @@ def test_numbers_of_several_corpora_are_refused(
     command = ["scan", str(corpus), str(other), "--ids", "x", "--numbers", str(tmp_path / "n")]
     assert run(command) == 2
     assert "--numbers is for one corpus" in capsys.readouterr().err
+
+
+def test_the_lists_of_a_scan_are_two_files(
+    corpus: Path, benchmarks: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link").symlink_to("leaked")
+    assert scan(corpus, benchmarks, "--out", str(tmp_path / "leaked"), "--numbers", str(tmp_path / "link")) == 2
+    assert "--out and --numbers are the same file" in capsys.readouterr().err
+    assert not (tmp_path / "leaked").exists()
+
+
+def test_a_list_that_goes_to_stdout_is_alone_there(corpus: Path, benchmarks: list[str]) -> None:
+    command = [sys.executable, "-m", "tokshard", "scan", str(corpus), "--against", benchmarks[0], "--ngram", "20"]
+    fields = ["--text-field", "question", "--text-field", "choices"]
+    done = subprocess.run(
+        [*command, *fields, "--out", "/dev/stdout", "--json"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert [json.loads(line)["document"] for line in done.stdout.splitlines()] == [4, 9]
+    assert json.loads(done.stderr)["ngram"] == 20

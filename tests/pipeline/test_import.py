@@ -840,3 +840,25 @@ def test_jobs_of_an_array_share_an_import(place, capsys, monkeypatch):
     assert [run([*words, "--job-index", str(index)]) for index in range(2)] == [0, 0]
     assert run(["commit", "out"]) == 0
     assert documents_of_place("out") == [*DOCUMENTS, *DOCUMENTS]
+
+
+def test_an_import_of_which_all_goes_for_validation_shows_the_beginning_of_that_part(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--tokenizer", str(place / "tok"), "--out", str(place / "out"), "--validation-fraction", "0.5", "-q"]
+    (place / "a.jsonl").write_bytes(jsonl([{"tokens": document} for document in DOCUMENTS]))
+    assert run(["import", str(place / "a.jsonl"), *options]) == 0
+    for number in range(100, 110):  # one of them goes into either part
+        (place / f"{number}.jsonl").write_bytes(jsonl([{"tokens": [number, EOS]}]))
+        capsys.readouterr()
+        assert run(["import", str(place / f"{number}.jsonl"), *options, "--append"]) == 0
+        assert f"begins      {chr(number - 1)}" in capsys.readouterr().out
+
+
+def test_a_comparison_shows_no_bytes_per_token_of_an_import(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "a.jsonl").write_bytes(jsonl([{"tokens": document} for document in DOCUMENTS]))
+    out = str(imported(place, place / "a.jsonl").directory)
+    assert run(["inspect", out, out, "--sample", "0"]) == 0
+    assert "bytes per token" not in capsys.readouterr().out
+    assert run(["inspect", out, "--sample", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["text_bytes_per_token"] is None

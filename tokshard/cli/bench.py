@@ -65,7 +65,7 @@ def bench(
     \b
     tokshard bench shards/code
     tokshard bench mix.toml --gpu-tokens 12k
-    """  # noqa: D301 - click reads the escape
+    """  # noqa: D301 - click's mark for lines that are kept
     corpora = trained_on(corpus) or None
     options = {"corpora": corpora, "seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
     mix = load_mix(corpus, options, defaults=DEFAULTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 import click
@@ -209,3 +210,13 @@ def build(context: click.Context, /, sources: tuple[str, ...], **options: Any) -
     else:
         requests = [one_corpus(sources, options)]
     run_all(context, requests, reads=TEXT)
+
+
+def with_options_of_build(names: Collection[str]) -> Callable[[click.Command], click.Command]:
+    """Add options of a build to a command in which they mean the same."""
+
+    def add(command: click.Command) -> click.Command:
+        command.params += [option for option in build.params if option.name in names]
+        return command
+
+    return add

@@ -48,7 +48,6 @@ class BuildDisplay:
         self._stream = sys.stderr if stream is None else stream
         self._is_quiet, self._is_verbose = is_quiet, is_verbose
         self._stage: StageDisplay | None = None
-        self._last_line = time.monotonic()
         self.notes: set[str] = set()
         self._has_said_speed = False
 

@@ -86,7 +86,7 @@ def _show(lines: list[tuple[str, str]], value: Mapping[str, Any], given: Mapping
         # several objects are lines, one is for people too
         click.echo(json.dumps(value, indent=None if is_recipe else 2))
     else:
-        click.echo(aligned(lines, width=columns()))
+        click.echo(aligned(lines, width=shutil.get_terminal_size().columns))
 
 
 def show_result(
@@ -108,7 +108,7 @@ def show_result(
     for note in result.notes:
         if note not in display.notes:
             click.echo(f"note: {one_line(note)}", err=True)
-    width = columns()
+    width = shutil.get_terminal_size().columns
     lines = [] if result.is_new else [f"nothing to do: {one_line(result.directory)} is complete"]
     if is_verbose:
         for corpus in result.corpora:
@@ -119,8 +119,3 @@ def show_result(
     else:
         lines.append(brief_text([corpus.manifest for corpus in result.corpora], width=width))
     click.echo("\n".join([*lines, aligned([*build_lines(result), *more.items()], width=width)]))
-
-
-def columns() -> int:
-    """Characters in a line of the terminal."""
-    return shutil.get_terminal_size().columns

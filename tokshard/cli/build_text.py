@@ -26,7 +26,7 @@ def build_lines(result: BuildResult) -> list[tuple[str, str]]:
         lines.append(("normalizer", f"{result.normalizer}: text is changed before it is encoded"))
     lines += _shard_lines(result)
     if result.is_new:
-        processes = "1 process" if result.num_workers <= 1 else f"{result.num_workers} processes"
+        processes = counted(max(1, result.num_workers), "process", "processes")
         lines.append(("time", f"{result.seconds:.1f} s with {processes}, {result.cpu_seconds:.1f} CPU-seconds"))
         if result.tokens_written:
             rate = count_text(result.tokens_written / max(result.seconds, 1e-9))
@@ -75,7 +75,7 @@ def estimate_lines(estimate: Estimate) -> list[tuple[str, str]]:
     per_token = estimate.text_bytes / max(1, estimate.tokens)
     limit = ", by --max-documents" if estimate.is_limited else ""
     inputs = f"{counted(estimate.num_inputs, 'file')}, {bytes_text(estimate.input_bytes)}"
-    processes = "1 process" if estimate.num_workers == 1 else f"{estimate.num_workers:,} processes"
+    processes = counted(estimate.num_workers, "process", "processes")
     free = "" if estimate.free_bytes is None else f", {bytes_text(estimate.free_bytes)} free"
     lines = [
         ("inputs", f"{inputs}, in {counted(estimate.num_tasks, 'task')}{streams}"),

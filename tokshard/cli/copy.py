@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tokshard.cli.build import build
+from tokshard.cli.build import with_options_of_build
 from tokshard.cli.build_run import run_all
 from tokshard.cli.help_groups import OF_BUILDS, GroupedCommand
 from tokshard.cli.options import debug_option, json_option
@@ -16,22 +16,13 @@ from tokshard.errors import UsageError
 from tokshard.pipeline.sources.inputs import DOCUMENTS
 
 _AS_IN_BUILD = (
-    *(
-        "dedup",
-        "validation_fraction",
-        "max_documents",
-        "on_bad_source",
-        "workers",
-        "ray",
-        "append",
-        "force",
-    ),
+    *("dedup", "validation_fraction", "max_documents", "on_bad_source", "workers", "ray", "append", "force"),
     *("dry_run", "job_index", "num_jobs", "quiet", "verbose"),
 )
 """Options that mean the same for texts and for documents."""
 
 
-class Share(click.ParamType):  # type: ignore[type-arg] # as above
+class Share(click.ParamType):  # type: ignore[type-arg] # not yet generic in click 8.1
     """A half-open part of [0, 1): ``0:0.9``."""
 
     name = "share"
@@ -50,12 +41,7 @@ class Share(click.ParamType):  # type: ignore[type-arg] # as above
         return bounds
 
 
-def _options_of_build(command: click.Command) -> click.Command:
-    command.params += [option for option in build.params if option.name in _AS_IN_BUILD]
-    return command
-
-
-@_options_of_build
+@with_options_of_build(_AS_IN_BUILD)
 @click.command(cls=GroupedCommand, groups=OF_BUILDS)
 @click.argument("corpora", nargs=-1, required=True, metavar="CORPUS...")
 @click.option("--out", required=True, metavar="DIR", help="A new directory, or a URI such as s3://bucket/folder.")

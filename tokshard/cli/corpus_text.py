@@ -112,8 +112,8 @@ def summary_lines(
     """
     if not manifest.num_documents:
         return [("documents", "none: all that was appended went into the other split")]
-    per_token = manifest.text_bytes / manifest.num_tokens
-    of_text = f", {per_token:.2f} bytes of text each" if manifest.text_bytes else ""
+    per_token = _bytes_per_token(manifest)
+    of_text = "" if per_token is None else f", {per_token:.2f} bytes of text each"
     lines = [
         ("documents", f"{manifest.num_documents:,}, of {_lengths_range(manifest)}"),
         ("tokens", f"{manifest.num_tokens:,} as {manifest.dtype}{of_text}"),
@@ -152,6 +152,11 @@ def _trained_text(manifest: Manifest, num_spans: int | None = None) -> str:
     targets = manifest.num_targets or 0
     spans = "" if num_spans is None else f", in {counted(num_spans, 'loss span')}"
     return f"{targets:,} of the tokens ({targets / max(1, manifest.num_tokens):.1%}){spans}"
+
+
+def _bytes_per_token(manifest: Manifest) -> float | None:
+    """Of text; None for an import, which has only ids."""
+    return manifest.text_bytes / manifest.num_tokens if manifest.text_bytes else None
 
 
 def _disk_text(manifest: Manifest) -> str:
@@ -360,7 +365,7 @@ def column_of(report: CorpusReport, name: str) -> dict[str, str]:
         "documents": f"{manifest.num_documents:,}",
         "tokens": f"{manifest.num_tokens:,}",
         **({} if manifest.num_targets is None else {"trained": f"{manifest.num_targets / manifest.num_tokens:.1%}"}),
-        "bytes per token": f"{manifest.text_bytes / manifest.num_tokens:.2f}",
+        **({"bytes per token": f"{per_token:.2f}"} if (per_token := _bytes_per_token(manifest)) else {}),
         "on disk": bytes_text(manifest.num_bytes),
         "shards": f"{manifest.num_shards:,}",
         "dtype": manifest.dtype,
@@ -379,8 +384,8 @@ def column_of(report: CorpusReport, name: str) -> dict[str, str]:
     return column
 
 
-def report_json(report: CorpusReport) -> dict[str, Any]:
-    """A report as plain values."""
+def report_json(report: CorpusReport, *, all_shards: bool = False) -> dict[str, Any]:
+    """A report as plain values; with every shard on request."""
     summary = summary_json(report.manifest, report.sources)
     summary["tokens_per_document"] |= {
         "percentiles": {str(percent): length for percent, length in report.lengths.percentiles().items()},
@@ -389,9 +394,20 @@ def report_json(report: CorpusReport) -> dict[str, Any]:
     return {
         "corpus": report.directory,
         **summary,
+        **({"shard_list": [_shard_json(shard) for shard in report.shards]} if all_shards else {}),
         "loss_spans": report.num_spans,
         "token_statistics": None if report.tokens is None else tokens_json(report.tokens),
         "samples": [view_json(view) for view in report.documents],
+    }
+
+
+def _shard_json(shard: ShardInfo) -> dict[str, Any]:
+    return {
+        "name": shard.name,
+        "documents": shard.num_documents,
+        "tokens": shard.num_tokens,
+        "bytes": shard.num_bytes,
+        "sha256": shard.sha256,
     }
 
 
@@ -410,7 +426,7 @@ def summary_json(manifest: Manifest, sources: Sequence[SourceInfo] = ()) -> dict
             "powers_of_two": lengths.counts,
         },
         "text_bytes": manifest.text_bytes,
-        "text_bytes_per_token": manifest.text_bytes / manifest.num_tokens,
+        "text_bytes_per_token": _bytes_per_token(manifest),
         "dtype": manifest.dtype,
         "columns": kept_columns(manifest.columns),
         "shards": manifest.num_shards,

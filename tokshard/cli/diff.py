@@ -16,6 +16,7 @@ from tokshard.inspect.corpus.difference import Difference, compare_corpora, comp
 from tokshard.inspect.corpus.places import corpora_at, short_names
 from tokshard.inspect.verify.verification import check_hashes
 from tokshard.run_files.plan_file import load_mix
+from tokshard.store import open_store
 
 
 @click.command()
@@ -71,10 +72,7 @@ def _pairs(first: str, second: str) -> list[tuple[str, str]]:
     Raises:
         UsageError: one location holds a corpus that the other does not.
     """
-    below = [
-        {corpus.removeprefix(location.rstrip("/")).lstrip("/"): corpus for corpus in corpora_at([location])}
-        for location in (first, second)
-    ]
+    below = [{_below(corpus, location): corpus for corpus in corpora_at([location])} for location in (first, second)]
     if below[0].keys() != below[1].keys():
         names = [", ".join(name or "one corpus" for name in found) for found in below]
         one, other = (next(iter(found.values())) for found in below)
@@ -83,3 +81,9 @@ def _pairs(first: str, second: str) -> list[tuple[str, str]]:
             hint=f"compare one with one, such as tokshard diff {one} {other}",
         )
     return [(corpus, below[1][name]) for name, corpus in below[0].items()]
+
+
+def _below(corpus: str, location: str) -> str:
+    """The path of a corpus below a location, however that is spelled; empty if it is the location itself."""
+    path, folder = (open_store(place).location for place in (corpus, location))
+    return "" if path == folder else path.removeprefix(f"{folder}/")

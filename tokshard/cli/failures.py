@@ -65,12 +65,13 @@ def describe(error: BaseException, *, command: str = "tokshard") -> Failure:
             # a build adds a note on how it continues
             problem = "; ".join([name, *getattr(error, "__notes__", ())])
             return Failure(problem, "", exit_code, label="")
-    name = type(error).__name__
-    return Failure(
-        f"internal: {name}: {error}" if str(error) else f"internal: {name}",
-        "this is a bug in tokshard; --debug shows the traceback to report it with",
-        1,
-    )
+        case MemoryError():
+            problem = ": ".join(filter(None, ["there is not enough memory", str(error)]))
+            hint = "ask for less at once, or use a machine with more memory"
+        case _:
+            problem = ": ".join(filter(None, ["internal", type(error).__name__, str(error)]))
+            hint = "this is a bug in tokshard; --debug shows the traceback to report it with"
+    return Failure(problem, hint, 1)
 
 
 def unwritten(error: OSError) -> Failure:

@@ -13,40 +13,22 @@ Groups = Mapping[str, Sequence[str]]
 ADVANCED = "Advanced"
 """The last heading. Options that no group names come here."""
 
-DISPLAY = ("quiet", "as_json")
+DISPLAY = ("quiet", "verbose", "as_json")
 
 OF_BUILDS: Groups = {
     "Input": (
-        "format",
-        "text_field",
-        "token_field",
-        "loss_field",
-        "text_unit",
+        *("format", "text_field", "token_field", "loss_field", "text_unit"),
         *("chat", "chat_date", "loss", "document_end"),
-        "token_dtype",
-        "source_eos",
-        "id_field",
-        "keep_field",
+        *("token_dtype", "source_eos", "id_field", "keep_field"),
     ),
     "Text": ("tokenizer", "eos", "bos", "special_tokens"),
     "Output": (
-        *("out", "append", "force", "dry_run", "validation_fraction", "shard_tokens", "shuffle", "columns"),
-        "no_columns",
+        *("out", "append", "force", "dry_run", "validation_fraction"),
+        *("shard_tokens", "shuffle", "columns", "no_columns"),
     ),
     "What is left out": (
-        *(
-            "where",
-            "source",
-            "drop_ids",
-            "hash_range",
-            "min_tokens",
-            "max_tokens",
-            "overlong",
-            "dedup",
-            "max_documents",
-            "on_bad_record",
-        ),
-        *("max_bad_records", "max_document_bytes"),
+        *("where", "source", "drop_ids", "hash_range", "min_tokens", "max_tokens", "overlong", "dedup"),
+        *("max_documents", "on_bad_record", "max_bad_records", "max_document_bytes"),
     ),
     "Cluster": ("workers", "ray", "job_index", "num_jobs"),
     "Display": DISPLAY,

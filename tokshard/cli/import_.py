@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tokshard.cli.build import build
+from tokshard.cli.build import with_options_of_build
 from tokshard.cli.build_run import run_all
 from tokshard.cli.help_groups import OF_BUILDS, GroupedCommand
 from tokshard.cli.options import debug_option, json_option
@@ -31,11 +31,6 @@ _AS_IN_BUILD = (
 """Options that mean the same for texts and for tokens."""
 
 
-def _options_of_build(command: click.Command) -> click.Command:
-    command.params += [option for option in build.params if option.name in _AS_IN_BUILD]
-    return command
-
-
 def _listed(formats: Iterable[str], word: str) -> str:
     *others, last = formats
     return f"{', '.join(others)} {word} {last}"
@@ -46,7 +41,7 @@ def _formats(option: str) -> str:
     return _listed(FORMATS_OF_OPTION[option], "and")
 
 
-@_options_of_build
+@with_options_of_build(_AS_IN_BUILD)
 @click.command("import", cls=GroupedCommand, groups=OF_BUILDS)
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option(
@@ -107,5 +102,7 @@ def import_(context: click.Context, /, sources: tuple[str, ...], **options: Any)
 
 def _sample(result: BuildResult) -> dict[str, str]:
     """The start of the first document as text, in which a wrong tokenizer shows."""
-    with open_corpus(result.corpora[0].directory) as corpus:
+    # what is appended may all go into one part of a split
+    directory = next(corpus.directory for corpus in result.corpora if corpus.manifest.num_documents)
+    with open_corpus(directory) as corpus:
         return {"begins": load_decoder(corpus.store, corpus.manifest)(corpus.document(0)[:_SAMPLE_TOKENS])}

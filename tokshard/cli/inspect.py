@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -15,6 +16,7 @@ from tokshard.cli.corpus_text import (
     distribution_text,
     report_json,
     report_text,
+    shard_table,
 )
 from tokshard.cli.document_text import match_json, match_text, view_json, view_text
 from tokshard.cli.options import debug_option, json_option
@@ -100,13 +102,16 @@ def inspect(
     tokshard inspect shards/code --grep 'def main' --limit 5
     tokshard inspect shards/code --grep todo -i --where lang=py
     """  # noqa: D301 - click's mark for lines that are kept
-    corpora = corpora if any(map(is_mix, corpora)) else tuple(corpora_at(corpora))
+    corpora = tuple(corpora_at(corpora))
     if document is not None and pattern is not None:
         raise click.UsageError("--document and --grep exclude each other.")
     of_grep = {"--regex": regex, "--ignore-case": ignore_case, "--where": where, "--workers": workers, "--limit": limit}
-    given = [name for name, value in of_grep.items() if value not in (False, (), None)]
-    if pattern is None and given:
+    if pattern is None and (given := _given(of_grep)):
         raise click.UsageError(f"{given[0]} is for --grep.")
+    mode = "--grep" if pattern is not None else "--document"
+    of_summary = {"--sample": sample, "--shards": shards, "--full": full, "--plain": plain and mode == "--grep"}
+    if (pattern, document) != (None, None) and (given := _given(of_summary)):
+        raise click.UsageError(f"{given[0]} does nothing with {mode}.")
     if pattern is not None:
         wanted = compile_pattern(pattern, is_regex=regex, is_any_case=ignore_case)
         _grep(corpora, pattern, wanted, where=where, limit=limit, workers=workers, as_json=as_json)
@@ -119,6 +124,11 @@ def inspect(
             corpus_report(location, num_samples, is_full=full, with_boundaries=with_boundaries) for location in corpora
         ]
         _show(reports, all_shards=shards, as_json=as_json)
+
+
+def _given(options: Mapping[str, object]) -> list[str]:
+    """The options that are on the command line; 0 is a value."""
+    return [name for name, value in options.items() if value is not None and value is not False and value != ()]
 
 
 def corpus_report(
@@ -134,7 +144,7 @@ def corpus_report(
     Raises:
         TokshardError: it is a mix, or cannot be read.
     """
-    if is_mix(location):
+    if location.endswith(".toml"):
         raise UsageError(f"{location} is a mix", hint="use tokshard plan, report or diff, or give a corpus")
     with byte_progress(f"tokens of {location}", unit="tokens") as on_progress:
         return read_report(
@@ -152,7 +162,7 @@ def _show(reports: list[CorpusReport], *, all_shards: bool, as_json: bool) -> No
     width, encoding = shutil.get_terminal_size().columns, sys.stdout.encoding
     if as_json:
         for report in reports:
-            click.echo(json.dumps(report_json(report)))
+            click.echo(json.dumps(report_json(report, all_shards=all_shards)))
     elif len(reports) == 1:
         click.echo(report_text(reports[0], width=width, encoding=encoding, all_shards=all_shards))
     else:
@@ -160,23 +170,29 @@ def _show(reports: list[CorpusReport], *, all_shards: bool, as_json: bool) -> No
         for report in reports:
             click.echo(f"\n{'corpus':<12}{one_line(report.directory)}")
             click.echo(distribution_text(report, width=width, encoding=encoding))
+            if all_shards:
+                click.echo(f"\n{shard_table(report.shards, num_rows=len(report.shards))}")
             for view in report.documents:
                 click.echo(f"\n{view_text(view)}")
 
 
 def _show_document(corpora: tuple[str, ...], document: str, *, with_boundaries: bool, as_json: bool) -> None:
-    views, missing = list[DocumentView](), list[UsageError]()
+    found, missing = list[tuple[str, DocumentView]](), list[UsageError]()
     for location in corpora:
         try:
-            views += read_documents(location, document, with_boundaries=with_boundaries)
+            views = read_documents(location, document, with_boundaries=with_boundaries)
+            found += ((location, view) for view in views)
         except UsageError as error:  # one of several corpora has it
             missing.append(error)
-    if missing and not views:
+    if missing and not found:
         raise missing[0]
     for one in missing:
         click.echo(f"note: {one_line(one.problem)}", err=True)
-    for number, view in enumerate(views):
-        click.echo(json.dumps(view_json(view)) if as_json else ("\n" if number else "") + view_text(view))
+    for number, (location, view) in enumerate(found):
+        if as_json:
+            click.echo(json.dumps({"corpus": location, **view_json(view)}))
+        else:
+            click.echo(("\n" if number else "") + _place(location, corpora) + view_text(view))
 
 
 def _grep(
@@ -208,18 +224,25 @@ def _grep(
                 on_progress=on_progress,
             ):
                 is_found = True
-                place = "" if len(corpora) == 1 else f"{one_line(location)}: "
-                click.echo(json.dumps(match_json(match, corpus)) if as_json else place + match_text(match))
+                shown = (
+                    json.dumps(match_json(match, corpus)) if as_json else _place(location, corpora) + match_text(match)
+                )
+                click.echo(shown)
                 left = None if left is None else left - 1
                 if left == 0:
                     return
-    if is_found or limit == 0:
+    if is_found:
         return
     those = " that meets the conditions" if where else ""
     click.echo(f"no document{those} contains {one_line(pattern)}", err=True)
     if normalizers:
         names = one_line(", ".join(normalizers))
         click.echo(f"note: text was changed before it was encoded ({names}): search for the changed text", err=True)
+
+
+def _place(location: str, corpora: Sequence[str]) -> str:
+    """What stands before a document if there are several corpora."""
+    return "" if len(corpora) == 1 else f"{one_line(location)}: "
 
 
 def compile_pattern(pattern: str, *, is_regex: bool, is_any_case: bool = False) -> re.Pattern[str]:

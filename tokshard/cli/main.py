@@ -5,20 +5,19 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
-import select
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 import click
 
 from tokshard import __version__
 from tokshard.cli.failures import Terminated, describe, did_you_mean, show, unwritten
 from tokshard.cli.options import debug_option
-from tokshard.cli.streams import open_streams
+from tokshard.cli.streams import ReaderGoneError, open_streams
 from tokshard.errors import UsageError
 
 
@@ -154,11 +153,9 @@ def run(arguments: Sequence[str]) -> int:
         return _invoke(arguments)
     except SystemExit:
         raise
+    except ReaderGoneError:
+        return 1
     except BaseException as error:  # noqa: BLE001 - the process edge; a panic in a library is not an Exception
-        if isinstance(error, BrokenPipeError) and _is_closed(sys.stdout):
-            # the reader has seen enough (| head); the interpreter would complain when it flushes at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
         if "--debug" in flags:
             traceback.print_exception(error)
         command = next((argument for argument in arguments if argument in COMMANDS), "")
@@ -180,13 +177,3 @@ def _invoke(arguments: Sequence[str]) -> int:
 
 def _terminate(*_: object) -> NoReturn:
     raise Terminated
-
-
-def _is_closed(stream: TextIO) -> bool:
-    """Whether the reader of a pipe is gone."""
-    poll = select.poll()
-    try:
-        poll.register(stream.fileno(), 0)
-    except (OSError, ValueError):  # without a file descriptor
-        return False
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

@@ -93,8 +93,9 @@ def refuse_inputs(path: str, option: str, inputs: Iterable[str]) -> None:
     found = _status(path)
     folders = [folder for parent in Path(os.path.realpath(path)).parents if (folder := _status(parent)) is not None]
     for name in inputs:
-        status = _status(name)
-        if status is None:
+        try:
+            status = os.stat(name)
+        except OSError:  # the command that reads it says why
             continue
         if not stat.S_ISDIR(status.st_mode):
             is_input = found is not None and os.path.samestat(found, status)

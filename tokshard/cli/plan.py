@@ -85,7 +85,7 @@ def plan(
     tokshard plan mix.toml --tokens 2T
     tokshard plan mix.toml --nodes 64
     tokshard plan shards/code --seq-len 4096 --seed 17 --global-batch-size 512 --simulate 100k
-    """  # noqa: D301 - click reads the escape
+    """  # noqa: D301 - click's mark for lines that are kept
     options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
     run = open_run(plan, options, checkpoint=checkpoint)
     simulation = None if num_simulated is None else simulate(run, num_simulated)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.cli.options import debug_option, json_option
-from tokshard.cli.output_file import OutputFile, output_file
+from tokshard.cli.output_file import OutputFile, is_stdout, output_file
 from tokshard.cli.progress import byte_progress
 from tokshard.cli.tables import shorten, table
 from tokshard.errors import UsageError
@@ -42,7 +43,7 @@ _NAME_WIDTH = 50
     "--against",
     multiple=True,
     metavar="FILE",
-    help="A benchmark: JSON lines, csv, tsv or parquet, or a text with an item in each line.  [may be given again]",
+    help="A benchmark: JSON lines, csv, tsv or parquet, or a text with an item in each line; may be given again.",
 )
 @click.option(
     "--text-field",
@@ -98,6 +99,8 @@ def scan(
         raise UsageError(problem, hint="give either --against FILE, or --ids FILE")
     if numbers is not None and len(corpora) > 1:
         raise UsageError("--numbers is for one corpus: numbers do not say of which", hint="give one CORPUS, or --out")
+    if out is not None and numbers is not None and os.path.realpath(out) == os.path.realpath(numbers):
+        raise UsageError("--out and --numbers are the same file", hint="give each a FILE of its own")
     with contextlib.ExitStack() as stack:
         inputs = [*corpora, *against, *([] if ids is None else [ids])]
         rows, lines = (
@@ -112,7 +115,7 @@ def scan(
             for location in corpora:
                 _scan(location, against, tally, rows, lines, fields=fields, workers=processes)
             shown = json.dumps(tally.as_json()) if as_json else tally.text()
-    click.echo(shown)
+    click.echo(shown, err=any(path is not None and is_stdout(path) for path in (out, numbers)))
 
 
 def _find(location: str, ids: str, rows: OutputFile | None, lines: OutputFile | None) -> dict[str, Any]:

@@ -8,29 +8,31 @@ import sys
 from typing import Any, TextIO
 
 
+class ReaderGoneError(BrokenPipeError):
+    """The reader of stdout has seen enough, as in ``| head``."""
+
+
 class Sink(io.FileIO):
     """A file descriptor that remembers its first write error and drops everything after it.
 
     Args:
-        raises_broken_pipe: raise when the reader is gone, so that a long listing ends early.
+        raises_reader_gone: raise once if the reader of a pipe is gone, so that a long listing ends early.
     """
 
-    def __init__(self, descriptor: int, *, raises_broken_pipe: bool) -> None:
+    def __init__(self, descriptor: int, *, raises_reader_gone: bool) -> None:
         super().__init__(descriptor, "wb", closefd=False)
         self.error: OSError | None = None
-        self._raises_broken_pipe = raises_broken_pipe
+        self._raises_reader_gone = raises_reader_gone
 
     def write(self, data: Any, /) -> int:
         """Write, unless that failed before."""
         if self.error is None:
             try:
                 return super().write(data)
-            except BrokenPipeError as error:
-                if self._raises_broken_pipe:
-                    raise
-                self.error = error
             except OSError as error:
-                self.error = error
+                self.error = error  # also what is buffered is dropped: the interpreter flushes when it exits
+                if self._raises_reader_gone and isinstance(error, BrokenPipeError):
+                    raise ReaderGoneError(*error.args) from error
         return memoryview(data).nbytes
 
 
@@ -48,9 +50,9 @@ def open_streams() -> Sink:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, which is this one
-    stdout = Sink(1, raises_broken_pipe=True)
+    stdout = Sink(1, raises_reader_gone=True)
     sys.stdout = _text(stdout, sys.stdout)
-    sys.stderr = _text(Sink(2, raises_broken_pipe=False), sys.stderr)
+    sys.stderr = _text(Sink(2, raises_reader_gone=False), sys.stderr)
     return stdout
 
 

@@ -15,6 +15,7 @@ from tokshard.inspect.plan.run import Run
 from tokshard.inspect.plan.trace import DocumentFacts, DocumentReader
 from tokshard.runtime import trace
 from tokshard.runtime.bytes.corpus import CorpusSource
+from tokshard.runtime.options import MAX_EPOCHS, integer
 
 _MAX_EPOCHS = 16
 """Epochs that are searched by default: the next one, the current one, and those before."""
@@ -66,7 +67,7 @@ def find_documents(
         rank: only samples of this rank; None: of all.
 
     Raises:
-        UsageError: the corpus or the document does not exist.
+        UsageError: the corpus or the document does not exist, or no plan has so many epochs.
         CorpusError: a corpus cannot be read.
     """
     name, source, key = _corpus_of(run, wanted)
@@ -74,6 +75,7 @@ def find_documents(
     if epochs is None:
         stop = min(current_epoch(run, name) + 2, run.plan.epochs or sys.maxsize)
         epochs = range(max(0, stop - _MAX_EPOCHS), stop)
+    integer("an epoch", epochs.stop - 1, most=MAX_EPOCHS)  # all others would be searched before it is refused
     for document in document_numbers(source.corpus, key, corpus_name=f"corpus {name!r}", prefix=f"{name}:"):
         found, span = run.plan.find(name, document, run.cursor, epochs=epochs), source.place_of(document)
         samples = np.array([-1 if reading.sample is None else reading.sample for reading in found], np.int64)

@@ -125,8 +125,11 @@ def _manifest_or_problem(store: Store) -> Manifest | Problem:
     except MissingCorpusError:
         raise
     except CorpusError as error:
-        # builds write the shard table just before the manifest, so a folder with it was a corpus
-        was_finished = not is_unfinished(store) and names.SHARD_TABLE in present(store)
+        try:
+            # builds write the shard table just before the manifest, so a folder with it was a corpus
+            was_finished = not is_unfinished(store) and names.SHARD_TABLE in present(store)
+        except OSError:
+            raise error from None  # the path itself cannot be read, and the error says why
         if isinstance(error, UnfinishedCorpusError) and not was_finished:
             raise
         return problem_of(store, names.MANIFEST, error)
