@@ -303,6 +303,15 @@ def test_a_path_that_no_file_system_can_open_is_named_and_not_called_a_bug(shell
     assert "internal" not in err
 
 
+@pytest.mark.parametrize("command", sorted(COMMANDS_ON))
+def test_an_empty_location_is_not_the_working_directory(shell, corpus, monkeypatch, command):
+    """As from a variable of the shell that is not set."""
+    monkeypatch.chdir(corpus)
+    exit_code, out, err = shell(*(word.format("") for word in COMMANDS_ON[command]))
+    assert (exit_code, out) == (2, "")
+    assert err.splitlines()[1].startswith("hint: ")
+
+
 @pytest.mark.parametrize("command", ["inspect", "inspect --grep", "verify", "status"])
 def test_a_file_in_place_of_a_corpus_is_wrong_usage(shell, tmp_path, command):
     (tmp_path / "file").touch()

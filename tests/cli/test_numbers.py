@@ -214,6 +214,8 @@ def test_options_share_the_same_number_types():
         (["plan", "a", "--seq-len", "4k"], "'--seq-len': '4k' may be 4000 or 4096", "give 4000 or 4096"),
         (["plan", "a", "--tokens", "1e20"], "'--tokens': '1e20' is 2^63 or more", "plan --help"),
         (["plan", "a", "--tokens", str(2**63)], f"'--tokens': '{2**63}' is 2^63 or more", "plan --help"),
+        (["plan", "a", "--max-epochs-warn", "nan"], "'--max-epochs-warn': 'nan' is not a number", "plan --help"),
+        (["bench", "a", "--seconds", "nan"], "'--seconds': 'nan' is not a number", "bench --help"),
         (["bench", "a", "--gpu-tokens", "0"], "'--gpu-tokens': must be at least 1", "bench --help"),
         (["trace", "a", "--step", "1MB"], "'1MB' is not a number such as 1000", "k, M, B (or G) and T"),
     ],

@@ -195,6 +195,8 @@ def test_damage_stops_a_scan_and_leaves_no_list(
     [
         ([], "scan needs something to find"),
         (["--against", "a.jsonl", "--ids", "a.jsonl"], "--against and --ids exclude each other"),
+        (["--ids", "a.jsonl", "--ngram", "13"], "--ngram has no meaning for a list of ids"),
+        (["--ids", "a.jsonl", "--text-field", "text"], "--text-field has no meaning for a list of ids"),
         (["--against", "a.jsonl"], "row 1 of a.jsonl has no text in text"),
         (["--against", "empty.jsonl"], "empty.jsonl has no items"),
         (["--against", "missing.jsonl"], "missing.jsonl cannot be read: No such file"),

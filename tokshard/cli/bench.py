@@ -11,7 +11,7 @@ from tokshard.cli.bench_text import speed_json, speed_text
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.plans import plan_options
 from tokshard.cli.progress import stage_progress
-from tokshard.cli.sizes import POSITIVE_COUNT
+from tokshard.cli.sizes import POSITIVE_COUNT, FloatRange
 from tokshard.inspect.corpus.places import trained_on
 from tokshard.inspect.plan.bench import measure_speed
 from tokshard.run_files.plan_file import load_mix
@@ -28,7 +28,7 @@ GPU_REASON = "IBM's figure for training 7B parameters on an A100; --gpu-tokens g
 @plan_options(DEFAULTS)
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True, max=3600),
+    type=FloatRange(min=0, min_open=True, max=3600),
     default=3.0,
     show_default=True,
     metavar="N",

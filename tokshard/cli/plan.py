@@ -12,7 +12,7 @@ import click
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.plan_text import plan_text
 from tokshard.cli.plans import plan_options
-from tokshard.cli.sizes import POSITIVE_COUNT
+from tokshard.cli.sizes import POSITIVE_COUNT, FloatRange
 from tokshard.inspect.plan.preview import report_plan
 from tokshard.inspect.plan.run import open_run
 from tokshard.inspect.plan.simulation import simulate
@@ -28,7 +28,7 @@ from tokshard.inspect.plan.simulation import simulate
 )
 @click.option(
     "--max-epochs-warn",
-    type=click.FloatRange(min=0),
+    type=FloatRange(min=0),
     default=4.0,
     show_default=True,
     metavar="N",

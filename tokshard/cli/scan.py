@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import numpy as np
+from click.core import ParameterSource
 from numpy.typing import NDArray
 
 from tokshard.cli.options import debug_option, json_option
@@ -35,6 +36,8 @@ from tokshard.wording import counted, one_line
 _DEFAULT_NGRAM = 13
 _SHOWN_ITEMS = 10
 _NAME_WIDTH = 50
+_OF_ITEMS = ("fields", "ngram", "workers")
+"""Parameters that say how items of a benchmark are read and compared."""
 
 
 @click.command()
@@ -97,6 +100,9 @@ def scan(
     if bool(against) == (ids is not None):
         problem = "--against and --ids exclude each other" if against else "scan needs something to find"
         raise UsageError(problem, hint="give either --against FILE, or --ids FILE")
+    if ids is not None and (ignored := [name for name in _OF_ITEMS if _is_given(name)]):
+        option = "--text-field" if ignored[0] == "fields" else f"--{ignored[0]}"
+        raise UsageError(f"{option} has no meaning for a list of ids", hint=f"leave {option} out, or give --against")
     if numbers is not None and len(corpora) > 1:
         raise UsageError("--numbers is for one corpus: numbers do not say of which", hint="give one CORPUS, or --out")
     if out is not None and numbers is not None and os.path.realpath(out) == os.path.realpath(numbers):
@@ -116,6 +122,10 @@ def scan(
                 _scan(location, against, tally, rows, lines, fields=fields, workers=processes)
             shown = json.dumps(tally.as_json()) if as_json else tally.text()
     click.echo(shown, err=any(path is not None and is_stdout(path) for path in (out, numbers)))
+
+
+def _is_given(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _find(location: str, ids: str, rows: OutputFile | None, lines: OutputFile | None) -> dict[str, Any]:

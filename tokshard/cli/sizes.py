@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,17 @@ class Number(click.ParamType):  # type: ignore[type-arg] # not yet generic in cl
             self.fail(f"must be at least {self._least}", param, ctx)
         if number >= _END:
             self.fail(f"{value!r} is 2^63 or more", param, ctx)
+        return number
+
+
+class FloatRange(click.FloatRange):
+    """A number in a range. NaN is in none, which click does not see."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; anything else is a usage error."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
         return number
 
 

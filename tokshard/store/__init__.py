@@ -65,9 +65,12 @@ def open_store(location: str | os.PathLike[str]) -> Store:
     """The store at a location. Touches nothing: the location may not exist yet.
 
     Raises:
-        UsageError: the location is a URI of an unknown scheme, or needs the extra ``remote``, which is not installed.
+        UsageError: the location is empty, a URI of an unknown scheme, or needs the extra ``remote``, which is not
+            installed.
     """
     text = os.fspath(location)
+    if not text:  # most often from a variable of the shell that is not set
+        raise UsageError("a location is empty", hint="give a path or a URI; . is the working directory")
     if not is_uri(text):
         return PosixStore(str(PurePath(text)))
     uri = canonical_uri(text)
