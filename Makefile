@@ -42,7 +42,11 @@ ONCE := $(addprefix tests/,architecture/% benchmark/% soak/% readme/% trainer/te
 	contract/test_promise_01_status.py contract/test_promise_01_bounds.py contract/test_promise_01_order.py \
 	contract/test_promise_01_sources.py contract/test_promise_01_leftovers.py contract/test_promise_01_losses.py \
 	contract/test_promise_01_holders.py contract/test_promise_06_mixture.py pipeline/test_job_array.py \
-	runtime/test_loss_spans.py runtime/test_page_model.py)
+	runtime/test_loss_spans.py runtime/test_page_model.py runtime/test_edges.py runtime/test_rescale.py \
+	runtime/test_shared_disk_cache.py runtime/test_transforms.py runtime/test_corpus_changes.py runtime/test_state.py \
+	runtime/test_streams.py runtime/test_loader.py trainer/test_equality.py trainer/test_command.py trainer/test_ranks.py \
+	contract/test_promise_03_epoch.py contract/test_promise_04_world.py contract/test_promise_01_job_recipes.py \
+	pipeline/test_tar.py run_files/test_saved_state.py)
 # of `make test-interop`, with other packages than the rest of it
 BY_LOADERS := $(LOADERS:%=tests/interop/test_with_%.py)
 BY_TRAINERS := $(wildcard tests/interop/test_cluster_*.py tests/interop/test_trainers.py)
