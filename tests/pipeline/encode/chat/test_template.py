@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 
 import pytest
@@ -57,6 +58,12 @@ def test_the_date_is_the_one_that_is_given():
         "{{ 'x' * 9999999999 }}",
         "{{ 9 ** 99999999 }}",
         "{{ messages.append(1) }}",
+        "{{ 'x'.center(9999999999) }}",
+        "{{ 'x' | center(9999999999) }}",
+        "{% set n = 'x' * 99999 %}{{ n.replace('x', n) | length }}",
+        "{{ '%9999999999d' % 1 }}",
+        "{% set n = namespace(x='x') %}{% for a in range(64) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='x') %}{% for a in range(64) %}{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}",
         "{{ ''.__class__.__mro__ }}",
         "{% set n = namespace(__class__=1) %}",
     ],
@@ -66,6 +73,14 @@ def test_a_template_that_fails_or_does_too_much_refuses_the_record(text, monkeyp
     made = template(text, needs_spans=False)
     with pytest.raises(made.error):
         made.render(conversation(said("q", "a")).values)
+
+
+def test_a_template_that_needs_too_much_memory_is_told_so_and_the_limit_of_the_process_is_as_before():
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    made = template("{{ 'x'.center(9999999999) }}", needs_spans=False)
+    with pytest.raises(made.error, match=r"needs more than 1,\d+ MiB of memory"):
+        made.render(conversation(said("q", "a")).values)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 @pytest.mark.parametrize(

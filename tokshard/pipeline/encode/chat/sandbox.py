@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +20,8 @@ from jinja2.utils import Namespace
 
 MAX_STEPS = 5_000_000
 """Calls and turns of loops that one conversation may cost: seconds. It is a count, so the same record always fails."""
+MAX_MEMORY_BYTES = 1 << 30
+"""Memory that one conversation may cost, besides 32 bytes for each character that it may write."""
 _MAX_BITS = 4_096
 _BUFFERED = (nodes.Macro, nodes.CallBlock, nodes.AssignBlock, nodes.FilterBlock, nodes.Block)
 """What a template renders into a string first, so that the place of a part in the text is not known yet."""
@@ -91,11 +95,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._spans = []
         pieces = []
         try:
-            for piece in template.generate(values):
-                pieces.append(piece)
-                self._length += len(piece)
-                if self._length > self._max_characters:
-                    raise RenderError(f"the template writes more than {self._max_characters:,} characters")
+            with _bounded_memory(MAX_MEMORY_BYTES + 32 * self._max_characters):
+                for piece in template.generate(values):
+                    pieces.append(piece)
+                    self._length += len(piece)
+                    if self._length > self._max_characters:
+                        raise RenderError(f"the template writes more than {self._max_characters:,} characters")
         except (RenderError, MemoryError):
             raise
         except Exception as error:  # whatever a template does wrong
@@ -105,6 +110,35 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def note(self, length: int) -> None:
         """Note a span that begins where the text ends now."""
         self._spans.append((self._length, self._length + length))
+
+
+@contextlib.contextmanager
+def _bounded_memory(num_bytes: int) -> Iterator[None]:
+    """Refuse memory beyond what this process has now and so much more. Costs 10 us.
+
+    A template can make strings in more ways than could be intercepted: filters, methods of strings, ``~``, blocks.
+
+    Raises:
+        RenderError: more was asked for.
+        MemoryError: more was asked for than this process may have.
+    """
+    given, most = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            limit = int(file.read().split()[0]) * resource.getpagesize() + num_bytes
+    except OSError:  # not Linux
+        yield
+        return
+    if given != resource.RLIM_INFINITY and given < limit:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+    try:
+        yield
+    except MemoryError as error:
+        raise RenderError(f"the template needs more than {num_bytes >> 20:,} MiB of memory") from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (given, most))
 
 
 class _Generation(Extension):
@@ -198,7 +232,9 @@ def parsed(sandbox: Sandbox, source: str) -> tuple[Template, Syntax]:
     assert isinstance(steps, _Steps)
     for loop in tree.find_all(nodes.For):
         steps.count_in(loop)
-    return Template.from_code(sandbox, sandbox.compile(tree), sandbox.make_globals(None), None), syntax
+    with _bounded_memory(MAX_MEMORY_BYTES):  # jinja2 computes what is constant now, and leaves what fails for later
+        code = sandbox.compile(tree)
+    return Template.from_code(sandbox, code, sandbox.make_globals(None), None), syntax
 
 
 def _generations(node: nodes.Node, is_buffered: bool = False) -> Iterator[bool]:
