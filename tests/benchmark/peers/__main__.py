@@ -51,7 +51,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmark.peers", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="less text and shorter runs: twenty minutes")
+    parser.add_argument("--quick", action="store_true", help="less text and shorter runs: fifteen minutes")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="these sections alone")
     parser.add_argument("--repeats", type=int, help="of each measurement; default: 2 with --quick, else 3")
     parser.add_argument("--megabytes", type=float, help="of text; default: 4 with --quick, else 64")
