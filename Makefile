@@ -66,7 +66,7 @@ help:
 	@echo "make test-ray      builds on a Ray cluster of three nodes on this machine"
 	@echo "make soak          trials of kills, histories and damage, none of them twice; 15 minutes, or hours with LONG=1"
 	@echo "make benchmark     where the time of a build goes and how fast plans are read, on this machine"
-	@echo "make benchmark-peers  tokshard beside other builders and loaders; 50 minutes, or 20 with QUICK=1"
+	@echo "make benchmark-peers  tokshard beside other builders and loaders; 50 minutes, or 15 with QUICK=1"
 	@echo "make lint          ruff and mypy"
 	@echo "make format        ruff format, and the fixes that ruff is sure of"
 	@echo "make clean         remove everything that make made"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmark.peers import building, frame, report
+from tests.benchmark.peers import building, faults, frame, report
 from tests.benchmark.peers.environments import MissingError
 from tests.benchmark.peers.frame import Case, Frame, Row, Section
 
@@ -32,7 +32,10 @@ def burn(settings):
 def sleep(settings):
     time.sleep(60)
 
-main({"build": build, "crash": crash, "burn": burn, "sleep": sleep}, [])
+def count(settings):
+    return {"files": len(os.listdir(settings["out"]))}
+
+main({"build": build, "crash": crash, "burn": burn, "sleep": sleep, "count": count}, [])
 """
 
 
@@ -84,6 +87,16 @@ def test_what_a_program_cannot_do_how_it_fails_and_that_it_takes_too_long_are_it
     assert all(len(row.runs) == 1 for row in rows)
     assert here.call("fake", "sleep", {}, limit=0.5)["failed"] == "it took more than 0 s"
     assert here.call("fake", "sleep", {}, limit=0.5, killed=True)["killed"] is True
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_reader_that_fails_at_one_folder_counts_the_others(here, tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "file").touch()
+    builder = faults.Builder(frame=here, peer="fake", options=[], place=tmp_path)
+    missing, one = builder.count("missing", "one")
+    assert missing["failed"].startswith("FileNotFoundError")
+    assert one == {"files": 1}
 
 
 @pytest.mark.slow

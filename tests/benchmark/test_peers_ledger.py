@@ -1,9 +1,53 @@
 """The ledger by which a resume is judged finds what was lost and what was repeated, and nothing else."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from tests.benchmark.peers import loading
+from tests.benchmark.peers.frame import Frame
 from tests.benchmark.peers.ledger import DELIMITER, Account, account, bounds, write_corpus
+
+PROGRAM = """
+import numpy as np
+from tests.benchmark.peers.programs.common import CannotError
+from tests.benchmark.peers.programs.reading import Opened, rows, run
+
+def make(settings):
+    print("made")
+
+def opened(settings, states):
+    if settings["workers"] == 2:
+        raise CannotError("It has one worker.")
+    place = states[0] if states else 0
+    every, each, taken = rows(settings)[place:], settings["rows"] // settings["world"], [place]
+
+    def batches():
+        for first in range(settings["rank"] * each, len(every), settings["rows"]):
+            taken[0] += settings["rows"]
+            yield every[first : first + each]
+
+    def state():
+        if settings.get("forgets"):
+            raise CannotError("It has no state.")
+        return taken[0]
+
+    return Opened(batches=batches(), ids=lambda batch: batch, state=state)
+
+run(make, opened, [])
+"""
+
+
+class Here:
+    """Finds no environment but this one."""
+
+    def python(self, _: str) -> str:
+        return sys.executable
+
+    def newer_tokenizers(self) -> str:
+        raise NotImplementedError
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +90,28 @@ def test_padding_and_ids_of_no_token_are_foreign(corpus):
     delimiter_place = int(np.flatnonzero(corpus == DELIMITER)[0]) + 1  # the id that this token does not have
     strangers = np.array([-1, 5_000, delimiter_place, DELIMITER])
     assert account(corpus, [corpus, strangers]) == Account(lost=0, repeated=0, foreign=3)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The cells of a loader that reads rows in order, has one worker, and is given more settings."""
+    (tmp_path / "fakes").mkdir()
+    (tmp_path / "fakes" / "fake.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("tests.benchmark.peers.frame.PROGRAMS", "fakes")
+    given = {"tokens": write_corpus(tmp_path / "ledger", num_tokens=1 << 16, document_tokens=300), "steps": 0}
+    given |= {"seq_len": 128, "rows": 8, "world": 2, "workers": 1, "limit": 20, "data": tmp_path / "data"}
+    frame = Frame(quick=True, work=tmp_path, environments=Here())
+    return lambda **settings: loading._ledger(frame, "fake", given | settings)
+
+
+def test_a_cell_has_what_a_resume_lost_and_repeated_or_what_the_peer_said(ledger):
+    found = ledger()
+    assert found["workers"] == "refuses: It has one worker."
+    assert {found[name] for name in ("whole", "same", "world", "rows")} == {"none"}
+
+
+def test_where_no_state_is_saved_only_the_epoch_without_a_stop_has_figures(ledger):
+    found = ledger(forgets=True)
+    assert found["whole"] == "none"
+    assert {found[name] for name in ("same", "workers", "world", "rows")} == {"refuses: It has no state."}

@@ -1,15 +1,17 @@
 """What bad input and a kill leave behind, counted with each builder's own reader."""
 
+import functools
 import io
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.benchmark.peers.building import BUILDERS, PROCESSES
-from tests.benchmark.peers.frame import NUM_FILES, Found, Frame, Row, Section, log
+from tests.benchmark.peers.frame import NUM_FILES, Found, Frame, Row, Section, log, side_by_side
 
 EACH = 40
 """Documents in each file; the bad line comes after a quarter of those of the second file."""
@@ -36,72 +38,95 @@ COLUMNS = {key: head for key, (head, _) in FAULTS.items()} | {"left": "kill: lef
 WARNING = re.compile(r"warn|error|corrupt|[1-9]\d* left out|skipping|bad record", re.IGNORECASE)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Builder:
+    """A builder with options of its own, and a place for what it writes."""
+
+    frame: Frame
+    peer: str
+    options: Sequence[str]
+    place: Path
+
+    def build(self, texts: Path, out: str, **limits: Any) -> Found:
+        """Write a folder of this name."""
+        return self.frame.call(self.peer, "build", self._settings(texts=texts, out=self.place / out), **limits)
+
+    def count(self, *outs: str) -> list[Found]:
+        """What the builder's own reader finds in each of these folders: in one process, unless one of them ends it."""
+        found = self.frame.call(self.peer, "count", self._settings(outs=[self.place / out for out in outs]))
+        if "each" in found:
+            return list(found["each"])
+        return [self.frame.call(self.peer, "count", self._settings(out=self.place / out)) for out in outs]
+
+    def _settings(self, **settings: Any) -> dict[str, Any]:
+        return settings | {"tokenizer": self.frame.tokenizer, "processes": PROCESSES, "options": self.options}
+
+
 def run(frame: Frame) -> Section:
     """Every builder with its defaults, and tokshard also when told to skip bad records."""
-    rows = [_row(frame, peer, label, []) for peer, label in BUILDERS.items()]
-    rows.insert(1, _row(frame, "tokshard", "tokshard build --on-bad-record skip", ["--on-bad-record", "skip"]))
+    kinds = [(peer, label, []) for peer, label in BUILDERS.items()]
+    kinds.insert(1, ("tokshard", "tokshard build --on-bad-record skip", ["--on-bad-record", "skip"]))
+    builders: dict[str, Builder] = {}
+    for index, (peer, label, options) in enumerate(kinds):
+        builders[label] = Builder(frame=frame, peer=peer, options=options, place=frame.work / f"out-{index}")
+        builders[label].place.mkdir()
+    plain, faulty = _corpus(frame.work / "good", None), {fault: _corpus(frame.work / fault, fault) for fault in FAULTS}
+    good = {label: builder.build(plain, "good") for label, builder in builders.items()}
+    able = {label: builder for label, builder in builders.items() if not {"failed", "cannot"} & good[label].keys()}
+    works = [functools.partial(_faulty, builder, faulty, good[label]) for label, builder in able.items()]
+    cells = dict(zip(able, side_by_side(works), strict=True))
+    for label, builder in able.items():
+        log(label)
+        if not builder.options:
+            cells[label] |= _killed(builder, good[label]["wall_seconds"])
+        shutil.rmtree(builder.place, ignore_errors=True)
+    # a row without cells has what the builder said of good text
+    rows = [Row(label=label, runs=[found | cells.get(label, {})]) for label, found in good.items()]
     return Section(title="Bad input and kills", paragraphs=HOW.split("\n\n"), columns=COLUMNS, rows=rows)
 
 
-def _row(frame: Frame, peer: str, label: str, options: list[str]) -> Row:
-    log(label)
-
-    def build(texts: Path, **limits: Any) -> Found:
-        return frame.call(peer, "build", settings(texts), **limits)
-
-    def count(texts: Path) -> Found:
-        return frame.call(peer, "count", settings(texts))
-
-    def settings(texts: Path) -> dict[str, Any]:
-        out = frame.work / f"out-{texts.name}"
-        return {"texts": texts, "tokenizer": frame.tokenizer, "out": out, "processes": PROCESSES, "options": options}
-
-    plain = _corpus(frame.work / "good", None)
-    good = build(plain)
-    if "failed" in good or "cannot" in good:
-        return Row(label=label, runs=[good])
-    cells: Found = {"versions": good["versions"]}
-    for fault in FAULTS:
-        if peer not in READERS:
-            cells[fault] = "its user reads the text"
-            continue
-        texts = _corpus(frame.work / fault, fault)
-        found = build(texts)
+def _faulty(builder: Builder, texts: Mapping[str, Path], good: Found) -> dict[str, str]:
+    """The cells of bad input."""
+    if builder.peer not in READERS:
+        return dict.fromkeys(texts, "its user reads the text")
+    built: dict[str, Found] = {}
+    for fault, folder in texts.items():
+        found = builder.build(folder, fault)
         # what a worker says may be in a file alone
-        logs = (path.read_text(errors="replace") for path in frame.work.glob("out-*/**/*.log"))
-        cells[fault] = found.get("cannot") or _cell(found | {"logs": "\n".join(logs)}, count(texts), good)
-        _clean(frame.work)
-    if not options:
-        cells |= _killed(frame, build, count, float(good["wall_seconds"]))
-    _clean(frame.work)
-    return Row(label=label, runs=[cells])
+        logs = (path.read_text(errors="replace") for path in (builder.place / fault).glob("**/*.log"))
+        built[fault] = found | {"logs": "\n".join(logs)}
+    able = [fault for fault, found in built.items() if "cannot" not in found]
+    counted = dict(zip(able, builder.count(*able), strict=True))
+    return {
+        fault: _cell(found, counted[fault], good) if fault in counted else found["cannot"]
+        for fault, found in built.items()
+    }
 
 
-def _killed(
-    frame: Frame, build: Callable[..., Found], count: Callable[[Path], Found], start_seconds: float
-) -> dict[str, str]:
-    texts, documents = frame.texts(), frame.text_facts["documents"]
-    undisturbed = build(texts)
+def _killed(builder: Builder, start_seconds: float) -> dict[str, str]:
+    """The cells of a kill."""
+    texts, documents = builder.frame.texts(), builder.frame.text_facts["documents"]
+    undisturbed = builder.build(texts, "whole")
     if "failed" in undisturbed:
         return {"left": undisturbed["failed"]}
-    tokens = count(texts)["tokens"]
-    _clean(frame.work)
     wall = undisturbed["wall_seconds"]
-    for moment in ((min(start_seconds, wall) + wall) / 2, 0.6 * wall, 0.4 * wall):
-        killed = build(texts, limit=moment, killed=True).get("killed")
-        left = count(texts)
-        if killed and left.get("tokens") != tokens:
-            break
-        _clean(frame.work)  # it was done by then: once more, and earlier
-    else:
-        return {"left": "it was done before each kill"}
-    again = build(texts)
-    found = count(texts)
-    whole = found.get("documents") == documents and found.get("tokens") == tokens
-    return {
-        "left": f"{left.get('documents', 0):,} of {documents:,}",
-        "again": f"exit {again['exit_code']}, " + ("all, once" if whole else _numbers(found, documents, tokens)),
-    }
+    for index, moment in enumerate(((min(start_seconds, wall) + wall) / 2, 0.6 * wall, 0.4 * wall)):
+        out, kept = f"killed-{index}", f"left-{index}"
+        if not builder.build(texts, out, limit=moment, killed=True).get("killed"):
+            continue  # it was done by then: once more, and earlier
+        if (builder.place / out).exists():
+            shutil.copytree(builder.place / out, builder.place / kept, symlinks=True)
+        again = builder.build(texts, out)
+        whole, left, found = builder.count("whole", kept, out)
+        if left.get("tokens") == whole["tokens"]:
+            continue
+        is_whole = found.get("documents") == documents and found.get("tokens") == whole["tokens"]
+        said = "all, once" if is_whole else _numbers(found, documents, whole["tokens"])
+        return {
+            "left": f"{left.get('documents', 0):,} of {documents:,}",
+            "again": f"exit {again['exit_code']}, {said}",
+        }
+    return {"left": "it was done before each kill"}
 
 
 def _numbers(found: Found, documents: int, tokens: int) -> str:
@@ -155,8 +180,3 @@ def _corpus(folder: Path, fault: str | None) -> Path:
 def _line(name: str) -> bytes:
     text = f"document {name}: " + " ".join(f"word{index}" for index in range(60))
     return json.dumps({"id": name, "text": text}).encode() + b"\n"
-
-
-def _clean(work: Path) -> None:
-    for folder in work.glob("out-*"):
-        shutil.rmtree(folder, ignore_errors=True)

@@ -8,11 +8,12 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.benchmark.peers.environments import Environments, MissingError, last_line
 from tests.benchmark.processes import ROOT
@@ -20,6 +21,8 @@ from tests.benchmark.processes import ROOT
 PROGRAMS = "tests.benchmark.peers.programs"
 NUM_FILES = 4
 """The corpus is in so many files: most peers give each worker files of its own."""
+
+T = TypeVar("T")
 
 Found = dict[str, Any]
 """What a program printed, with ``wall_seconds``, ``cpu_seconds`` and ``peak_bytes``; or ``cannot`` or ``failed``."""
@@ -180,6 +183,12 @@ class Frame:
                     row.runs.append(found if "failed" in found or "cannot" in found else finish(case, found))
                     log(f"{repeat + 1}/{self.repeats}  {case.label}: {row.reason or _seconds(row.runs[-1])}")
         return [row for _, row in rows]
+
+
+def side_by_side(works: Sequence[Callable[[], T]]) -> list[T]:
+    """What each returns, two at a time: for calls of which no time is shown."""
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return list(pool.map(lambda work: work(), works))
 
 
 def log(line: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from pathlib import Path
+from typing import Any
 
-from tests.benchmark.peers.frame import Found, Frame, Row, Section, log
+from tests.benchmark.peers.frame import Found, Frame, Row, Section, log, side_by_side
 
 DOCUMENT_TOKENS = 100
 MANY = 10**10
@@ -37,8 +39,10 @@ def run(frame: Frame) -> Section:
     most = 10**7 if frame.quick else 10**8
     rows = []
     for peer, name in NAMES.items():
-        for count in (10**6, 10**8, MANY) if peer == "tokshard" else (10**6, most):
-            rows.append(Row(label=f"{name}: {count:,} documents", runs=_runs(frame, peer, count)))
+        counts = (10**6, 10**8, MANY) if peer == "tokshard" else (10**6, most)
+        made = side_by_side([functools.partial(_made, frame, peer, count) for count in counts])
+        for count, found in zip(counts, made, strict=True):
+            rows.append(Row(label=f"{name}: {count:,} documents", runs=_runs(frame, peer, count, found)))
             log(f"growth: {rows[-1].label}: {rows[-1].reason or round(rows[-1].runs[-1]['start_seconds'], 2)}")
         if peer in NEEDS:
             rows.append(Row(label=f"{name}: {MANY:,} documents", runs=[{"cannot": NEEDS[peer]}]))
@@ -71,21 +75,30 @@ def run(frame: Frame) -> Section:
     )
 
 
-def _runs(frame: Frame, peer: str, count: int) -> list[Found]:
-    place = frame.work / "growth" / f"{peer}-{count}"
-    place.mkdir(parents=True)
-    program = f"{peer}_growth"
-    settings = {"documents": count, "document_tokens": DOCUMENT_TOKENS, "folder": place}
+def _settings(frame: Frame, peer: str, count: int) -> dict[str, Any]:
+    folder = frame.work / "growth" / f"{peer}-{count}"
+    return {"documents": count, "document_tokens": DOCUMENT_TOKENS, "folder": folder}
+
+
+def _made(frame: Frame, peer: str, count: int) -> Found:
+    """What making a corpus said."""
+    settings = _settings(frame, peer, count)
+    settings["folder"].mkdir(parents=True)
+    return frame.call(f"{peer}_growth", "make", settings)
+
+
+def _runs(frame: Frame, peer: str, count: int, made: Found) -> list[Found]:
+    """The starts on a corpus, which is removed."""
+    settings = _settings(frame, peer, count)
+    place = settings["folder"]
     try:
-        made = frame.call(program, "make", settings)
         if "place" not in made:
             return [made]
         starts = []
         for repeat in range(1 if frame.quick else frame.repeats):
             folder = _new(place / f"start-{repeat}")
-            starts.append(
-                frame.call(program, "start", {**settings, "place": made["place"], "folder": folder}, limit=120)
-            )
+            given = settings | {"place": made["place"], "folder": folder}
+            starts.append(frame.call(f"{peer}_growth", "start", given, limit=120))
             shutil.rmtree(folder)
             if "start_seconds" not in starts[-1]:
                 break

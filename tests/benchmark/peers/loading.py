@@ -1,5 +1,6 @@
 """How fast each loader gives the same shuffled tokens in rows of 4,096, and what a resume on other sizes costs."""
 
+import functools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmark.peers.frame import Case, Found, Frame, Row, Section, log
+from tests.benchmark.peers.frame import Case, Found, Frame, Row, Section, log, side_by_side
 from tests.benchmark.peers.ledger import account, bounds, write_corpus
 
 SEQ_LEN, ROWS, WORKERS = 4_096, 8, 2
@@ -38,7 +39,7 @@ def _speeds(frame: Frame) -> Section:
     tokens = random_tokens(folder, num_tokens)
     given = {"tokens": tokens, "seq_len": SEQ_LEN, "rows": ROWS, "vocab_size": VOCAB_SIZE}
     given |= {"tokenizer": frame.tokenizer, "file_bytes": (8 if frame.quick else 64) << 20}
-    given |= {"tokens_to_read": num_tokens * 3 // 4, "seconds": 2 if frame.quick else 10}
+    given |= {"tokens_to_read": num_tokens * 3 // 4, "seconds": 1 if frame.quick else 10}
     made = _made(frame, folder, given)
     cases = []
     for label, peer, settings in _speed_cases():
@@ -121,10 +122,10 @@ def random_tokens(folder: Path, num_tokens: int) -> Path:
 
 def _made(frame: Frame, folder: Path, given: dict[str, Any]) -> dict[str, Found]:
     """What making the form of each peer said."""
-    found = {}
-    for peer in PEERS:
-        found[peer] = frame.call(peer, "make", given | {"data": folder / peer})
-        log(f"{peer}: made, {found[peer].get('failed') or found[peer].get('cannot') or found[peer]['stored_bytes']}")
+    works = [functools.partial(frame.call, peer, "make", given | {"data": folder / peer}) for peer in PEERS]
+    found = dict(zip(PEERS, side_by_side(works), strict=True))
+    for peer, said in found.items():
+        log(f"{peer}: made, {said.get('failed') or said.get('cannot') or said['stored_bytes']}")
     return found
 
 
@@ -161,14 +162,12 @@ def _ledgers(frame: Frame) -> Section:
     given = {"tokens": tokens, "tokenizer": folder / "tokenizer", "seq_len": LEDGER_SEQ_LEN, "rows": LEDGER_ROWS}
     given |= {"file_bytes": 1 << 16, "vocab_size": num_tokens + 2, "world": LEDGER_WORLD, "workers": LEDGER_WORKERS}
     given |= {"limit": frame.limit * 0.8, "steps": 0}
-    made = _made(frame, folder, given)
-    rows = []
-    for peer, name in PEERS.items():
-        workers = {"workers": 0} if peer == "memmap" else {}
+    works = []
+    for peer in PEERS:
         place = {"data": folder / peer, "cache": folder / f"cache-{peer}"}
-        found = made[peer] if "stored_bytes" not in made[peer] else _ledger(frame, peer, given | place | workers)
-        log(f"{name}: {found}")
-        rows.append(Row(label=name, runs=[found]))
+        workers = {"workers": 0} if peer == "memmap" else {}
+        works.append(functools.partial(_ledger, frame, peer, given | place | workers))
+    rows = [Row(label=name, runs=[found]) for name, found in zip(PEERS.values(), side_by_side(works), strict=True)]
     shutil.rmtree(folder)
     return Section(
         title="What a resume loses and repeats",
@@ -206,20 +205,24 @@ def _ledger(frame: Frame, peer: str, given: dict[str, Any]) -> Found:
     corpus = np.load(given["tokens"])
     out = frame.work / "ledger" / f"read-{peer}"
     steps = len(corpus) // LEDGER_SEQ_LEN // LEDGER_ROWS // 3
-    first = frame.call(peer, "ledger", given | {"out": out / "first", "steps": steps})
-    found: Found = {"versions": first["versions"]} if "versions" in first else {}
+    jobs: dict[str, dict[str, Any]] = {"first": {"steps": steps}}
     for name, (_, change) in CHANGES.items():
-        if peer == "memmap" and name == "workers":
-            found[name] = "no workers"
-            continue
-        settings = given | change | {"out": out / name}
+        jobs[name] = dict(change)
         if name != "whole":
-            settings |= {"states": out / "first", "done": steps * LEDGER_ROWS // settings["rows"]}
-            if problem := _problem(first):
-                found[name] = problem
-                continue
-        if problem := _problem(frame.call(peer, "ledger", settings)):
-            found[name] = problem
+            jobs[name] |= {"states": "first", "done": steps * LEDGER_ROWS // change.get("rows", LEDGER_ROWS)}
+    found: Found = {}
+    if peer == "memmap":
+        del jobs["workers"]
+        found["workers"] = "no workers"
+    said = frame.call(peer, "ledger", given | {"out": out, "jobs": jobs}, limit=frame.limit * (1 + len(jobs)))
+    if "refused" not in said:
+        return said
+    found["versions"] = said["versions"]
+    for name in jobs:
+        if name == "first":
+            continue
+        if said["refused"][name]:
+            found[name] = f"refuses: {said['refused'][name]:.160}"
             continue
         parts = [out / name] if name == "whole" else [out / "first", out / name]
         readings = [np.load(path) for part in parts for path in sorted(part.glob("read-*.npy"))]
@@ -227,11 +230,3 @@ def _ledger(frame: Frame, peer: str, given: dict[str, Any]) -> Found:
         found[name] = f"{entry.lost:,} lost, {entry.repeated:,} repeated" if entry.lost or entry.repeated else "none"
         log(f"{peer}, {name}: {found[name]}")
     return found
-
-
-def _problem(found: Found) -> str | None:
-    """What the peer said when it did not go on, cut to a cell."""
-    for key in ("refused", "cannot", "failed"):
-        if found.get(key):
-            return f"refuses: {found[key]:.160}" if key != "failed" else f"failed: {found[key]:.160}"
-    return None

@@ -83,7 +83,7 @@ def rendered(results: Results, plots: str) -> str:
     lines = [
         f"# {TITLE}",
         "",
-        "`make benchmark-peers` makes this page anew on your machine: `QUICK=1` in twenty minutes, the whole in fifty.",
+        "`make benchmark-peers` makes this page anew on your machine: `QUICK=1` in 15 minutes, the whole in 50.",
         "A figure is a median, with the least and the greatest behind it. Every peer has an environment of its own,",
         "and gets the same text, the same tokenizer and the same cores. Repetitions take turns. Every row that was",
         "measured is here, whoever is ahead in it; a row without figures says why.",

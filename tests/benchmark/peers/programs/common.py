@@ -1,7 +1,8 @@
 """What the programs share that run a peer in its own environment: the standard library alone, and not tokshard.
 
 A program is ``python -m tests.benchmark.peers.programs.PEER CASE SETTINGS``, where SETTINGS is JSON. Its last line on
-stdout is a JSON object: what the case found, with the versions of the packages.
+stdout is a JSON object: what the case found, with the versions of the packages. With ``outs`` instead of ``out``, a
+case looks at several folders.
 """
 
 import importlib.metadata
@@ -26,11 +27,22 @@ def main(cases: Mapping[str, Callable[[Settings], Mapping[str, Any]]], packages:
     try:
         if name not in cases:
             raise CannotError("It has no such function.")
-        found |= cases[name](settings)
+        found |= _each(cases[name], settings) if "outs" in settings else cases[name](settings)
     except CannotError as error:
         found["cannot"] = str(error)
     sys.stdout.flush()
     sys.stdout.write("\n" + json.dumps(found) + "\n")
+
+
+def _each(case: Callable[[Settings], Mapping[str, Any]], settings: Settings) -> dict[str, Any]:
+    """``each``: what the case finds in each folder of ``outs``, or ``failed``; what it imports is imported once."""
+    each: list[Mapping[str, Any]] = []
+    for out in settings["outs"]:
+        try:
+            each.append(case(settings | {"out": out}))
+        except Exception as error:  # noqa: BLE001 - a reader may fail at one folder, and read the others
+            each.append({"failed": f"{type(error).__name__}: {error}"})
+    return {"each": each}
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:

@@ -22,12 +22,12 @@ def _encode(line: str) -> list[int]:
 
 def build(settings: Settings) -> dict[str, int]:
     """All files one after another through one pool, 32 lines a message, into one ``.bin`` and ``.idx``."""
-    import numpy as np
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
     paths = files(settings["texts"])
     if any(path.endswith(".zst") for path in paths):
         raise CannotError("The script reads plain text alone.")
+    import numpy as np
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
     Path(settings["out"]).mkdir(exist_ok=True)
     builder = IndexedDatasetBuilder(f"{settings['out']}/text.bin", dtype=np.uint16)
     with multiprocessing.Pool(settings["processes"], _start, (settings["tokenizer"],)) as pool:

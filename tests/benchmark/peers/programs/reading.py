@@ -6,11 +6,13 @@ the start or from the states that all ranks saved. The cases are then:
 
 - ``make``: write it, and say how large it is.
 - ``read``: the time to the first batch, tokens per second, what the state weighs, the time to resume.
-- ``ledger``: a fork for each rank; each keeps every id that it was given, and its state at the end.
+- ``ledger``: write it, and run jobs with a fork for each rank, which keeps every id that it was given, and its state at
+  the end.
 
 Imports are over when a clock starts. Only the standard library and numpy are imported here.
 """
 
+import functools
 import json
 import multiprocessing
 import os
@@ -65,7 +67,7 @@ def run(
         {
             "make": lambda settings: _make(make, settings),
             "read": lambda settings: _read(opened, settings),
-            "ledger": lambda settings: _ledger(opened, settings),
+            "ledger": lambda settings: _ledger(make, opened, settings),
         },
         packages,
     )
@@ -161,10 +163,29 @@ def state_bytes(state: Any) -> int:
         return len(pickle.dumps(state))
 
 
-def _ledger(opened: Callable[[Settings, list[Any] | None], Opened], settings: Settings) -> dict[str, Any]:
-    """Run all ranks side by side; ``refused`` is what the peer said when it did not go on."""
-    out, world = Path(settings["out"]), settings["world"]
-    out.mkdir(parents=True)
+def _ledger(
+    make: Callable[[Settings], None], opened: Callable[[Settings, list[Any] | None], Opened], settings: Settings
+) -> dict[str, Any]:
+    """Write the peer's form of the tokens, and run ``jobs``, each with settings of its own.
+
+    All in forks of one process: what a peer imports takes longer than most jobs.
+
+    Returns:
+        ``refused``: by job, what the peer said when it did not go on, or None. A job that loads the ``states`` of one
+        that did not go on says the same.
+    """
+    out = Path(settings["out"])
+    if problem := _side_by_side([functools.partial(make, settings)], out / "make", settings["limit"]):
+        sys.exit(problem)
+    refused: dict[str, str | None] = {}
+    for name, job in settings["jobs"].items():
+        place = {"out": out / name} | ({"states": out / job["states"]} if "states" in job else {})
+        refused[name] = refused.get(job.get("states", "")) or _job(opened, settings | job | place)
+    return {"refused": refused}
+
+
+def _job(opened: Callable[[Settings, list[Any] | None], Opened], settings: Settings) -> str | None:
+    world = settings["world"]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     os.environ |= {
@@ -173,54 +194,56 @@ def _ledger(opened: Callable[[Settings, list[Any] | None], Opened], settings: Se
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    # forks: what a peer imports takes most of the time of a rank
+    ranks = [functools.partial(_rank, opened, settings | {"rank": rank}) for rank in range(world)]
+    return _side_by_side(ranks, settings["out"], settings["limit"])
+
+
+def _side_by_side(works: Sequence[Callable[[], None]], out: Path, limit: float) -> str | None:
+    """Run each in a fork that has a log in this new folder; what one said that failed."""
+    out.mkdir(parents=True)
+    logs = [out / f"rank-{index}.log" for index in range(len(works))]
     fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=_become_rank, args=(opened, settings | {"rank": rank})) for rank in range(world)]
-    for process in ranks:
+    forks = [fork.Process(target=_logged, args=each) for each in zip(works, logs, strict=True)]
+    for process in forks:
         process.start()
-    codes = _codes(ranks, settings["limit"])
-    for rank, code in enumerate(codes):
+    for code, log in zip(_codes(forks, limit), logs, strict=True):
+        if code < 0:
+            return f"A rank had not ended after {limit} s."
         if code:
-            said = _last_line(_log(out, rank).read_text(encoding="utf-8", errors="replace"))
-            return {"refused": said if code > 0 else f"A rank had not ended after {settings['limit']} s."}
-    return {}
+            return _last_line(log.read_text(encoding="utf-8", errors="replace")) or f"A rank ended with {code}."
+    return None
 
 
-def _codes(ranks: Sequence[BaseProcess], limit: float) -> list[int]:
-    """The exit codes; all ranks are killed when one fails or the time is over."""
-    deadline = time.monotonic() + limit
-    while any(rank.is_alive() for rank in ranks):
-        if time.monotonic() > deadline or any(rank.exitcode for rank in ranks):
-            time.sleep(1)  # the others may be about to fail by themselves, and say why
-            for rank in ranks:
-                rank.kill()
-        time.sleep(0.02)
-    codes = [rank.exitcode or 0 for rank in ranks]
-    return [0 if code < 0 and any(other > 0 for other in codes) else code for code in codes]
-
-
-def _log(out: Path, rank: int) -> Path:
-    return out / f"rank-{rank}.log"
-
-
-def _become_rank(opened: Callable[[Settings, list[Any] | None], Opened], settings: Settings) -> None:
-    """What a fork does: as a launcher would start it, with an output of its own."""
-    rank = settings["rank"]
-    os.environ |= {"RANK": str(rank), "GLOBAL_RANK": str(rank), "LOCAL_RANK": str(rank)}
-    with _log(Path(settings["out"]), rank).open("wb") as log:
+def _logged(work: Callable[[], None], path: Path) -> None:
+    with path.open("wb") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
     try:
-        _rank(opened, settings)
+        work()
     except CannotError as error:
         sys.exit(str(error))
 
 
+def _codes(forks: Sequence[BaseProcess], limit: float) -> list[int]:
+    """The exit codes; all are killed when one fails or the time is over."""
+    deadline = time.monotonic() + limit
+    while any(process.is_alive() for process in forks):
+        if time.monotonic() > deadline or any(process.exitcode for process in forks):
+            time.sleep(1)  # the others may be about to fail by themselves, and say why
+            for process in forks:
+                process.kill()
+        time.sleep(0.02)
+    codes = [process.exitcode or 0 for process in forks]
+    return [0 if code < 0 and any(other > 0 for other in codes) else code for code in codes]
+
+
 def _rank(opened: Callable[[Settings, list[Any] | None], Opened], settings: Settings) -> None:
-    out, rank = Path(settings["out"]), settings["rank"]
+    """What a rank of a job does, as a launcher would start it."""
+    out, rank = settings["out"], settings["rank"]
+    os.environ |= {"RANK": str(rank), "GLOBAL_RANK": str(rank), "LOCAL_RANK": str(rank)}
     states = None
-    if settings.get("states"):
-        states = [pickle.loads(path.read_bytes()) for path in sorted(Path(settings["states"]).glob("state-*.pickle"))]
+    if "states" in settings:
+        states = [pickle.loads(path.read_bytes()) for path in sorted(settings["states"].glob("state-*.pickle"))]
     loader = opened(settings, states)
     read = []
     for batch in loader.batches:

@@ -26,9 +26,11 @@ def opened(settings: Settings, states: list[Any] | None) -> Opened:
     if settings["world"] > 1 and not dist.is_initialized():
         dist.init_process_group("gloo")
     each = settings["rows"] // settings["world"]
-    place = {"local": settings["data"]}
+    place: dict[str, Any] = {"local": settings["data"]}
     if "remote" in settings:
         place = {"local": tempfile.mkdtemp(dir=settings["cache"]), "remote": settings["remote"]}
+    if "download_timeout" in settings:
+        place["download_timeout"] = settings["download_timeout"]
     dataset = streaming.StreamingDataset(**place, shuffle=True, shuffle_seed=17, batch_size=each)
     loader = streaming.StreamingDataLoader(dataset, batch_size=each, num_workers=settings["workers"])
     if states is not None:
