@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -124,11 +125,14 @@ def _bounded_memory(num_bytes: int) -> Iterator[None]:
     """
     given, most = resource.getrlimit(resource.RLIMIT_AS)
     try:
-        with open("/proc/self/statm", "rb") as file:
-            limit = int(file.read().split()[0]) * resource.getpagesize() + num_bytes
+        file = os.open("/proc/self/statm", os.O_RDONLY)
     except OSError:  # not Linux
         yield
         return
+    try:
+        limit = int(os.read(file, 64).split()[0]) * resource.getpagesize() + num_bytes
+    finally:
+        os.close(file)
     if given != resource.RLIM_INFINITY and given < limit:
         yield
         return
