@@ -14,6 +14,7 @@ import pytest
 from tests.contract import builds
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard import TokshardError, build_corpus, open_corpus
+from tokshard.cli.main import run
 from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
@@ -102,3 +103,30 @@ def test_a_flipped_bit_in_a_store_is_reported_or_was_never_read(
             reported += 1
         open_store(remote).put(name, content)
     assert reported >= 4, "most of a shard is tokens"
+
+
+@pytest.mark.parametrize("name", ["build.json", "inputs.arrow", "tasks.msgpack", "tokenizer.json"])
+def test_a_flipped_bit_in_what_an_unfinished_build_saved_is_reported_or_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    sources = builds.write_sources(tmp_path / "sources", documents=20)
+    job = ["build", *map(str, sources), "--tokenizer", str(builds.TOKENIZER), "--quiet", "--job-index", "0"]
+    monkeypatch.chdir(tmp_path)
+    assert run([*job, "--num-jobs", "1", "--out", "jobs"]) == 0
+    shutil.copytree("jobs", "good")
+    assert run(["commit", "good"]) == 0
+    expected = {file: (Path("good") / file).read_bytes() for file in files_of(Path("good"))}
+    rng, reported = random.Random(name), 0
+    for number in range(12):
+        copy = Path(f"copy-{number}")
+        shutil.copytree("jobs", copy)
+        damage(copy / names.WORK / name, "flipped", rng)
+        capsys.readouterr()
+        code = run([*job, "--num-jobs", "1", "--out", str(copy)] if number % 2 else ["commit", str(copy)])
+        if code:
+            problem, hint = capsys.readouterr().err.splitlines()
+            assert (code, name in problem, hint[:6]) == (1, True, "hint: "), problem
+            reported += 1
+        elif number % 2 == 0:
+            assert {file: (copy / file).read_bytes() for file in files_of(copy)} == expected
+    assert reported >= 4, "Arrow pads a table, and no reader looks there"

@@ -25,7 +25,7 @@ from tokshard.pipeline.tasks.planning import Planned, plan_groups, plan_tasks
 from tokshard.pipeline.workspace.lease import lock
 from tokshard.pipeline.workspace.ownership import manifest_of, remove_corpora
 from tokshard.pipeline.workspace.places import DEAL, HASH, TASKS, TOKENIZER, WRITE, Output, Workspace
-from tokshard.pipeline.workspace.receipts import Receipt, receipts_of
+from tokshard.pipeline.workspace.receipts import Receipt, receipts_of, sealed, unsealed
 from tokshard.store import Store, present
 from tokshard.wording import counted, one_line
 
@@ -82,7 +82,7 @@ def adopt(build: Build, tokenizer: bytes) -> list[Planned]:
         return planned
     tasks = plan(build)
     if not build.inputs.read_once:
-        workspace.store.put(TASKS, msgspec.msgpack.encode(tasks))
+        workspace.store.put(TASKS, sealed(msgspec.msgpack.encode(tasks)))
     return tasks
 
 
@@ -118,10 +118,10 @@ def load_tasks(workspace: Workspace) -> list[Planned] | None:
         BuildError: the file is damaged.
     """
     try:
-        return msgspec.msgpack.decode(workspace.store.get(TASKS), type=list[Planned])
+        return msgspec.msgpack.decode(unsealed(workspace.store.get(TASKS)), type=list[Planned])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, *UNDECODABLE) as error:
+    except (OSError, ValueError, *UNDECODABLE) as error:
         raise BuildError(
             f"{workspace.store.where(TASKS)} cannot be read or is damaged: {error}",
             hint="delete that file and run the same command again",

@@ -47,13 +47,13 @@ from tokshard.pipeline.encode.chat.texts import CUT_SHORT, CUT_TOKENS
 from tokshard.pipeline.encode.passing import ADDED, INSIDE
 from tokshard.pipeline.executors.base import Usage, cpu_time
 from tokshard.pipeline.judge import loss_warning
-from tokshard.pipeline.request import Build
+from tokshard.pipeline.request import Build, saved_tokenizer
 from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, display_path
 from tokshard.pipeline.stages import Settled
 from tokshard.pipeline.tables import SOURCES_PER_BATCH, Totals, check_kept_fields
 from tokshard.pipeline.tasks.duplicates import write_text_hashes
 from tokshard.pipeline.tasks.writing import MARKS, read_rejects
-from tokshard.pipeline.workspace.places import TOKENIZER, Output
+from tokshard.pipeline.workspace.places import Output
 from tokshard.pipeline.workspace.receipts import Receipt, progress_of
 from tokshard.store import Store, written
 from tokshard.version import __version__
@@ -155,7 +155,7 @@ def _assemble(build: Build, settled: Settled, number: int) -> tuple[Totals, Mani
         out.delete(*files)
         raise _nothing_written(build, totals, output.split if is_in_other_split else "")
     with _side_file(out, names.TOKENIZER, files) as file:
-        file.write(build.workspace.store.get(TOKENIZER))
+        file.write(saved_tokenizer(build))
     if totals.with_rejects or settled.left_out:
         _write_rejects(build, settled, totals, out, files)
     # with a limit, some texts became no document; of a split, the first corpus keeps the hashes of both

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib.metadata
 import os
+import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,11 +27,12 @@ from tokshard.pipeline.options import SKIP, BuildOptions, asked_for, change_text
 from tokshard.pipeline.sources.chats import TemplateSource
 from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, InputTable, read_once_name, saved_inputs
 from tokshard.pipeline.sources.records import RecordSpec, parse_columns
-from tokshard.pipeline.workspace.places import INPUTS, REQUEST, Output, Workspace, has_request
+from tokshard.pipeline.workspace.places import INPUTS, REQUEST, TOKENIZER, Output, Workspace, has_request
 from tokshard.store import is_uri
 from tokshard.version import __version__
 
 _MAX_SHOWN = 5
+_CHECKSUM = re.compile(rb'\{"crc32":"([0-9a-f]{8})",')
 _SAME_BYTES = ("pyarrow", "zstandard")
 """Packages besides tokshard on which the bytes of every corpus depend; for texts, tokenizers is one of them."""
 
@@ -203,7 +207,16 @@ def check_saves(request: Request) -> None:
 
 def _encoded(request: Request) -> bytes:
     fields = {name: getattr(request, name) for name in Request.__struct_fields__}
-    return msgspec.json.encode(fields, enc_hook=lambda inputs: (inputs.roots, inputs.digest))
+    content = msgspec.json.encode(fields, enc_hook=lambda inputs: (inputs.roots, inputs.digest))
+    return b'{"crc32":"%08x",' % zlib.crc32(content) + content[1:]
+
+
+def _checked(saved: bytes) -> bytes:
+    """A saved request, whose first field is the CRC-32 of the others."""
+    found = _CHECKSUM.match(saved)
+    if found is None or int(found[1], 16) != zlib.crc32(b"{" + saved[found.end() :]):
+        raise ValueError("its content does not have its checksum")
+    return saved
 
 
 def load_request(workspace: Workspace) -> Request | None:
@@ -231,10 +244,10 @@ def _load_request(workspace: Workspace) -> Request | None:
         return saved_inputs(roots, workspace.store, INPUTS, digest)
 
     try:
-        request = msgspec.json.decode(workspace.store.get(REQUEST), type=Request, dec_hook=inputs)
+        request = msgspec.json.decode(_checked(workspace.store.get(REQUEST)), type=Request, dec_hook=inputs)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except UNDECODABLE as error:
+    except (ValueError, *UNDECODABLE) as error:
         raise BuildError(
             f"{workspace.store.where(REQUEST)} is damaged, so nothing says which files the build wrote: {error}",
             hint=f"remove {workspace.out}, or give another --out",
@@ -243,6 +256,26 @@ def _load_request(workspace: Workspace) -> Request | None:
         return request
     roots = [root if is_uri(root) else os.path.join(request.directory, root) for root in request.inputs.roots]
     return msgspec.structs.replace(request, inputs=saved_inputs(roots, workspace.store, INPUTS, request.inputs.digest))
+
+
+def saved_tokenizer(build: Build) -> bytes:
+    """The ``tokenizer.json`` as it was given.
+
+    Raises:
+        BuildError: it cannot be read, or is damaged.
+    """
+    store = build.workspace.store
+    try:
+        content = store.get(TOKENIZER)
+        if hashlib.sha256(content).hexdigest() == build.tokenizer.sha256:
+            return content
+        problem = "its content does not have its hash"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    raise BuildError(
+        f"{store.where(TOKENIZER)} cannot be read or is damaged: {problem}",
+        hint=f"copy the tokenizer.json of the build to it, or {build.start_over}",
+    )
 
 
 def check_same(before: Request, now: Build, *, is_complete: bool = False) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from tokshard.errors import BadSourceError, CorpusError, SourceError, TokshardError, UsageError
 from tokshard.pipeline.encode.documents import Made, ruled, split_documents
 from tokshard.pipeline.encode.maker import Maker
-from tokshard.pipeline.request import Build
+from tokshard.pipeline.request import Build, saved_tokenizer
 from tokshard.pipeline.sources.corpora import CorporaReader
 from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.formats import read_span, read_stream
@@ -26,7 +26,7 @@ from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask, StreamTask,
 from tokshard.pipeline.tasks.shuffle import DealSink, Dealt, Gather, Levels, Redeal, gathered, redeal
 from tokshard.pipeline.tasks.writing import MakeSink, Shards, WritingTask
 from tokshard.pipeline.workspace.lease import cannot_write
-from tokshard.pipeline.workspace.places import DEAL, HASH, TOKENIZER
+from tokshard.pipeline.workspace.places import DEAL, HASH
 from tokshard.pipeline.workspace.receipts import (
     Failure,
     Key,
@@ -161,7 +161,7 @@ class TaskRunner:
     def __init__(self, build: Build, stage: Stage, report: Callable[[Progress], None]) -> None:
         self._build, self._stage, self._report = build, stage, report
         self._store, self._reader = build.workspace.store, InputReader(build)
-        self._maker = Maker(build.spec, build.config, build.tokenizer, lambda: self._store.get(TOKENIZER), build.chat)
+        self._maker = Maker(build.spec, build.config, build.tokenizer, lambda: saved_tokenizer(build), build.chat)
         sinks: dict[str, MakeSink] = {HASH: HashSink}
         if stage.levels is not None:
             sinks[DEAL] = functools.partial(DealSink, levels=stage.levels)

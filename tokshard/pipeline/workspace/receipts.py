@@ -248,8 +248,24 @@ def _file_name(key: Key) -> str:
 
 def write_receipt(store: Store, stage: str, receipt: Receipt) -> None:
     """Publish a receipt, atomically and durably."""
-    content = msgspec.msgpack.encode(receipt)
-    store.put(receipt_path(stage, receipt.key), content + zlib.crc32(content).to_bytes(_CRC_BYTES, "little"))
+    store.put(receipt_path(stage, receipt.key), sealed(msgspec.msgpack.encode(receipt)))
+
+
+def sealed(content: bytes) -> bytes:
+    """Content of a file, with its CRC-32 at its end."""
+    return content + zlib.crc32(content).to_bytes(_CRC_BYTES, "little")
+
+
+def unsealed(saved: bytes) -> bytes:
+    """The content of a file that has its CRC-32 at its end.
+
+    Raises:
+        ValueError: it is another.
+    """
+    content, crc = saved[:-_CRC_BYTES], saved[-_CRC_BYTES:]
+    if zlib.crc32(content).to_bytes(_CRC_BYTES, "little") != crc:
+        raise ValueError("its content does not have its checksum")
+    return content
 
 
 def delete_receipt(store: Store, stage: str, key: Key) -> None:
@@ -301,17 +317,14 @@ def read_receipt(store: Store, stage: str, key: Key) -> Receipt:
 
 def _read(store: Store, name: str) -> Receipt | None:
     try:
-        content = store.get(name)
+        saved = store.get(name)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _damaged(store, name, error.strerror or str(error)) from error
-    content, crc = content[:-_CRC_BYTES], content[-_CRC_BYTES:]
-    if zlib.crc32(content).to_bytes(_CRC_BYTES, "little") != crc:
-        raise _damaged(store, name, "its content does not have its checksum")
     try:
-        return msgspec.msgpack.decode(content, type=Receipt)
-    except UNDECODABLE as error:
+        return msgspec.msgpack.decode(unsealed(saved), type=Receipt)
+    except (ValueError, *UNDECODABLE) as error:
         raise _damaged(store, name, str(error)) from error
 
 
