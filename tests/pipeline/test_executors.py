@@ -20,7 +20,7 @@ import pytest
 
 from tests.pipeline.inputs import patch_chunk_bytes
 from tests.pipeline.places import build
-from tokshard.errors import BuildError, TokenizerError
+from tokshard.errors import BuildError
 from tokshard.format import names
 from tokshard.pipeline.executors import processes, worker
 from tokshard.pipeline.executors.base import Usage
@@ -139,7 +139,7 @@ def test_a_worker_that_dies_while_it_sends_a_message_is_a_worker_that_died(place
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_a_tokenizer_that_no_worker_can_load_is_the_error_and_not_the_end_of_a_worker(
+def test_a_tokenizer_that_is_damaged_under_a_build_is_the_error_and_not_the_end_of_a_worker(
     place, monkeypatch, workers, name
 ):
     def damage(report: Report) -> None:
@@ -149,5 +149,5 @@ def test_a_tokenizer_that_no_worker_can_load_is_the_error_and_not_the_end_of_a_w
     lines = (place / "a.jsonl").read_bytes()
     (place / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
     patch_chunk_bytes(monkeypatch, 64)
-    with pytest.raises(TokenizerError, match="cannot load the tokenizer"):
+    with pytest.raises(BuildError, match=r"tokenizer\.json cannot be read or is damaged"):
         build(place, place / name, workers=workers, task_bytes=64, observer=damage)
