@@ -118,7 +118,7 @@ soak: $(VENV)/stamp-dev $(if $(LONG),$(RAY)/stamp-test)
 	$(BIN)/python -m tests.soak $(ONLY) $(if $(LONG)$(ONLY),,--minutes 15)
 	$(if $(LONG),$(RAY)/bin/python -m tests.soak bucket)
 	$(if $(LONG),$(RAY)/bin/python -m tests.soak --jobs 1 ray)
-	$(if $(LONG),HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -n 2 -m "soak or (hypothesis and not remote and not interop)")
+	$(if $(LONG),HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -n 2 --timeout 3600 -m "soak or (hypothesis and not remote and not interop)")
 
 test-interop: $(INTEROP)/stamp-test $(TRAINERS)/stamp-test $(LOADERS:%=$(INTEROP)-%/stamp-test)
 	$(INTEROP)/bin/python -m pytest -n 2 -m interop $(addprefix --ignore=,$(BY_TRAINERS) $(BY_LOADERS))
