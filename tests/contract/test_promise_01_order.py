@@ -343,7 +343,7 @@ def bench(launcher: Launcher, byte_tokenizer: Path, tmp_path_factory: pytest.Tem
 
 
 real_processes = settings(
-    max_examples=settings.default.max_examples // 6,
+    max_examples=settings.default.max_examples // 10,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -381,7 +381,7 @@ class Jobs:
 
 
 @pytest.mark.parametrize("theme", ["a limit", "bad records", "damage and a limit", "duplicates and damage"])
-@settings(real_processes, max_examples=max(1, settings.default.max_examples // 10))
+@settings(real_processes, max_examples=max(1, settings.default.max_examples // 20))
 @given(
     data=st.data(),
     order=st.permutations(range(3)),
