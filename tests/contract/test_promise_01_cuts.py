@@ -46,6 +46,7 @@ def num_tasks(corpus: Corpus) -> int:
     chunks_per_task=st.integers(1, 4),
     size=st.integers(1, 9),
 )
+@settings(max_examples=settings.default.max_examples // 2)
 def test_every_cut_of_every_format_gives_every_record_once(
     byte_tokenizer: Path,
     tmp_path_factory: pytest.TempPathFactory,
@@ -95,7 +96,7 @@ def test_lines_that_start_or_end_where_a_task_does_are_read_once(
 
 
 @given(documents=st.lists(texts, min_size=1, max_size=30), chunk_bytes=st.integers(1, 60), size=st.integers(1, 3))
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 5)
 def test_every_cut_of_the_records_of_a_program_gives_every_record_once(
     byte_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory, documents: list[str], chunk_bytes: int, size: int
 ) -> None:
