@@ -65,6 +65,7 @@ def test_every_token_of_every_document_is_an_input_once_per_epoch(
     epochs=st.integers(1, 2),
     seed=st.integers(0, 2**64 - 1),
 )
+@settings(max_examples=settings.default.max_examples // 2)
 def test_every_token_is_an_input_once_per_epoch_where_rows_hold_whole_documents(
     lengths: list[int], times: int, seq_len: int, window_blocks: int, epochs: int, seed: int
 ) -> None:
@@ -82,7 +83,7 @@ def test_every_token_is_an_input_once_per_epoch_where_rows_hold_whole_documents(
     assert inputs == Counter(source.tokens.tolist() * epochs) + Counter({0: padding})
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30), sizes=sizes, shard_tokens=st.integers(1, 300))
 def test_every_token_of_a_corpus_on_disk_is_an_input_once_in_an_endless_plan(
     lengths: list[int], sizes: dict[str, int], shard_tokens: int
@@ -107,7 +108,7 @@ def reads_of(plan: StreamPlan, samples: NDArray[np.int64]) -> Counter[tuple[int,
 
 
 @settings(max_examples=3)
-@pytest.mark.parametrize("num_streams", [1, 2, 5, 64])
+@pytest.mark.parametrize("num_streams", [1, 2, 5, pytest.param(64, marks=pytest.mark.soak)])
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
     seq_len=st.integers(1, 3),
