@@ -86,7 +86,7 @@ def test_what_a_program_cannot_do_how_it_fails_and_that_it_takes_too_long_are_it
     assert here.call("fake", "sleep", {}, limit=0.5, killed=True)["killed"] is True
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_building_counts_the_tokens_of_tokshard_and_says_who_is_missing(here):
     section = building.run(here)
     first, second, *others = section.rows
