@@ -99,7 +99,7 @@ def test_a_reader_that_fails_at_one_folder_counts_the_others(here, tmp_path):
     assert one == {"files": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_building_counts_the_tokens_of_tokshard_and_says_who_is_missing(here):
     section = building.run(here)
     first, second, *others = section.rows

@@ -14,6 +14,7 @@ import pytest
 
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, documents_of, write_corpus
 from tokshard import __version__
+from tokshard.cli.completion import complete_files
 from tokshard.cli.main import COMMANDS, cli, run
 from tokshard.errors import BuildError
 from tokshard.inspect.corpus.places import short_names
@@ -112,12 +113,32 @@ def test_the_version_is_printed(shell):
     assert shell("--version") == (0, f"tokshard {__version__}\n", "")
 
 
-def completed(instruction, words=""):
-    place = {"_TOKSHARD_COMPLETE": instruction, "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    return subprocess.run(COMMAND, env={**os.environ, **place}, capture_output=True, text=True, check=True).stdout
+def environment_of(instruction, words):
+    return {"_TOKSHARD_COMPLETE": instruction, "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
 
 
-def test_bash_completes_commands_options_and_files():
+@pytest.fixture
+def completed(monkeypatch, capsys):
+    """Asks as a shell does, in this process."""
+
+    def completed(instruction, words=""):
+        for name, value in environment_of(instruction, words).items():
+            monkeypatch.setenv(name, value)
+        complete_files()
+        with pytest.raises(SystemExit):
+            cli(prog_name="tokshard")
+        return capsys.readouterr().out
+
+    return completed
+
+
+def test_the_program_answers_a_shell():
+    asked = {**os.environ, **environment_of("bash_complete", "tokshard build notes.js")}
+    done = subprocess.run(COMMAND, env=asked, capture_output=True, text=True, check=True)
+    assert done.stdout == "file,notes.js\n"
+
+
+def test_bash_completes_commands_and_options(completed):
     page = (ROOT / "tokshard/cli/README.md").read_text(encoding="utf-8")
     assert 'eval "$(_TOKSHARD_COMPLETE=bash_source tokshard)"' in page
     script = completed("bash_source")
@@ -125,11 +146,10 @@ def test_bash_completes_commands_options_and_files():
     assert "complete -o nosort -F _tokshard_completion tokshard" in script
     assert completed("bash_complete", "tokshard ve") == "plain,verify\n"
     assert completed("bash_complete", "tokshard build --max-document-b") == "plain,--max-document-bytes\n"
-    assert completed("bash_complete", "tokshard build notes.js") == "file,notes.js\n"
 
 
 @pytest.mark.parametrize("kind", ["zsh", "fish"])
-def test_other_shells_have_a_script_of_completion(kind):
+def test_other_shells_have_a_script_of_completion(completed, kind):
     assert f"{kind}_complete" in completed(f"{kind}_source")
 
 
@@ -334,7 +354,10 @@ def test_a_corpus_that_is_damaged_ends_every_command_with_1(shell, corpus, monke
     assert shell(*(word.format("corpus") for word in COMMANDS_ON[command]))[0] == 1
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", "2> /dev/full"])
+@pytest.mark.parametrize(
+    "closed",
+    ["<&- >&- 2>&-", "2> /dev/full", *(pytest.param(one, marks=pytest.mark.soak) for one in ("<&-", ">&-", "2>&-"))],
+)
 def test_a_build_with_closed_streams_does_its_work_and_ends_with_0(tmp_path, closed):
     command = f"{sys.executable} -m tokshard build {tmp_path}/a.jsonl --tokenizer {ROOT}/recipes/tokenizer"
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')

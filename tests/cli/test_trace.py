@@ -195,7 +195,7 @@ def test_without_text_the_tokenizer_is_not_loaded(shell, tmp_path, directory):
 
 def test_a_document_is_found_at_the_steps_whose_trace_shows_it_and_at_no_other(rows):
     traced = rows("mix.toml", "--sample", "0:400", "--no-text")
-    for name, documents in (("code", range(0, 60, 7)), ("prose", range(0, 90, 11))):
+    for name, documents in (("code", range(0, 60, 21)), ("prose", range(0, 90, 31))):
         for document in documents:
             (found,) = rows("mix.toml", "--document", f"{name}:#{document}", "--epochs", "0:20")
             keys = ("sample", "step", "rank", "row", "start", "stop")

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract import small
+from tests.examples import examples
 from tests.pipeline import foreign
 from tests.pipeline.inputs import EOS, FORMATS, arrow_bytes, jsonl, parquet_bytes, table, texts_of
 from tokshard import build_corpus, import_corpus, open_corpus
@@ -46,6 +47,7 @@ def num_tasks(corpus: Corpus) -> int:
     chunks_per_task=st.integers(1, 4),
     size=st.integers(1, 9),
 )
+@settings(max_examples=examples(20))
 def test_every_cut_of_every_format_gives_every_record_once(
     byte_tokenizer: Path,
     tmp_path_factory: pytest.TempPathFactory,
@@ -95,7 +97,7 @@ def test_lines_that_start_or_end_where_a_task_does_are_read_once(
 
 
 @given(documents=st.lists(texts, min_size=1, max_size=30), chunk_bytes=st.integers(1, 60), size=st.integers(1, 3))
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=examples(8))
 def test_every_cut_of_the_records_of_a_program_gives_every_record_once(
     byte_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory, documents: list[str], chunk_bytes: int, size: int
 ) -> None:
@@ -194,7 +196,7 @@ IMPORTS: dict[str, Callable[[Path, list[list[int]], int], Path]] = {
 
 
 @pytest.mark.parametrize("form", IMPORTS)
-@settings(max_examples=settings.default.max_examples // 4)
+@settings(max_examples=examples(10))
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=20),
     task_bytes=st.integers(1, 60),

@@ -95,7 +95,9 @@ def slurm(cluster: dict[str, str], index: int, **more: str) -> dict[str, str]:
     return {**cluster, **given, **more}
 
 
-@pytest.mark.parametrize("options", [(), ("--dedup", "exact")], ids=["none", "dedup"])
+@pytest.mark.parametrize(
+    "options", [("--dedup", "exact"), pytest.param((), marks=pytest.mark.soak)], ids=["dedup", "none"]
+)
 def test_the_slurm_array_makes_the_corpus_of_one_process(
     sources: Path, cluster: dict[str, str], tmp_path: Path, options: tuple[str, ...]
 ) -> None:

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contract import arrays, builds
+from tests.examples import examples
 from tests.pipeline.inputs import patch_chunk_bytes, write_byte_tokenizer
 from tokshard.cli import main
 from tokshard.cli.build_progress import BuildDisplay
@@ -122,7 +123,7 @@ def reference(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> d
     return hashes(out)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_number_of_jobs_in_any_order_gives_the_bytes_of_one_process(
     sources: list[str],

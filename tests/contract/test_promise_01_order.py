@@ -22,6 +22,7 @@ from tests.contract import small
 from tests.contract.arrays import Words, run_array
 from tests.contract.faults import Fault, Launcher, Outcome, Running
 from tests.contract.outcomes import build_words, messages, shards, state
+from tests.examples import examples
 from tests.pipeline.inputs import texts_of
 from tokshard.format import names
 from tokshard.format.opening import open_corpus
@@ -343,7 +344,7 @@ def bench(launcher: Launcher, byte_tokenizer: Path, tmp_path_factory: pytest.Tem
 
 
 real_processes = settings(
-    max_examples=settings.default.max_examples // 6,
+    max_examples=examples(6),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -381,7 +382,7 @@ class Jobs:
 
 
 @pytest.mark.parametrize("theme", ["a limit", "bad records", "damage and a limit", "duplicates and damage"])
-@settings(real_processes, max_examples=max(1, settings.default.max_examples // 10))
+@settings(real_processes, max_examples=examples(4))
 @given(
     data=st.data(),
     order=st.permutations(range(3)),

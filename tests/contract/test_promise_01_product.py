@@ -24,6 +24,7 @@ from tests.contract.arrays import Words, run_array
 from tests.contract.faults import Fault, Launcher, Outcome
 from tests.contract.outcomes import State, state
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
+from tests.examples import examples
 from tests.pipeline import foreign
 from tests.pipeline.inputs import parquet_bytes, table
 from tokshard.format import names
@@ -269,7 +270,7 @@ def cells(launcher: Launcher, byte_tokenizer: Path, tmp_path_factory: pytest.Tem
 
 
 @settings(
-    max_examples=max(1, settings.default.max_examples // 3),
+    max_examples=examples(13),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(cell=st.sampled_from(HERE), moment=st.floats(0, 1, exclude_max=True))

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contract import builds, small
+from tests.examples import examples
 from tests.pipeline.inputs import patch_chunk_bytes, write_byte_tokenizer
 from tokshard import build_corpus
 from tokshard.errors import TokshardError
@@ -53,7 +54,7 @@ def reference(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> d
     return hashes
 
 
-@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize("workers", [3, *(pytest.param(count, marks=pytest.mark.soak) for count in (2, 5))])
 def test_any_number_of_workers_gives_the_same_bytes(
     sources: list[str], reference: dict[str, str], tmp_path: Path, workers: int
 ) -> None:
@@ -95,12 +96,12 @@ def test_tasks_completed_in_any_order_give_the_same_bytes(
     assert builds.corpus_hashes(tmp_path / "out") == reference
 
 
-@pytest.mark.parametrize(
-    "moment", [*range(3), *(pytest.param(moment, marks=pytest.mark.soak) for moment in range(3, 20))]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("moment", range(20))
 def test_a_build_killed_at_a_random_moment_and_run_again_gives_the_same_bytes(
     sources: list[str], reference: dict[str, str], tmp_path: Path, moment: int
 ) -> None:
+    """Those killed at moments that are chosen are in `test_promise_01_faults.py`."""
     rng = random.Random(moment)
     command = builds.command(sources, tmp_path / "out", "--workers", str(rng.choice([1, 2, 3])))
     process = builds.start(command)
@@ -126,7 +127,8 @@ def _assert_no_half_shard(out: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "limit", [1, 5_999, 6_000, 11_999, *(pytest.param(limit, marks=pytest.mark.soak) for limit in (777, 8_345))]
+    "limit",
+    [6_000, 11_999, *(pytest.param(limit, marks=pytest.mark.soak) for limit in (1, 777, 5_999, 8_345))],
 )
 def test_a_limit_gives_the_same_bytes_for_any_number_of_workers_and_is_exact(
     sources: list[str], tmp_path: Path, limit: int
@@ -165,7 +167,7 @@ def small_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[s
     return sources, options, builds.corpus_hashes(tmp_path / "reference")
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_build_that_finds_any_subset_of_its_tasks_done_gives_the_same_bytes(
     small_build: tuple[list[str], dict[str, Any], dict[str, str]],
@@ -256,8 +258,15 @@ def test_a_task_that_kills_two_workers_is_a_clear_error_and_the_next_run_continu
     assert builds.build(sources, out, "--workers", "2") == reference
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "workers"),
+    [
+        (signal.SIGINT, "2"),
+        (signal.SIGTERM, "1"),
+        pytest.param(signal.SIGINT, "1", marks=pytest.mark.soak),
+        pytest.param(signal.SIGTERM, "2", marks=pytest.mark.soak),
+    ],
+)
 def test_an_interrupted_build_exits_with_the_code_of_its_signal_and_the_next_run_continues(
     sources: list[str], reference: dict[str, str], tmp_path: Path, workers: str, number: signal.Signals
 ) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.contract import small
 from tests.contract.faults import Fault, Launcher, Outcome
 from tests.contract.outcomes import State, build_words, messages, state
+from tests.examples import examples
 from tests.pipeline import inputs
 from tests.pipeline.inputs import texts_of
 from tokshard.format import names
@@ -190,7 +191,7 @@ several_texts = st.lists(st.sampled_from("abcdefgh"), min_size=6, max_size=12)
 
 
 @settings(
-    max_examples=settings.default.max_examples // 3,
+    max_examples=examples(13),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from tests.contract import builds
 from tests.contract.conversations import Json, by_hand, write_tokenizer
+from tests.examples import examples
 from tests.pipeline.encode.chat import chats
 from tokshard import build_corpus, open_corpus
 
@@ -42,7 +43,7 @@ def assert_round_trip(texts: list[str], reference: Any, directory: Path, **optio
             assert corpus.provenance(index).record == index + 1
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=200))
 def test_every_generated_document_has_the_ids_of_the_reference(
     texts: list[str], reference: Any, tmp_path_factory: pytest.TempPathFactory
@@ -60,7 +61,7 @@ def test_a_document_that_spells_the_eos_token_gets_ordinary_ids(text: str, refer
 written = st.lists(st.text(st.characters(codec="utf-8"), max_size=9) | chats.spellings, max_size=3).map("".join)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(records=st.lists(chats.records(written), min_size=1, max_size=40))
 def test_every_conversation_has_the_ids_and_the_targets_that_its_template_writes(
     records: list[Json], tmp_path_factory: pytest.TempPathFactory

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.corpora import TINY_TOKENIZER, write_corpus
+from tests.examples import examples
 from tests.runtime.sources import ListSource
 from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan
 
@@ -65,6 +66,7 @@ def test_every_token_of_every_document_is_an_input_once_per_epoch(
     epochs=st.integers(1, 2),
     seed=st.integers(0, 2**64 - 1),
 )
+@settings(max_examples=examples(20))
 def test_every_token_is_an_input_once_per_epoch_where_rows_hold_whole_documents(
     lengths: list[int], times: int, seq_len: int, window_blocks: int, epochs: int, seed: int
 ) -> None:
@@ -82,7 +84,7 @@ def test_every_token_is_an_input_once_per_epoch_where_rows_hold_whole_documents(
     assert inputs == Counter(source.tokens.tolist() * epochs) + Counter({0: padding})
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(8))
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30), sizes=sizes, shard_tokens=st.integers(1, 300))
 def test_every_token_of_a_corpus_on_disk_is_an_input_once_in_an_endless_plan(
     lengths: list[int], sizes: dict[str, int], shard_tokens: int
@@ -106,8 +108,8 @@ def reads_of(plan: StreamPlan, samples: NDArray[np.int64]) -> Counter[tuple[int,
     )
 
 
-@settings(max_examples=3)
-@pytest.mark.parametrize("num_streams", [1, 2, 5, 64])
+@settings(max_examples=examples(8))
+@pytest.mark.parametrize("num_streams", [1, 2, 5, pytest.param(64, marks=pytest.mark.soak)])
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
     seq_len=st.integers(1, 3),
@@ -149,7 +151,7 @@ def test_each_stream_reads_every_token_of_its_part_once_per_epoch_and_all_parts_
     )
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8), num_streams=st.integers(2, 64), sizes=sizes)
 def test_streams_read_a_small_corpus_in_turn_each_token_once_per_epoch(
     lengths: list[int], num_streams: int, sizes: dict[str, int]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.sources import ListSource
 from tests.runtime.test_loader import expected_rows, rows_of, rows_of_ranks, take
 from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan
@@ -49,6 +50,7 @@ def run(state: dict[str, Any] | None, *, ranks: int, steps: int, **options: Any)
     return rows_of_ranks(per_rank), one
 
 
+@settings(max_examples=examples(20))
 @given(history=incarnations)
 def test_any_history_of_world_sizes_and_stops_gives_the_same_global_batches(history: list[dict[str, int]]) -> None:
     state, rows = None, []
@@ -80,8 +82,8 @@ stream_jobs = st.lists(
 )
 
 
-@settings(max_examples=4)
-@pytest.mark.parametrize("num_streams", [1, 2, 12, 64])
+@settings(max_examples=examples(7))
+@pytest.mark.parametrize("num_streams", [1, 2, 12, pytest.param(64, marks=pytest.mark.soak)])
 @given(jobs=stream_jobs)
 def test_any_history_of_world_and_batch_sizes_gives_the_same_global_batches_with_streams(
     num_streams: int, jobs: list[dict[str, Any]]
@@ -130,30 +132,26 @@ def test_ranks_that_are_as_many_as_streams_read_one_stream_each(num_streams: int
 
 @pytest.mark.slow
 def test_worker_processes_read_several_streams_as_a_thread_does() -> None:
-    read = {}
-    for num_workers in (0, 2):
-        plan = plan_with_streams(4)
-        with StreamingLoader(plan, global_batch_size=8, num_workers=num_workers) as loader:
-            batches = take(loader, 5)
-            loader.skip(3)  # steps now begin in the middle of a round of streams
-            loader.set_weights({"a": 0.2, "b": 0.8})
-            batches += take(loader, 4)
-            read[num_workers] = rows_of(batches)
-            state = loader.state_dict()
-        with StreamingLoader(plan_with_streams(4), global_batch_size=12, num_workers=num_workers) as other:
-            other.load_state_dict(state)
-            read[num_workers] += rows_of(take(other, 3))
-            cursor = other.cursor
+    with StreamingLoader(plan_with_streams(4), global_batch_size=8, num_workers=2) as loader:
+        batches = take(loader, 5)
+        loader.skip(3)  # steps now begin in the middle of a round of streams
+        loader.set_weights({"a": 0.2, "b": 0.8})
+        batches += take(loader, 4)
+        state = loader.state_dict()
+    with StreamingLoader(plan_with_streams(4), global_batch_size=12) as other:
+        other.load_state_dict(state)
+        batches += take(other, 3)
+        cursor = other.cursor
     starts = [*range(0, 40, 8), *range(43, 75, 8)]
     steps = [range(start, start + 8) for start in starts] + [range(start, start + 12) for start in (75, 87, 99)]
     samples = [g for step in steps for g in sorted(step, key=lambda g: (g % 4, g))]
-    assert read[2] == read[0] == expected_rows(plan_with_streams(4), samples, cursor)
+    assert rows_of(batches) == expected_rows(plan_with_streams(4), samples, cursor)
 
 
 @pytest.mark.slow
 def test_worker_processes_that_come_and_go_give_the_same_global_batches() -> None:
     state, rows = None, []
-    for ranks, workers in ((2, 1), (1, 0), (1, 2)):
+    for ranks, workers in ((2, 0), (1, 1), (1, 0)):
         more, state = run(state, ranks=ranks, steps=3, num_workers=workers)
         rows += more
     assert rows == expected_rows(plan_of(), range(BATCH * 9))

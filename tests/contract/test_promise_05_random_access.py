@@ -5,9 +5,10 @@ tests/runtime/test_page_model.py compares both with a model that was written fro
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime import page_model
 from tests.runtime.page_model import Used
 from tests.runtime.sources import ListSource, PeriodicSource
@@ -16,8 +17,10 @@ from tests.runtime.test_page_model import documents_of_source
 from tokshard.runtime import StreamingLoader, StreamPlan
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=25)
+half = settings(max_examples=examples(20))
 
 
+@half
 @given(one=lengths, other=lengths, seed=st.integers(0, 2**64 - 1), data=st.data())
 def test_a_sample_alone_the_loader_and_the_page_agree(
     one: list[int], other: list[int], seed: int, data: st.DataObject
@@ -46,6 +49,7 @@ def test_a_sample_alone_the_loader_and_the_page_agree(
             assert row[key] == getattr(expected, key)
 
 
+@half
 @given(start=st.integers(0, 2**45), batch=st.integers(1, 4), num_streams=st.sampled_from([1, 1, 2, 7, 64]))
 def test_a_loader_that_starts_anywhere_yields_the_samples_of_the_plan(start: int, batch: int, num_streams: int) -> None:
     corpora = {"a": PeriodicSource(10**13), "b": PeriodicSource(10**9, 77), "c": PeriodicSource(10**6, 50)}

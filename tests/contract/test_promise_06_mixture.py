@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.sources import PeriodicSource
 from tokshard.runtime import StreamPlan
 from tokshard.runtime.cursor import Cursor
@@ -88,7 +89,7 @@ def test_a_change_of_weights_adds_at_most_16_samples_of_error(seed: int) -> None
 some_weights = st.lists(st.sampled_from([0.0, 1e-9, 0.1, 0.3, 1.0, 7.0]), min_size=5, max_size=5).filter(any)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     num_streams=st.integers(1, 64),
     seed=st.integers(0, 2**64 - 1),
@@ -117,7 +118,7 @@ def test_a_node_of_a_stream_is_always_less_than_a_sample_off_whatever_the_weight
             assert abs(off) < 1
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(
     num_streams=st.integers(1, 64),
     seed=st.integers(0, 2**64 - 1),

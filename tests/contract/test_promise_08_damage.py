@@ -53,20 +53,19 @@ def test_damage_to_any_file_is_reported_with_that_file_and_reading_never_crashes
     corpus: Path, tmp_path: Path, kind: str
 ) -> None:
     assert verify_corpus(corpus).is_ok
-    for seed in range(1 if kind == "missing" else 2):
-        for name in files_of(corpus):
-            copy = tmp_path / f"{seed}-{name}"
-            shutil.copytree(corpus, copy)
-            damage(copy / name, kind, random.Random(f"{seed} {name}"))
-            report = verify_corpus(copy)
-            assert not report.is_ok
-            assert name in {problem.file for problem in report.problems}, (name, report.problems)
-            try:
-                with open_corpus(copy) as opened:
-                    for document in opened.documents():
-                        document.tolist()
-            except TokshardError:
-                pass  # an error a user can act on; what is not noticed here, verify has reported
+    for name in files_of(corpus):
+        copy = tmp_path / name
+        shutil.copytree(corpus, copy)
+        damage(copy / name, kind, random.Random(name))
+        report = verify_corpus(copy)
+        assert not report.is_ok
+        assert name in {problem.file for problem in report.problems}, (name, report.problems)
+        try:
+            with open_corpus(copy) as opened:
+                for document in opened.documents():
+                    document.tolist()
+        except TokshardError:
+            pass  # an error a user can act on; what is not noticed here, verify has reported
 
 
 def test_a_file_that_does_not_belong_is_reported(corpus: Path, tmp_path: Path) -> None:

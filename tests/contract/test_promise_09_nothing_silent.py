@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contract import builds
+from tests.examples import examples
 from tokshard import build_corpus, open_corpus
 from tokshard.format import names
 from tokshard.pipeline.sources.records import EMPTY, INVALID_UTF8, MALFORMED, MISSING_TEXT, NOT_A_STRING, TOO_LONG
@@ -24,7 +25,7 @@ RECORDS = {
 }
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.lists(st.lists(st.sampled_from(list(RECORDS)), max_size=30), min_size=1, max_size=4))
 def test_every_record_is_a_document_or_counted_with_its_reason_and_source(
     files: list[list[str | None]], tmp_path_factory: pytest.TempPathFactory

@@ -48,6 +48,12 @@ if __name__ == "__main__":
     sys.exit(main())
 """
 
+READING = """
+from tokshard.cli.main import run
+for words in ("inspect out", "verify out", "plan mix.toml", "trace mix.toml --sample 0"):
+    assert run(words.split()) == 0
+"""
+
 TRAINING = """
 import os
 import sys
@@ -81,7 +87,7 @@ def ran(tmp_path: Path) -> Path:
 def downloads(tmp_path: Path, ran: Path) -> Path:
     """A data set of someone else, next to modules with the names of those that Python looks for."""
     directory = tmp_path / "downloads"
-    write_sources(directory, documents=6_000)
+    write_sources(directory, documents=2_500)
     for name in IMPORTED:
         (directory / f"{name}.py").write_text(
             f"open({str(ran)!r}, 'a').write('{name} ')\nraise ImportError('hostile')\n"
@@ -123,8 +129,7 @@ def test_modules_next_to_a_corpus_are_not_imported_by_those_who_read_it(
 ) -> None:
     complete([str(downloads / "c.jsonl")], downloads / "out")
     (downloads / "mix.toml").write_text('corpora = { it = "out" }\nseq_len = 16\nglobal_batch_size = 2\n')
-    for words in (["inspect", "out"], ["verify", "out"], ["plan", "mix.toml"], ["trace", "mix.toml", "--sample", "0"]):
-        tokshard(downloads, tmp_path, *words)
+    tokshard(downloads, tmp_path, script=READING)
     assert not ran.exists(), ran.read_text()
 
 

@@ -15,7 +15,7 @@ from tests.contract.conversations import CLOSE, Hand, build, by_hand, conversati
 from tokshard import open_corpus
 from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan, expand
 
-SIZES: dict[str, Any] = {"seq_len": 16, "block_tokens": 2048, "window_blocks": 1, "seed": 5, "epochs": 1}
+SIZES: dict[str, Any] = {"seq_len": 8, "block_tokens": 1024, "window_blocks": 1, "seed": 5, "epochs": 1}
 """Of windows that are many, whole or cut."""
 
 every_packing = pytest.mark.parametrize("pack", ["whole", "cut"])
@@ -24,10 +24,10 @@ every_packing = pytest.mark.parametrize("pack", ["whole", "cut"])
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Hand]]:
     """A corpus of conversations, built by the command in several shards, and what it must hold."""
-    records = conversations(80, seed=1)
+    records = conversations(20, seed=1)
     folder = tmp_path_factory.mktemp("built")
     write_tokenizer(folder / "tokenizer")
-    return build(records, folder, "chat", "--chat", "--shard-tokens", "5K"), [by_hand(record) for record in records]
+    return build(records, folder, "chat", "--chat", "--shard-tokens", "1K"), [by_hand(record) for record in records]
 
 
 def plan_of(corpus: Path, pack: str, **sizes: Any) -> StreamPlan:
@@ -90,8 +90,7 @@ def test_a_manifest_counts_the_targets_of_the_records(held: tuple[Path, list[Han
 
 
 @every_packing
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("form", ["numpy", "full", "compact"])
+@pytest.mark.parametrize(("form", "ranks"), [("numpy", 1), ("numpy", 3), ("full", 2), ("compact", 3)])
 def test_the_targets_of_an_epoch_are_the_answers(
     held: tuple[Path, list[Hand]], pack: str, form: str, ranks: int
 ) -> None:
@@ -100,14 +99,14 @@ def test_the_targets_of_an_epoch_are_the_answers(
 
 
 @every_packing
-@pytest.mark.parametrize("seq_len", [1, 4, 8])
+@pytest.mark.parametrize("seq_len", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_short_rows_have_the_targets_behind_their_ends(held: tuple[Path, list[Hand]], pack: str, seq_len: int) -> None:
     path, documents = held
     assert read(plan_of(path, pack, seq_len=seq_len), "numpy", documents) == targets_of(documents)
 
 
 @pytest.mark.slow
-@every_packing
+@pytest.mark.parametrize("pack", ["whole", pytest.param("cut", marks=pytest.mark.soak)])
 def test_worker_processes_change_no_target(held: tuple[Path, list[Hand]], pack: str) -> None:
     path, documents = held
     assert read(plan_of(path, pack), "workers", documents) == targets_of(documents)
@@ -116,7 +115,7 @@ def test_worker_processes_change_no_target(held: tuple[Path, list[Hand]], pack: 
 @every_packing
 def test_masked_conversations_have_no_targets(held: tuple[Path, list[Hand]], pack: str, tmp_path: Path) -> None:
     path, documents = held
-    masked = set(range(0, len(documents), 7))
+    masked = set(range(0, len(documents), 5))
     (tmp_path / "out.txt").write_text("".join(f"{index}\n" for index in masked))
     plan = plan_of(path, pack)
     with StreamingLoader(plan, global_batch_size=6) as loader:
@@ -126,7 +125,9 @@ def test_masked_conversations_have_no_targets(held: tuple[Path, list[Hand]], pac
 
 
 @every_packing
-@pytest.mark.parametrize("changes", [(16, 4), (4, 16), (8, 2, 16)])
+@pytest.mark.parametrize(
+    "changes", [(2, 1, 4), *(pytest.param(change, marks=pytest.mark.soak) for change in ((4, 1), (1, 4)))]
+)
 def test_targets_of_a_run_that_changes_its_seq_len_are_those_of_the_tokens_that_it_reads(
     held: tuple[Path, list[Hand]], pack: str, changes: tuple[int, ...]
 ) -> None:
@@ -135,14 +136,14 @@ def test_targets_of_a_run_that_changes_its_seq_len_are_those_of_the_tokens_that_
     inputs: Counter[Any] = Counter()
     state = None
     for number, seq_len in enumerate(changes):
-        plan = plan_of(path, pack, seq_len=seq_len)
+        plan = plan_of(path, pack, seq_len=seq_len, block_tokens=512)
         is_last = number == len(changes) - 1
         # each part of the run on another number of ranks
         for rank in range(ranks := number % 3 + 1):
             with NumpyLoader(plan, global_batch_size=6, dp_rank=rank, dp_world_size=ranks) as loader:
                 if state is not None:
                     loader.load_state_dict(state, seq_len="plan")
-                batches = list(islice(loader, None if is_last else 40))
+                batches = list(islice(loader, None if is_last else 8))
                 found += targets_in(batches, plan, loader, documents)
                 inputs.update(place for batch in batches for row in inputs_of(batch, plan, loader) for place in row)
                 after, stats = loader.state_dict(), loader.stats()["corpora"]["chat"]
@@ -150,7 +151,8 @@ def test_targets_of_a_run_that_changes_its_seq_len_are_those_of_the_tokens_that_
     assert set(inputs.values()) == {1}
     tokens = sum(len(document.ids) for document in documents)
     assert stats["left_out"] > 0
-    assert abs(inputs.total() + stats["left_out"] - tokens) < max(changes)
+    # the rows that are left out of a window count as whole, and its last one may be short
+    assert abs(inputs.total() + stats["left_out"] - tokens) < len(changes) * max(changes)
     assert found == Counter(key for key in targets_of(documents).elements() if (key[0], key[1] - 1) in inputs)
 
 
@@ -158,7 +160,7 @@ def test_text_beside_conversations_has_every_token_but_the_first_of_each_documen
     held: tuple[Path, list[Hand]],
 ) -> None:
     path, documents = held
-    contents = [bytes(range(97, 97 + length)) for length in (5, 1, 20, 13) * 20]
+    contents = [bytes(range(97, 97 + length)) for length in (5, 1, 20, 13) * 10]
     text = build([{"text": content.decode()} for content in contents], path.parent, "text", "--eos", "</s>")
     texts = [Hand([*content, CLOSE], frozenset(range(1, len(content) + 1))) for content in contents]
     weights = {"text": 0.5, "chat": 0.5}
@@ -168,7 +170,7 @@ def test_text_beside_conversations_has_every_token_but_the_first_of_each_documen
     found: dict[str, Counter[Any]] = {"text": Counter(), "chat": Counter()}
     wanted: dict[str, Counter[Any]] = {"text": Counter(), "chat": Counter()}
     with NumpyLoader(plan, global_batch_size=1) as loader:
-        for batch in islice(loader, 400):
+        for batch in islice(loader, 150):
             name = plan.names[batch["corpus_index"].item()]
             these = {"text": texts, "chat": documents}[name]
             found[name] += targets_in([batch], plan, loader, these)

@@ -302,7 +302,7 @@ def test_a_uri_of_an_unknown_scheme_is_refused_as_usage():
 
 
 def test_a_changed_table_with_a_true_hash_never_crashes_the_process(corpus):
-    """Thousands of flipped bytes, with size and hash made true again: only the structure can be refused."""
+    """Hundreds of flipped bytes, with size and hash made true again: only the structure can be refused."""
     script = """
 import json, random, sys
 from pathlib import Path
@@ -313,7 +313,7 @@ corpus, outcomes = Path(sys.argv[1]), {"read": 0, "refused": 0}
 for name in ("shards.arrow", "sources.arrow"):
     content = (corpus / name).read_bytes()
     rng = random.Random(name)
-    for _ in range(400):
+    for _ in range(150):
         changed = bytearray(content)
         for _ in range(rng.choice((1, 1, 4))):
             changed[rng.randrange(len(changed))] = rng.choice((0, 1, 127, 128, 255, rng.randrange(256)))
@@ -331,7 +331,7 @@ print(json.dumps(outcomes))
         [sys.executable, "-c", script, str(corpus)], capture_output=True, text=True, check=False, cwd=os.getcwd()
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["refused"] > 100
+    assert json.loads(done.stdout)["refused"] > 40
 
 
 def test_schema_metadata_identifies_a_single_shard(corpus):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, append_generation, documents_of, rewrite_manifest, write_corpus
+from tests.examples import examples
 from tokshard.errors import DamagedCorpusError
 from tokshard.format import stride_hashes, writer
 from tokshard.format.names import STRIDE_HASHES
@@ -39,7 +40,7 @@ def tokens_of(corpus, index):
     return np.concatenate([shard.batch(batch)[1] for batch in range(shard.num_batches)])
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=20),
     shard_tokens=st.integers(1, 200),

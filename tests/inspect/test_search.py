@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, documents_of, write_corpus
+from tests.pipeline.inputs import write_byte_tokenizer
 from tokshard.cli.document_text import difference_text, match_text
 from tokshard.cli.inspect import compile_pattern
 from tokshard.cli.main import run
@@ -24,17 +25,21 @@ from tokshard.run_files.plan_file import load_mix
 TEXTS = ["def main(): pass", "nothing here\x1b[2J", "a main and a main", "M\u00e4in \u6570\u636e", "(main"]
 
 
-ENCODER = Tokenizer.from_file(str(TOKENIZER))
-
-
 def encode(text):
-    return [*ENCODER.encode(text, add_special_tokens=False).ids, 0]
+    return [*(byte + 1 for byte in text.encode()), 0]
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
+def tokenizer(tmp_path_factory):
+    """One that is loaded in no time, which every search does for each batch."""
+    return (write_byte_tokenizer(tmp_path_factory.mktemp("tokenizer")) / "tokenizer.json").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def corpus(tokenizer, tmp_path_factory):
     source = Source(documents=[encode(text) for text in TEXTS], records=[0, 2, 3, 5, 9], left_out={"empty": 5})
-    return open_corpus(write_corpus(tmp_path_factory.mktemp("search") / "corpus", sources=[source], shard_tokens=12))
+    place = tmp_path_factory.mktemp("search") / "corpus"
+    return open_corpus(write_corpus(place, sources=[source], tokenizer=tokenizer, shard_tokens=40))
 
 
 def found(corpus, pattern, *, is_regex=False):
@@ -80,18 +85,17 @@ def test_a_search_is_lazy_and_reports_progress(corpus):
 def test_searched_text_excludes_delimiters(tmp_path):
     """Its end is where ``$`` matches, its start where ``^`` does, and only text that spells a delimiter holds it."""
     texts = ["the end", "<|endoftext|> inside", "the end <|endoftext|>", ""]
-    documents = [[5, *encode_as_text(text), 0] for text in texts]
+    encoder = Tokenizer.from_file(str(TOKENIZER))
+    # special tokens are spelt by ordinary ids, as a build has them
+    parts = [[part for part in re.split("(<|\\|)", text) if part] for text in texts]
+    encoded = [[encoder.encode(part, add_special_tokens=False).ids for part in found] for found in parts]
+    documents = [[5, *(token for ids in found for token in ids), 0] for found in encoded]
     (bos,) = (token for token, index in json.loads(TOKENIZER.read_bytes())["model"]["vocab"].items() if index == 5)
     with open_corpus(write_corpus(tmp_path / "corpus", documents, bos=bos)) as corpus:
         assert found(corpus, "end$", is_regex=True) == [0]
         assert found(corpus, "^the", is_regex=True) == [0, 2]
         assert found(corpus, "<|endoftext|>") == [1, 2]
         assert found(corpus, "^$", is_regex=True) == [3]
-
-
-def encode_as_text(text):
-    """Ids of a text in which a special token is spelt by ordinary ids, as a build has them."""
-    return [token for part in re.split("(<|\\|)", text) for token in ENCODER.encode(part, add_special_tokens=False).ids]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +121,7 @@ def test_what_is_found_is_what_python_finds_in_the_texts(corpus, pattern):
 
 
 @pytest.fixture
-def kept(tmp_path, monkeypatch):
+def kept(tokenizer, tmp_path, monkeypatch):
     """A corpus of two shards of several record batches, with kept columns."""
     monkeypatch.setattr(writer, "MAX_BATCH_TOKENS", 40)
     texts = [f"main {number}" for number in range(60)]
@@ -127,7 +131,7 @@ def kept(tmp_path, monkeypatch):
         documents=[encode(text) for text in texts],
         metadata={name: [row[name] for row in rows] for name in columns},
     )
-    place = write_corpus(tmp_path / "kept", sources=[source], columns=columns, shard_tokens=100)
+    place = write_corpus(tmp_path / "kept", sources=[source], columns=columns, tokenizer=tokenizer, shard_tokens=100)
     with open_corpus(place) as opened:
         assert len(opened.shards) > 1
         assert len(opened.shards.batch_places(0)) > 1

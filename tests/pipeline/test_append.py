@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.contract import small
 from tests.contract.test_promise_01_faults import write_tokenizer
 from tests.corpora import rewrite_manifest
+from tests.examples import examples
 from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.inputs import jsonl
 from tests.store.memory import SCHEME, MemoryStore
@@ -74,7 +75,7 @@ LISTS = st.lists(
 )
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(lists=LISTS, cuts=st.sets(st.integers(1, 4)), dedup=st.sampled_from(["none", "exact"]))
 def test_appends_of_any_cut_of_the_sources_hold_what_one_build_of_all_holds(
     tmp_path_factory: pytest.TempPathFactory, lists: list[list[str]], cuts: set[int], dedup: str

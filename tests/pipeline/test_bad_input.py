@@ -785,7 +785,7 @@ def padded(count: int, bad: Mapping[int, bytes]) -> bytes:
     ("file", "compress"),
     [
         ("b.jsonl", bytes),
-        pytest.param("b.jsonl.zst", zstd, marks=pytest.mark.slow),
+        pytest.param("b.jsonl.zst", zstd, marks=pytest.mark.soak),
         pytest.param("b.jsonl.gz", lambda data: gzip.compress(data, 1), marks=pytest.mark.slow),
     ],
     ids=["plain", "zst", "gz"],
@@ -800,7 +800,7 @@ def test_with_several_workers_the_first_bad_record_in_input_order_decides(file, 
         )
 
 
-@pytest.mark.parametrize("suffix", ["gz", pytest.param("zst", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("suffix", ["gz", pytest.param("zst", marks=pytest.mark.soak)])
 def test_with_several_workers_a_bad_record_before_damage_decides_as_in_one_process(suffix, tokshard_build):
     lines = padded(4_000, {2_500: b"{"})  # in the fourth MiB of six, in the segment of the end but not in its chunk
     content = gzip.compress(lines, 1)[:-1] if suffix == "gz" else zstd(lines) + b"x"

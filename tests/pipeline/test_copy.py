@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, Source, append_generation, change_table, documents_of, write_corpus
+from tests.examples import examples
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard import copy_corpus as copy_by_processes
 from tokshard import open_corpus
@@ -309,7 +310,7 @@ def test_a_shuffle_moves_documents_of_both_halves_to_all_places():
     assert 0.44 < min(shares) <= max(shares) < 0.56
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60),
     seed=st.integers(0, 2**64 - 1),

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.pipeline import foreign
 from tests.pipeline.inputs import (
     arrow_bytes,
@@ -595,7 +596,7 @@ DIVISIBLE = {
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("form", DIVISIBLE)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=st.lists(st.integers(0, 5), max_size=10), cuts=st.lists(st.integers(1, 199), max_size=4))
 def test_ranges_of_any_size_give_every_document_once_and_in_order(place, form, lengths, cuts):
     documents = [[number + 1] * length for number, length in enumerate(lengths)]
@@ -618,7 +619,7 @@ def in_ranges(read, place, name, cuts):
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("has_header", [False, True])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tokens=st.lists(st.integers(0, 2), max_size=40), cuts=st.lists(st.integers(1, 199), max_size=4))
 def test_ranges_of_a_flat_file_begin_and_end_with_documents(place, has_header, tokens, cuts):
     content = foreign.npy(tokens, "u2") if has_header else foreign.flat([tokens], "u2")
@@ -734,7 +735,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("form", FILES)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_flipped_byte_or_a_cut_is_an_error_or_other_ids(tmp_path, form, data):
     write, name, read = FILES[form]
@@ -749,7 +750,7 @@ def test_a_flipped_byte_or_a_cut_is_an_error_or_other_ids(tmp_path, form, data):
 
 
 @pytest.mark.parametrize("name", TABLES)
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_flipped_byte_or_a_cut_of_a_table_is_an_error_or_another_corpus(place, name, data):
     content = TABLES[name](pa.table({"tokens": pa.array(DOCUMENTS, pa.list_(pa.uint16()))}))

@@ -70,7 +70,8 @@ def test_an_unknown_text_unit_is_refused(tmp_path):
     ("mode", "suffix"),
     [
         ("paragraph", ".xz"),
-        *(pytest.param(*kind, marks=pytest.mark.slow) for kind in (("paragraph", ""), ("line", ""), ("line", ".xz"))),
+        pytest.param("line", "", marks=pytest.mark.slow),
+        *(pytest.param(*kind, marks=pytest.mark.soak) for kind in (("paragraph", ""), ("line", ".xz"))),
     ],
 )
 def test_several_workers_share_one_text_and_give_the_corpus_of_one_process(mode, suffix, tmp_path):

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.pipeline import inputs
 from tests.pipeline.inputs import FORMATS, build, csv_bytes, jsonl, patch_chunk_bytes, texts_of, zstd
 from tokshard.errors import SourceError, UsageError
@@ -72,7 +73,7 @@ def read(paths: Sequence[Path], spec: RecordSpec, task_bytes: int) -> list[tuple
 texts = st.text(st.characters(codec="utf-8"), max_size=12).map(lambda text: f"{text}.")
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     data=st.data(),
     documents=st.lists(texts, min_size=1, max_size=25),

@@ -303,13 +303,13 @@ def test_an_xz_stream_that_asks_for_more_than_a_gibibyte_is_refused(tmp_path):
         read_all(data[:12] + header + data[24:], tmp_path / "a.jsonl.xz")
 
 
-BOMB_BYTES = 128 << 20  # four times as many in a frame whose window alone holds that
+BOMB_BYTES = 64 << 20  # eight times as many in a frame whose window alone holds that
 
 
-@pytest.mark.parametrize("kind", ["gz", "zst", "wide zst", "bz2", "xz"])
+@pytest.mark.parametrize("kind", ["gz", "zst", "bz2", "xz", pytest.param("wide zst", marks=pytest.mark.soak)])
 def test_a_decompression_bomb_is_given_out_in_pieces_and_never_held(kind, tmp_path):
     path = tmp_path / f"a.jsonl.{kind.split()[-1]}"
-    num_bytes = BOMB_BYTES * (4 if kind == "wide zst" else 1)
+    num_bytes = BOMB_BYTES * (8 if kind == "wide zst" else 1)
     piece, count = bytes(1 << 20), num_bytes >> 20
     compressor: Any = {
         "gz": lambda: zlib.compressobj(9, wbits=31),

@@ -256,7 +256,7 @@ def test_a_cut_anywhere_is_refused(tmp_path):
     end = len(PLAIN.rstrip(b"\0"))
     marker = end + -end % 512 + 1_024
     whole = read(write(PLAIN, tmp_path))
-    for cut in [*range(0, marker, 37), *range(marker - 600, marker)]:
+    for cut in {*range(0, marker, 97), *range(0, marker, 512), *range(marker - 1_025, marker, 16), marker - 1}:
         with pytest.raises(SourceError, match="damaged"):
             read(write(PLAIN[:cut], tmp_path))
     assert read(write(PLAIN[:marker], tmp_path)) == whole
@@ -264,7 +264,7 @@ def test_a_cut_anywhere_is_refused(tmp_path):
 
 def test_an_archive_with_any_flipped_bytes_is_read_or_refused_but_never_crashes(tmp_path):
     refused = 0
-    for seed in range(400):
+    for seed in range(120):
         rng = random.Random(seed)
         damaged = bytearray(PLAIN)
         for _ in range(rng.choice([1, 1, 2, 8])):
@@ -273,7 +273,7 @@ def test_an_archive_with_any_flipped_bytes_is_read_or_refused_but_never_crashes(
             read(write(bytes(damaged), tmp_path))
         except TokshardError:
             refused += 1
-    assert refused > 100
+    assert refused > 30
 
 
 def test_a_member_that_is_too_long_is_one_bad_record_and_never_held(tmp_path):
@@ -408,7 +408,7 @@ def test_links_among_samples_are_counted_behind_the_sample_that_they_stand_in(tm
 # shards
 
 
-@pytest.mark.parametrize("text_field", ["text", pytest.param("txt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("text_field", ["text", pytest.param("txt", marks=pytest.mark.soak)])
 def test_several_workers_share_one_archive_and_give_the_corpus_of_one_process(text_field, tmp_path):
     members = [(f"{number:05d}.txt", f"document {number} {'x' * 2_000}".encode()) for number in range(1_500)]
     path = write(tar_bytes(members), tmp_path)

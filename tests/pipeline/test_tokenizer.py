@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from tests.examples import examples
 from tests.pipeline.inputs import EOS, TOKENIZER, build, jsonl, special_token, write_byte_tokenizer
 from tokshard.errors import ConfigurationChangedError, SourceError, TokenizerError, UsageError
 from tokshard.format.manifest import TokenizerInfo
@@ -251,7 +252,7 @@ any_texts = st.lists(st.one_of(unicode_texts, plain_texts, st.sampled_from(SPELL
 
 
 @every_kind
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(texts=st.lists(any_texts, max_size=6))
 def test_every_generated_text_has_the_ids_of_the_installed_library(kind, texts, tokenizers):
     encode, reference, _ = tokenizers(kind)
@@ -277,7 +278,7 @@ def bytes_of_ids() -> dict[int, bytes]:
     return {index: bytes(byte_of[c] for c in token) for token, index in vocabulary.items() if token != EOS}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(text=any_texts)
 def test_ids_of_the_quickstart_tokenizer_spell_the_text_byte_for_byte(text, tokenizers):
     encode = tokenizers("byte-level BPE").encode
@@ -290,7 +291,7 @@ def test_ids_of_the_quickstart_tokenizer_spell_the_text_byte_for_byte(text, toke
 
 
 @every_kind
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(before=plain_texts, after=plain_texts, spelling=st.sampled_from(SPELLINGS))
 def test_no_special_id_comes_out_of_text(kind, before, after, spelling, tokenizers):
     encode, _, info = tokenizers(kind)

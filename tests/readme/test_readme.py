@@ -66,12 +66,8 @@ def assert_shown(example: str, shown: list[str], said: str) -> None:
 
 
 def may_fork(kind: str, example: str) -> bool:
-    """Whether most of an example's time would be what it imports. Commands with workers are processes of their own."""
-    if kind == "python":
-        return "runtime import" in example
-    if ";" in example:  # a line for the shell
-        return False
-    return example.startswith("tokshard ") and not example.startswith(("tokshard build", "tokshard copy"))
+    """Whether most of an example's time would be what it imports."""
+    return kind == "python" or (example.startswith("tokshard ") and ";" not in example)  # that is for the shell
 
 
 def run(arguments: list[str] | str, directory: Path) -> str:
@@ -125,11 +121,14 @@ class Forks:
 
 def serve() -> None:
     """The process of `Forks`."""
+    import tokenizers  # noqa: F401
     import torch.utils.data  # noqa: F401
 
+    import tokshard.cli.build
     import tokshard.cli.inspect
     import tokshard.cli.main
     import tokshard.cli.trace
+    import tokshard.pipeline.build
     import tokshard.run_files.torch_checkpoints
     import tokshard.runtime.tensors  # noqa: F401
 

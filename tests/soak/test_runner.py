@@ -109,7 +109,6 @@ def test_a_kind_that_cannot_be_prepared_is_no_trial(fake: Path, tmp_path: Path) 
 @pytest.mark.parametrize("name", ["corpora", "files", "histories", "kills"])
 def test_each_kind_has_trials(name: str, tmp_path: Path) -> None:
     with Worker(name, KINDS[name], tmp_path / "folder") as worker:
-        for seed in range(3):
-            trial = worker.try_(seed)
-            assert trial.outcome == "held", trial.what
+        trial = worker.try_(0)
+    assert trial.outcome == "held", trial.what
     assert ROOT.exists()

@@ -1,4 +1,4 @@
-"""Training does not depend on the number of ranks: steps of the 10M model in fp32, before and after a resume."""
+"""Training does not depend on the number of ranks: steps in fp32, before and after a resume; long ones are of 10M."""
 
 from __future__ import annotations
 
@@ -30,7 +30,21 @@ PLANNED = {
     "data__schedule": [[20, {"code": 0.2, "prose": 0.8}]],
     "checkpoint__every": 0,
 }
+KIND = {
+    "dim": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "head_dim": 24,
+    "hidden_dim": 48,
+    "qk_norm": True,
+    "tied_embeddings": True,
+    "rope_factor": 8.0,
+    "rope_original_length": 64,
+}
 SHORT_STEPS, LONG_STEPS = 4, 20
+SHORT = {"preset": "10M", "dim": 64, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 96}
+"""The model of the short runs."""
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +77,19 @@ def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
     def job(name: str, **changes: Any) -> dict[str, Any]:
         sizes: dict[str, Any] = {"train__steps": num_steps, "checkpoint__every": num_steps // 2}
         sizes |= {"evaluation__every": num_steps // 2, "evaluation__corpora": held_out}
-        return configuration(paths, directory / name, **(sizes | changes))
+        model = {"model": SHORT} if num_steps == SHORT_STEPS else {}
+        return configuration(paths, directory / name, **(sizes | changes)) | model
 
     def resumed(name: str, **changes: Any) -> dict[str, Any]:
         return job(name, checkpoint__load=str(directory / RESUMED[name][1] / half), **changes)
 
+    tied: dict[str, Any] = {"train__steps": SHORT_STEPS, "checkpoint__every": 2, "evaluation__every": 2}
+    tied |= {"evaluation__corpora": {"held out": paths["code"]}, "compute__loss_chunk": 64}
+
+    def of_kind(name: str, **changes: Any) -> dict[str, Any]:
+        return job(name, **(tied | changes)) | {"model": KIND}
+
+    tied_hsdp = of_kind("tied-hsdp", parallel__replicas=2, train__micro_batch_size=1, compute__recompute="full")
     # the same numbers, computed in other ways; 160 tokens of a rank make chunks of 64, 64 and 32
     by_two = job("world-2", compute__loss_chunk=64, compute__recompute="full", compute__compile="eager")
     hsdp = job("hsdp", parallel__replicas=2, train__micro_batch_size=1, compute__loss_chunk=20)
@@ -79,13 +101,29 @@ def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 job("accumulated", train__micro_batch_size=3),
                 job("exact", train__stop_after=num_steps // 2),
                 job("planned-1", **PLANNED),
+                of_kind("tied-1"),
             ],
         ),
-        (2, [by_two, resumed("2-from-1", compute__recompute="selective"), job("planned-2", **PLANNED)]),
+        (
+            2,
+            [
+                by_two,
+                resumed("2-from-1", compute__recompute="selective"),
+                job("planned-2", **PLANNED, train__profile_steps=[1, 2], train__profile_ranks=[1]),
+                of_kind("tied-2", compute__compile="eager"),
+            ],
+        ),
         *([(3, [job("world-3"), resumed("3-from-2")])] if num_steps == LONG_STEPS else []),
         (3, [job("evaluated-by-3", checkpoint__load=str(directory / "world-1" / f"checkpoints/step-{num_steps:08}"))]),
-        (4, [job("world-4"), hsdp, resumed("4-from-hsdp")]),
-        (1, [job("exact"), resumed("1-from-4")]),  # by a process that has trained nothing
+        (4, [job("world-4"), hsdp, resumed("4-from-hsdp"), tied_hsdp]),
+        (
+            1,
+            [
+                job("exact"),
+                resumed("1-from-4"),
+                of_kind("tied-again", checkpoint__load=str(directory / "tied-hsdp" / "checkpoints/step-00000002")),
+            ],
+        ),  # by a process that has trained nothing
     ]
     train_on(phases, directory)
     return directory
@@ -162,39 +200,21 @@ def test_a_plan_of_batch_sizes_weights_and_left_out_steps_is_the_same_on_two_ran
     assert_equal_training(two, one)
 
 
-KIND = {
-    "dim": 32,
-    "num_layers": 2,
-    "num_heads": 2,
-    "num_kv_heads": 1,
-    "head_dim": 24,
-    "hidden_dim": 48,
-    "qk_norm": True,
-    "tied_embeddings": True,
-    "rope_factor": 8.0,
-    "rope_original_length": 64,
-}
+@each_length
+def test_a_recipe_says_which_ranks_are_traced(runs: Path, num_steps: int) -> None:
+    assert [path.name for path in (runs / "planned-2").glob("trace-*")] == ["trace-step-1-rank-1.json"]
 
 
-def test_a_tied_model_with_norms_of_heads_trains_on_ranks_and_copies_as_on_one_rank(tmp_path: Path) -> None:
-    paths = corpora(tmp_path / "corpora")
-    short: dict[str, Any] = {"train__steps": 4, "checkpoint__every": 2}
-    short |= {"compute__loss_chunk": 64, "evaluation__corpora": {"held out": paths["code"]}, "evaluation__every": 2}
-
-    def job(name: str, **changes: Any) -> dict[str, Any]:
-        return configuration(paths, tmp_path / name, **(short | changes)) | {"model": KIND}
-
-    hsdp = job("hsdp", parallel__replicas=2, train__micro_batch_size=1, compute__recompute="full")
-    again = job("again", checkpoint__load=str(tmp_path / "hsdp" / "checkpoints/step-00000002"))
-    train_on([(1, [job("one")]), (2, [job("two", compute__compile="eager")]), (4, [hsdp]), (1, [again])], tmp_path)
-    one_rank = steps_of(tmp_path / "one")
+@each_length
+def test_a_tied_model_with_norms_of_heads_trains_on_ranks_and_copies_as_on_one_rank(runs: Path, num_steps: int) -> None:
+    one_rank = steps_of(runs / "tied-1")
     assert one_rank[-1]["loss"] < one_rank[0]["loss"]
-    for name in ("two", "hsdp"):
-        assert_equal_training(steps_of(tmp_path / name), one_rank)
-        for step, found in evaluations_of(tmp_path / name).items():
-            expected = evaluations_of(tmp_path / "one")[step]["held out"]["loss"]
+    for name in ("tied-2", "tied-hsdp"):
+        assert_equal_training(steps_of(runs / name), one_rank)
+        for step, found in evaluations_of(runs / name).items():
+            expected = evaluations_of(runs / "tied-1")[step]["held out"]["loss"]
             assert found["held out"]["loss"] == pytest.approx(expected, abs=TOLERANCE)
-    assert_equal_training(steps_of(tmp_path / "again"), one_rank[2:])
+    assert_equal_training(steps_of(runs / "tied-again"), one_rank[2:])
 
 
 @each_length

@@ -23,12 +23,8 @@ def check(*names: str) -> None:
     assert (done.returncode, done.stdout.split()) == (0, list(names)), done.stdout + done.stderr
 
 
-def test_shapes_dtypes_and_devices_fit_on_cuda_in_forward_and_backward_passes_steps_and_batches() -> None:
-    check("attention", "model", "optimizers", "expand")
-
-
-def test_compiled_blocks_and_losses_trace_on_cuda_with_every_recomputation() -> None:
-    check("compile")
+def test_shapes_dtypes_and_devices_fit_on_cuda_in_passes_steps_and_batches_and_compiled_blocks_trace() -> None:
+    check("attention", "model", "optimizers", "expand", "compile")
 
 
 @pytest.mark.interop

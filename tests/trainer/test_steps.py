@@ -14,7 +14,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader, load
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.trainer.runs import ROOT, configuration, corpora, lines_of, steps_of, train_on
+from tests.trainer.runs import ROOT, configuration, corpora, lines_of, steps_of
 from tokshard.errors import PlanError, UsageError
 from tokshard.inspect.plan.run import open_run
 from tokshard.run_files import recipe
@@ -227,13 +227,6 @@ def test_a_window_of_the_profiler_is_a_trace_in_out(run: Any, tmp_path: Path) ->
     run(train__steps=3, train__profile_steps=[2, 3])
     events = json.loads((tmp_path / "out" / "trace-step-2-rank-0.json").read_text())["traceEvents"]
     assert sum(event.get("name") == "Optimizer.step#AdamW.step" for event in events) == 1
-
-
-@pytest.mark.slow
-def test_a_recipe_says_which_ranks_are_traced(paths: dict[str, str], tmp_path: Path) -> None:
-    switch: dict[str, Any] = {"train__profile_steps": [1, 2], "train__profile_ranks": [1], "train__steps": 4}
-    train_on([(2, [configuration(paths, tmp_path / "out", **switch) | {"model": SMALL}])], tmp_path)
-    assert [path.name for path in (tmp_path / "out").glob("trace-*")] == ["trace-step-1-rank-1.json"]
 
 
 def test_a_rank_that_the_job_does_not_have_is_not_traced_in_silence(run: Any) -> None:
