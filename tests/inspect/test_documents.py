@@ -11,7 +11,6 @@ from tests.corpora import EOS, TINY_TOKENIZER, TOKENIZER, Source, write_corpus
 from tokshard.cli.corpus_text import report_json, report_text
 from tokshard.cli.document_text import view_json, view_text
 from tokshard.errors import DamagedCorpusError, TokenizerError, UsageError
-from tokshard.format.decode import load_decoder
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.documents import spread, view_document
 from tokshard.inspect.corpus.report import read_documents, read_report
@@ -41,9 +40,7 @@ def directory(tmp_path_factory):
 
 def view(directory, index, *, excerpt=None):
     with open_corpus(directory) as corpus:
-        return view_document(
-            corpus, corpus.sources(), load_decoder(corpus.store, corpus.manifest), index, excerpt=excerpt
-        )
+        return view_document(corpus, corpus.sources(), corpus.decode, index, excerpt=excerpt)
 
 
 def test_a_decoded_document_is_its_text_and_the_delimiter(directory):
@@ -134,9 +131,7 @@ def test_a_report_holds_summary_histogram_and_samples(directory):
 
 def test_an_excerpt_with_boundaries_is_as_short_as_one_without(tmp_path):
     with open_corpus(write_corpus(tmp_path / "corpus", [[*[3] * 400, 0]], tokenizer=TINY_TOKENIZER)) as corpus:
-        found = view_document(
-            corpus, corpus.sources(), load_decoder(corpus.store, corpus.manifest), 0, excerpt=300, with_boundaries=True
-        )
+        found = view_document(corpus, corpus.sources(), corpus.decode, 0, excerpt=300, with_boundaries=True)
     assert found.is_excerpt
     assert 290 < sum(len(piece.text) for piece in found.pieces) <= 300
 
@@ -147,5 +142,5 @@ def test_a_long_document_of_little_text_is_an_excerpt(tmp_path):
     decoder = b'{"type": "Sequence", "decoders": [' + without_ones + b', {"type": "Fuse"}]}'
     tokenizer = TINY_TOKENIZER.replace(b'"decoder": null', b'"decoder": ' + decoder)
     with open_corpus(write_corpus(tmp_path / "corpus", [[2, *[1] * 600, 3, 0]], tokenizer=tokenizer)) as corpus:
-        found = view_document(corpus, corpus.sources(), load_decoder(corpus.store, corpus.manifest), 0, excerpt=300)
+        found = view_document(corpus, corpus.sources(), corpus.decode, 0, excerpt=300)
     assert (found.is_excerpt, found.text) == (True, "two ... <eos>")

@@ -13,7 +13,6 @@ from tests.corpora import TINY_TOKENIZER, TOKENIZER, documents_of, write_corpus
 from tokshard.cli.corpus_text import tokens_json
 from tokshard.cli.document_text import bounded_text
 from tokshard.cli.main import run
-from tokshard.format.decode import load_decoder
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import MAX_VOCABULARY
 from tokshard.inspect.corpus.documents import token_pieces
@@ -152,7 +151,7 @@ def test_the_pieces_of_a_document_are_its_text_and_its_tokens(tokenizer_and_deco
 @pytest.fixture(scope="module")
 def tokenizer_and_decode(tmp_path_factory):
     with open_corpus(write_corpus(tmp_path_factory.mktemp("pieces") / "corpus", [[1, 0]])) as corpus:
-        return Tokenizer.from_file(str(TOKENIZER)), load_decoder(corpus.store, corpus.manifest)
+        return Tokenizer.from_file(str(TOKENIZER)), corpus.decode
 
 
 def test_bars_mark_token_boundaries_and_never_split_a_character(tokenizer_and_decode):
@@ -166,7 +165,7 @@ def test_bars_mark_token_boundaries_and_never_split_a_character(tokenizer_and_de
 
 def test_decoders_that_put_spaces_between_tokens_keep_them(tmp_path):
     with open_corpus(write_corpus(tmp_path / "corpus", [[2, 3, 1, 0]], tokenizer=TINY_TOKENIZER)) as corpus:
-        decode = load_decoder(corpus.store, corpus.manifest)
+        decode = corpus.decode
         assert bounded_text(token_pieces(corpus.document(0), decode)) == "two\u2502 three\u2502 one\u2502 <eos>\u2502"
 
 

@@ -13,7 +13,6 @@ from tokshard.cli.help_groups import OF_BUILDS, GroupedCommand
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.recipe import one_corpus
 from tokshard.cli.sizes import BYTES
-from tokshard.format.decode import load_decoder
 from tokshard.format.opening import open_corpus
 from tokshard.interop.tokens.batches import DTYPES
 from tokshard.pipeline.commit import BuildResult
@@ -105,4 +104,4 @@ def _sample(result: BuildResult) -> dict[str, str]:
     # what is appended may all go into one part of a split
     directory = next(corpus.directory for corpus in result.corpora if corpus.manifest.num_documents)
     with open_corpus(directory) as corpus:
-        return {"begins": load_decoder(corpus.store, corpus.manifest)(corpus.document(0)[:_SAMPLE_TOKENS])}
+        return {"begins": corpus.decode(corpus.document(0)[:_SAMPLE_TOKENS])}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format import names
-from tokshard.format.decode import load_decoder
+from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.files import LoadFile, map_file
 from tokshard.format.generations import combined_manifest
 from tokshard.format.loss import has_spans, kept_columns
@@ -105,7 +106,6 @@ class Corpus:
         """The Arrow schema of every shard."""
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._versions: dict[int, str] = {}
-        self._decode: Callable[[NDArray[Any]], str] | None = None
         self._first_sources: list[int] | None = None
 
     def __enter__(self) -> Self:
@@ -152,6 +152,18 @@ class Corpus:
                 self._open.pop(index, None)
             position += row_stop - row
 
+    @cached_property
+    def decode(self) -> Decode:
+        """Turns token ids [tokens] into text, in which special tokens appear by their spelling.
+
+        The first use loads the tokenizer of the corpus, which takes up to a second.
+
+        Raises:
+            DamagedCorpusError: the tokenizer is missing or does not match the manifest.
+            TokenizerError: the installed version of tokenizers cannot load the tokenizer.
+        """
+        return load_decoder(self.store, self.manifest)
+
     def text(self, index: int) -> str:
         """The text of one document, without the EOS and BOS that the build added.
 
@@ -164,9 +176,7 @@ class Corpus:
             TokenizerError: the installed version of tokenizers cannot load the tokenizer.
         """
         tokens = self.document(index)
-        if self._decode is None:
-            self._decode = load_decoder(self.store, self.manifest)
-        return self._decode(tokens[int(self.bos_id is not None) : -1])
+        return self.decode(tokens[int(self.bos_id is not None) : -1])
 
     def metadata(self, index: int) -> dict[str, Any]:
         """The kept columns of one document; empty if the corpus was built without any."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tokshard.errors import UsageError
 from tokshard.format.conditions import Conditions
 from tokshard.format.corpus import Corpus
-from tokshard.format.decode import Decode, load_decoder
+from tokshard.format.decode import Decode
 from tokshard.format.loss import kept_columns
 from tokshard.format.manifest import Manifest
 from tokshard.format.tables import SourceInfo
@@ -327,7 +327,7 @@ def _search(
 ) -> Iterator[Match]:
     """What is found in some record batches of a shard, at most `limit` documents."""
     index, batches = part
-    decode, sources = load_decoder(corpus.store, corpus.manifest), corpus.sources()
+    decode, sources = corpus.decode, corpus.sources()
     first_token, conditions = int(corpus.bos_id is not None), Conditions(where, columns)
     shard = corpus.shard(index)
     first = int(corpus.shards.first_documents[index])

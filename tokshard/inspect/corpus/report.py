@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tokshard.format.corpus import Corpus
-from tokshard.format.decode import load_decoder
 from tokshard.format.loss import has_weights, num_spans
 from tokshard.format.manifest import IN_OTHER_SPLIT, Manifest
 from tokshard.format.opening import open_corpus
@@ -60,7 +59,7 @@ def read_documents(
         TokshardError: the corpus cannot be read, or has no such document.
     """
     with open_corpus(location) as corpus:
-        sources, decode = corpus.sources(), load_decoder(corpus.store, corpus.manifest)
+        sources, decode = corpus.sources(), corpus.decode
         found = document_numbers(corpus, key, corpus_name=corpus.location, prefix="--document ")
         return [view_document(corpus, sources, decode, one, with_boundaries=with_boundaries) for one in found]
 
@@ -110,7 +109,7 @@ def _num_spans(corpus: Corpus) -> int:
 def _excerpts(corpus: Corpus, count: int, characters: int, *, with_boundaries: bool) -> list[DocumentView]:
     if not count:
         return []  # without documents, a corpus can be looked at without its tokenizer
-    sources, decode = corpus.sources(), load_decoder(corpus.store, corpus.manifest)
+    sources, decode = corpus.sources(), corpus.decode
     return [
         view_document(corpus, sources, decode, index, excerpt=characters, with_boundaries=with_boundaries)
         for index in spread(count, corpus.num_documents)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.format.decode import Decode, load_decoder
+from tokshard.format.decode import Decode
 from tokshard.inspect.corpus.documents import TokenPiece, token_pieces
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
 from tokshard.inspect.page.page import Facts, Section, chart, facts, heading, lines, render_page, token_section
@@ -45,7 +45,7 @@ def plan_page(run: Run, report: PlanReport, *, name: str, num_samples: int) -> s
     marks = np.array(sorted({*(stop * index // _STEPS for index in range(_STEPS + 1)), *changes}), np.int64)
     counts = np.array([plan.mixture(cursor).counts_before(mark) for mark in marks.tolist()], np.int64)
     corpus = next(iter(run.corpora.values()))
-    decode, vocabulary = load_decoder(corpus.store, corpus.manifest), load_vocabulary(corpus)
+    decode, vocabulary = corpus.decode, load_vocabulary(corpus)
     is_read = [any(segment.weights[number] for segment in cursor.segments) for number in range(len(plan.names))]
     last = num_samples if plan.num_samples is None else min(num_samples, plan.num_samples)
     sections: list[Section] = [

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
-from tokshard.format.decode import Decode, load_decoder
+from tokshard.format.decode import Decode
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.corpus.documents import ID, origin_of
 from tokshard.inspect.plan.run import Run, check_sample
@@ -105,7 +105,7 @@ class DocumentReader:
         """The start of a part of a document, decoded; three dots mark omitted text."""
         corpus = self._corpora[name]
         if self._decode is None:
-            self._decode = load_decoder(corpus.store, corpus.manifest)  # all corpora of a plan have the same tokenizer
+            self._decode = corpus.decode  # all corpora of a plan have the same tokenizer
         # a token rarely has less than one character
         end = min(stop, start + num_characters)
         text = self._decode(corpus.document(document)[start:end])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.pipeline.encode.chat import chats
@@ -60,6 +60,8 @@ def test_tokens_spell_the_rendering(kind, name, record):
 
 @given(record=records())
 def test_where_each_token_is_a_byte_the_learned_ones_are_the_marked_text(record):
+    # the added token of two line feeds would lie half before the answer
+    assume(not any(message["content"].startswith("\n") for message in record["messages"]))
     encode_one = encoder(bytes_alone(), CHATML)
     rendered = encode_one._template.render(chats.conversation(record).values)
     document = encode(encode_one, record)
