@@ -136,7 +136,7 @@ class CorpusLength(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Args:
         bases: samples that each stream had before.
         origins: the position at which the slices of each part begin.
-        left_out: tokens that changes of the length left out.
+        left_out: tokens that changes of the length left out; packed whole, with the padding of these rows.
     """
 
     seq_len: SeqLen
