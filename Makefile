@@ -46,7 +46,9 @@ ONCE := $(addprefix tests/,architecture/% benchmark/% soak/% readme/% trainer/te
 	runtime/test_shared_disk_cache.py runtime/test_transforms.py runtime/test_corpus_changes.py runtime/test_state.py \
 	runtime/test_streams.py runtime/test_loader.py trainer/test_equality.py trainer/test_command.py trainer/test_ranks.py \
 	contract/test_promise_03_epoch.py contract/test_promise_04_world.py contract/test_promise_01_job_recipes.py \
-	pipeline/test_tar.py run_files/test_saved_state.py)
+	pipeline/test_tar.py run_files/test_saved_state.py runtime/test_arguments.py runtime/test_reading_by_range.py \
+	trainer/test_published_models.py trainer/test_metrics.py cli/test_trace.py cli/test_build_progress.py inspect/test_scan.py \
+	inspect/test_search.py store/test_contract.py pipeline/test_workspace.py)
 # of `make test-interop`, with other packages than the rest of it
 BY_LOADERS := $(LOADERS:%=tests/interop/test_with_%.py)
 BY_TRAINERS := $(wildcard tests/interop/test_cluster_*.py tests/interop/test_trainers.py)
@@ -59,7 +61,7 @@ RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
 	@echo "make check         lint, types and the fast tests of the rooms that differ from BASE=HEAD; a minute or two"
-	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions; ten minutes"
+	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions; 10 to 20 minutes"
 	@echo "make test-interop  other projects' readers and training loops on tokshard's shards; the cluster recipes"
 	@echo "make test-browser  the HTML reports in headless Chromium, if this machine has one"
 	@echo "make test-remote   buckets, against two servers that speak S3 on this machine"
