@@ -137,7 +137,7 @@ def test_metrics_and_losses_of_documents_are_weighted_and_an_evaluation_is(tmp_p
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ranks_and_micro_batches_change_no_weighted_step(tmp_path: Path) -> None:
-    jobs = {"one": 1, "four": 4}
+    jobs = {"one": 1, "two": 2}
     micro = mixed(tmp_path, "micro", train__micro_batch_size=3)
     phases = [(number, [mixed(tmp_path, name)]) for name, number in jobs.items()]
     phases[0][1].append(micro)
