@@ -66,7 +66,7 @@ def assert_shown(example: str, shown: list[str], said: str) -> None:
 
 
 def may_fork(kind: str, example: str) -> bool:
-    """Whether most of an example's time would be what it imports."""
+    """Whether an example would spend most of its time on imports."""
     return kind == "python" or (example.startswith("tokshard ") and ";" not in example)  # that is for the shell
 
 

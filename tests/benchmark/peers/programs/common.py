@@ -35,7 +35,7 @@ def main(cases: Mapping[str, Callable[[Settings], Mapping[str, Any]]], packages:
 
 
 def _each(case: Callable[[Settings], Mapping[str, Any]], settings: Settings) -> dict[str, Any]:
-    """``each``: what the case finds in each folder of ``outs``, or ``failed``; what it imports is imported once."""
+    """``each``: what the case finds in each folder of ``outs``, or ``failed``. All share the imports of one process."""
     each: list[Mapping[str, Any]] = []
     for out in settings["outs"]:
         try:

@@ -81,7 +81,7 @@ class ChatTemplate:
         self._sandbox = sandbox.Sandbox(_date(source.date), max_characters)
         try:
             self._template, self.syntax = sandbox.parsed(self._sandbox, source.text)
-        except (jinja2.TemplateError, RecursionError, ValueError) as error:
+        except (jinja2.TemplateError, sandbox.RenderError, RecursionError, ValueError) as error:
             line = getattr(error, "lineno", None)
             raise UsageError(
                 f"the chat template cannot be read: {error}" + (f", line {line}" if line else ""),
