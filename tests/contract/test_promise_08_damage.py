@@ -104,12 +104,18 @@ def test_a_flipped_bit_in_a_store_is_reported_or_was_never_read(
     assert reported >= 4, "most of a shard is tokens"
 
 
-@pytest.mark.parametrize("name", ["build.json", "inputs.arrow", "tasks.msgpack", "tokenizer.json"])
+SAVED = ["build.json", "inputs.arrow", "tasks.msgpack", "tokenizer.json", "write/rejects/0000000-000000.jsonl"]
+
+
+@pytest.mark.parametrize("name", SAVED)
 def test_a_flipped_bit_in_what_an_unfinished_build_saved_is_reported_or_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     sources = builds.write_sources(tmp_path / "sources", documents=20)
+    with Path(sources[2]).open("a") as file:
+        file.write("no record\n" * 20)
     job = ["build", *map(str, sources), "--tokenizer", str(builds.TOKENIZER), "--quiet", "--job-index", "0"]
+    job += ["--on-bad-record", "skip"]
     monkeypatch.chdir(tmp_path)
     assert run([*job, "--num-jobs", "1", "--out", "jobs"]) == 0
     shutil.copytree("jobs", "good")

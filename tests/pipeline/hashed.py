@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,12 +21,14 @@ def leave_hashes(store: Store, index: int, hashes: NDArray[np.uint64]) -> Receip
     rows = np.column_stack([hashes[order], order.astype(np.uint64)])
     _, first = np.unique(rows[:, 0], return_index=True)
     repeats = np.setdiff1d(order, order[first]).astype("<u4")
-    with written(store, file_path(HASH, (index, 0))) as file:
+    name = file_path(HASH, (index, 0))
+    with written(store, name) as file:
         hashing = HashingFile(file)
-        writer = RunWriter(hashing)
+        writer = RunWriter(hashing, name)
         writer.append(rows[first])
         writer.finish()
-        hashing.write(repeats.tobytes())
+        content = repeats.tobytes()
+        hashing.write(content + zlib.crc32(content).to_bytes(4, "little"))
         digest = hashing.digest().hex()
     parts = [(len(first), len(repeats))] if len(hashes) else []
     receipt = Receipt(

@@ -21,13 +21,13 @@ from tests.store.memory import SCHEME, MemoryStore
 from tokshard import copy_corpus as copy_by_processes
 from tokshard import open_corpus
 from tokshard.cli.main import run
-from tokshard.errors import ConfigurationChangedError, DamagedCorpusError, UnfinishedCorpusError, UsageError
+from tokshard.errors import BuildError, ConfigurationChangedError, DamagedCorpusError, UnfinishedCorpusError, UsageError
 from tokshard.format import names, writer
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import planning, shuffle
 from tokshard.runtime import NumpyLoader, StreamPlan
-from tokshard.store import STORES_BY_SCHEME
+from tokshard.store import STORES_BY_SCHEME, open_store, written
 
 LENGTHS = [1 + 7 * index % 90 for index in range(120)]
 
@@ -352,10 +352,35 @@ def test_documents_are_dealt_when_there_are_enough_of_them_and_no_sooner(monkeyp
     documents = pa.array([list(range(100))], pa.large_list(pa.uint16()))
     rows = pa.record_batch({shuffle.TOKENS: documents, shuffle._KEY: pa.array([7], pa.uint64())})
     monkeypatch.setattr(shuffle, "DEAL_BYTES", 4 * rows.nbytes)
-    dealt = shuffle.DealtWriter(io.BytesIO(), shuffle.Levels(fan_out=2, depth=1), 0, first=0)
+    dealt = shuffle.DealtWriter(io.BytesIO(), "dealt", shuffle.Levels(fan_out=2, depth=1), 0, first=0)
     for _ in range(13):
         dealt.add(rows)
     assert dealt.finish()[1] == 4, "rounds"
+
+
+@given(data=st.data(), lengths=st.lists(st.integers(0, 9), min_size=1, max_size=30))
+def test_any_changed_byte_of_dealt_documents_is_reported_with_the_file(data, lengths, tmp_path_factory):
+    store, levels = open_store(tmp_path_factory.mktemp("dealt")), shuffle.Levels(fan_out=3, depth=1)
+    documents = pa.array([[7] * length for length in lengths], pa.large_list(pa.uint16()))
+    keys = shuffle.random_keys(1, np.arange(len(lengths)))
+    rows = pa.record_batch({shuffle.TOKENS: documents, shuffle._KEY: pa.array(keys, pa.uint64())})
+    with written(store, "dealt") as file:
+        dealt = shuffle.DealtWriter(file, "dealt", levels, 0, first=0)
+        for start in range(0, len(lengths), 8):
+            dealt.add(rows[start : start + 8])
+            dealt._deal()
+        num_bytes, rounds = dealt.finish()
+
+    def read():
+        files = [shuffle.Dealt(name="dealt", num_bytes=num_bytes, rounds=rounds)]
+        return [part for bucket in range(3) for part in shuffle.read_bucket(store, files, bucket, 3, rows.schema)]
+
+    assert sum(map(len, read())) == len(lengths)
+    content = bytearray(store.get("dealt"))
+    content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    store.put("dealt", bytes(content))
+    with pytest.raises(BuildError, match=r"dealt is damaged"):
+        read()
 
 
 @given(tokens=st.lists(st.integers(0, 50), max_size=40), most=st.integers(1, 60))

@@ -57,7 +57,7 @@ def write_run(store: Store, name: str, keys: Sequence[int], base: int = 0) -> Ru
     """Rows of these keys, sorted, with what number each has among them."""
     rows = np.array([sorted(keys), range(len(keys))], np.uint64).T
     content = io.BytesIO()
-    writer = RunWriter(content)
+    writer = RunWriter(content, name)
     for part in np.array_split(rows, 3):
         writer.append(part)
     writer.finish()
@@ -110,6 +110,42 @@ def test_a_file_of_another_size_is_damaged_and_one_that_is_gone_is_named(store):
     store.delete("rows")
     with pytest.raises(BuildError, match=r"rows cannot be read: No such file"):
         read_fences(store, [run])
+
+
+@given(keys=st.lists(st.integers(0, 40), min_size=1, max_size=20), data=st.data(), fence_rows=st.integers(1, 4))
+def test_any_changed_byte_of_sorted_rows_is_reported_with_the_file(keys, data, fence_rows, tmp_path_factory):
+    store = open_store(tmp_path_factory.mktemp("rows"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sorted_rows, "FENCE_ROWS", fence_rows)
+        run = write_run(store, "rows", keys)
+        content = bytearray(store.get("rows"))
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+        store.put("rows", bytes(content))
+        with pytest.raises(BuildError, match=r"rows is damaged: the (rows|fences) .* do not have their checksum"):
+            list(merged(store, [run]))
+        store.put("rows", store.get("rows")[:-1])
+        with pytest.raises(BuildError, match=r"rows is damaged: it has \d+ bytes"):
+            list(merged(store, [run]))
+
+
+def test_a_file_in_the_place_of_another_is_damaged(store):
+    run = write_run(store, "rows", range(9))
+    write_run(store, "others", range(9))
+    store.put("rows", store.get("others"))
+    with pytest.raises(BuildError, match=r"rows is damaged"):
+        list(merged(store, [run]))
+
+
+@pytest.mark.parametrize("place", [1, -3], ids=["a place", "the checksum"])
+def test_a_changed_place_of_a_repeated_text_is_reported_with_the_file(store, place):
+    hashes = np.array([[5, 1], [5, 1], [5, 1], [7, 2]], np.uint64)
+    parts, name = leave_hashes(store, 0, hashes).parts, file_path(HASH, (0, 0))
+    assert hashing.read_repeats(store, name, parts).tolist() == [1, 2]
+    content = bytearray(store.get(name))
+    content[len(content) - 12 + place if place > 0 else place] ^= 1
+    store.put(name, bytes(content))
+    with pytest.raises(BuildError, match=r"is damaged: the places .* do not have their checksum"):
+        hashing.read_repeats(store, name, parts)
 
 
 # the steps

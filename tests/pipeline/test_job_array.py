@@ -21,8 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.contract import small
 from tests.pipeline.arrays import commit_corpus, run_job
-from tests.pipeline.inputs import patch_chunk_bytes, patch_merges, texts_of
+from tests.pipeline.inputs import jsonl, patch_chunk_bytes, patch_merges, texts_of
 from tests.pipeline.places import SPLIT, TEXTS, StoppedError, build, files, write
 from tokshard import open_corpus
 from tokshard.cli.main import run
@@ -167,6 +168,22 @@ def test_duplicates_are_found_by_jobs_and_by_those_that_come_later(place, start,
     start(1, 2, dedup="exact")
     commit_corpus(place / "out")
     assert texts_of(open_corpus(place / "out")) == texts[:10]
+    assert files(place / "out") == expected
+
+
+@pytest.mark.timeout(60)
+def test_a_segment_of_a_stream_that_is_void_is_made_again_by_a_job_that_waits_for_all(place, start):
+    """Its later segments hold, and the last one says that the stream has ended."""
+    stream = place / "b.jsonl.gz"
+    stream.write_bytes(gzip.compress(jsonl([{"text": f"text {number}"} for number in range(40)])))
+    sources = [stream, place / "a.jsonl"]  # the first task is of the job that does not run again
+    expected = files(build(place, *sources, out=place / "expected", task_bytes=64, dedup="exact"))
+    start(0, 2, *sources, dedup="exact")
+    hashes = sorted((place / "out" / names.WORK / small.HASHED).glob("0000000-*.bin"))
+    assert len(hashes) > 2
+    hashes[1].unlink()
+    start(1, 2, *sources, dedup="exact")
+    commit_corpus(place / "out")
     assert files(place / "out") == expected
 
 

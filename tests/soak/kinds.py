@@ -77,6 +77,13 @@ KINDS = {
         num_trials=1_500,
         share=0.3,
     ),
+    "unfinished": Kind(
+        place="tests.soak.unfinished:prepare",
+        about="a file that a stopped build, import, copy or array of jobs left changes or goes, then the same command: "
+        "refused by name, or the same corpus",
+        num_trials=2_000,
+        share=0.15,
+    ),
     "ray": Kind(
         place="tests.soak.kills:prepare_ray",
         about="the same on a Ray cluster of two nodes",

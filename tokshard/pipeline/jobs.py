@@ -180,8 +180,9 @@ class _Share:
     def _is_there(self, stage: Stage, task: AnyTask, keys: set[Key]) -> bool:
         if not isinstance(task, StreamTask):
             return task.key in keys
-        last = max((key for key in keys if key[0] == task.key[0]), default=None)
-        if last is None:
+        segments = sorted(key for key in keys if key[0] == task.key[0])
+        last = (task.key[0], len(segments) - 1)
+        if segments[-1:] != [last]:  # none, or one was void
             return False
         for receipt in read_receipts(self.build.workspace.store, stage.name, [last]):
             # a stream that ends early has all documents that its job was to write

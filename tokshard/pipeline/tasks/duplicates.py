@@ -267,6 +267,7 @@ def _earlier_file(texts: EarlierTexts) -> _SortedFile:
         count=texts.count,
         width=_HASH_WIDTH,
         base=_EARLIER,
+        is_checked=False,
     )
     return _SortedFile(digest=texts.sha256, runs=(run,))
 
@@ -278,8 +279,9 @@ def run_merge(store: Store, stage: str, key: Key, step: Join | Partition) -> Rec
         BuildError: a file that it reads is damaged or gone.
         OSError: nothing can be written.
     """
-    with written(store, file_path(stage, key)) as file:
-        writer = RunWriter(file)
+    name = file_path(stage, key)
+    with written(store, name) as file:
+        writer = RunWriter(file, name)
         for rows in merged(store, step.runs) if isinstance(step, Join) else _repeated_places(store, step):
             writer.append(rows)
         writer.finish()
@@ -302,7 +304,7 @@ def write_text_hashes(store: Store, texts: Sequence[Run], file: IO[bytes] | Hash
     Raises:
         BuildError: a file cannot be read.
     """
-    writer = RunWriter(file)
+    writer = RunWriter(file, None)
     for rows in merged(store, texts):
         order, is_repeat = sorted_repeats(rows[:, 0], rows[:, 1])
         writer.append(rows[order[~is_repeat], :_HASH_WIDTH])

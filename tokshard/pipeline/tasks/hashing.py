@@ -9,6 +9,7 @@ within its task, without empty and bad records. If no text is read, the tokens o
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from tokshard.format.files import HashingFile
 from tokshard.pipeline.encode.documents import Documents
 from tokshard.pipeline.request import Build
-from tokshard.pipeline.tasks.sorted_rows import Run, RunWriter, read_parts, run_bytes
+from tokshard.pipeline.tasks.sorted_rows import Run, RunWriter, damaged, read_parts, run_bytes
 from tokshard.pipeline.workspace.places import HASH
 from tokshard.pipeline.workspace.receipts import Key, Receipt, file_path
 from tokshard.store import Store, written
@@ -35,7 +36,12 @@ _HASH_BYTES = 16
 
 def hashes_bytes(parts: Sequence[tuple[int, int]]) -> int:
     """Size of the file of a task with these parts, given the distinct hashes and repeats of each."""
-    return sum(run_bytes(distinct, ROW_WIDTH) + 4 * repeats for distinct, repeats in parts)
+    return sum(run_bytes(distinct, ROW_WIDTH) + _repeats_bytes(repeats) for distinct, repeats in parts)
+
+
+def _repeats_bytes(repeats: int) -> int:
+    """Bytes of the places of repeats, and of their CRC-32."""
+    return 4 * (repeats + 1)
 
 
 def hash_runs(name: str, parts: Sequence[tuple[int, int]], base: int) -> list[Run]:
@@ -47,7 +53,7 @@ def hash_runs(name: str, parts: Sequence[tuple[int, int]], base: int) -> list[Ru
     runs, offset, file_bytes = [], 0, hashes_bytes(parts)
     for distinct, repeats in parts:
         runs.append(Run(name=name, file_bytes=file_bytes, offset=offset, count=distinct, width=ROW_WIDTH, base=base))
-        offset += run_bytes(distinct, ROW_WIDTH) + 4 * repeats
+        offset += run_bytes(distinct, ROW_WIDTH) + _repeats_bytes(repeats)
     return runs
 
 
@@ -55,23 +61,29 @@ def read_repeats(store: Store, name: str, parts: Sequence[tuple[int, int]]) -> N
     """The places of the texts of a task that repeat an earlier one of the same part: uint32, ascending.
 
     Raises:
-        BuildError: the file cannot be read.
+        BuildError: the file cannot be read, or is damaged.
     """
     places, offset = [], 0
     for distinct, repeats in parts:
         offset += run_bytes(distinct, ROW_WIDTH)
-        places.append((offset, 4 * repeats))
-        offset += 4 * repeats
-    if not any(repeats for _, repeats in parts):
-        return np.empty(0, np.uint32)
-    return np.frombuffer(b"".join(read_parts(store, name, places)), "<u4")
+        if repeats:
+            places.append((offset, _repeats_bytes(repeats)))
+        offset += _repeats_bytes(repeats)
+    found = [np.empty(0, np.uint32)]
+    for (start, _), content in zip(places, read_parts(store, name, places) if places else (), strict=True):
+        values = np.frombuffer(content, "<u4")
+        found.append(values[:-1])
+        if zlib.crc32(content[:-4]) != int(values[-1]):
+            raise damaged(store, name, f"the places from byte {start} on do not have their checksum")
+    return np.concatenate(found)
 
 
 class HashSink:
     """Writes the sorted hashes of the texts of a task into a file, for the search for duplicates."""
 
     def __init__(self, build: Build, key: Key, stack: contextlib.ExitStack) -> None:
-        self._file = HashingFile(stack.enter_context(written(build.workspace.store, file_path(HASH, key))))
+        self._name = file_path(HASH, key)
+        self._file = HashingFile(stack.enter_context(written(build.workspace.store, self._name)))
         self._hashes = bytearray()
         self._num_written = 0
         self._parts: list[tuple[int, int]] = []
@@ -99,10 +111,11 @@ class HashSink:
         order, is_repeat = sorted_repeats(high, low)
         first = order[~is_repeat]
         repeats = (np.sort(order[is_repeat]) + self._num_written).astype("<u4")
-        writer = RunWriter(self._file)
+        writer = RunWriter(self._file, self._name)
         writer.append(np.stack([high[first], low[first], (first + self._num_written).astype(np.uint64)], axis=1))
         writer.finish()
-        self._file.write(repeats.tobytes())
+        content = repeats.tobytes()
+        self._file.write(content + zlib.crc32(content).to_bytes(4, "little"))
         self._parts.append((len(first), len(repeats)))
         self._num_written += len(order)
 

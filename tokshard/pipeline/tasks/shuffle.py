@@ -12,6 +12,7 @@ bucket are ranges that any store can read.
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,8 +48,8 @@ FAN_OUT = 1_024
 _KEY, _SOURCE, _RECORD = "\\key", "\\source", "\\record"
 """Columns next to the columns of a shard, whose names have no backslash."""
 
-_PLACE = np.dtype([("start", "<i8"), ("length", "<i8"), ("tokens", "<i8")])
-"""Of a record batch: where it is, in bytes, and its tokens. A length of 0: it is not there."""
+_PLACE = np.dtype([("start", "<i8"), ("length", "<i8"), ("tokens", "<i8"), ("crc32", "<u4")])
+"""Of a record batch: where it is, in bytes, its tokens, and its checksum. A length of 0: it is not there."""
 
 SHORT_TOKENS = 100
 """Documents that are shorter on average are taken by Arrow, longer ones a slice at a time. Changes speed only."""
@@ -115,11 +116,13 @@ class DealtWriter:
     """Writes a file of dealt documents. Memory is about three times `DEAL_BYTES`, or the largest document.
 
     Args:
+        name: of the file: its checksums are of that, too.
         first: number of the first bucket; there are `fan_out`.
     """
 
-    def __init__(self, file: IO[bytes], levels: Levels, level: int, *, first: int) -> None:
+    def __init__(self, file: IO[bytes], name: str, levels: Levels, level: int, *, first: int) -> None:
         self._file, self._levels, self._level, self._first = file, levels, level, first
+        self._name = name
         self._position = 0
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
@@ -148,14 +151,20 @@ class DealtWriter:
         buckets = self._levels.buckets(rows.column(_KEY).to_numpy(), self._level) - np.uint64(self._first)
         order = np.argsort(buckets, kind="stable")
         bounds = np.searchsorted(buckets[order], np.arange(self._levels.fan_out + 1, dtype=np.uint64))
-        places = np.zeros(self._levels.fan_out, _PLACE)
+        places = np.array([_place(self._name, 0, 0, b"")] * self._levels.fan_out, _PLACE)
         for bucket in np.unique(buckets).tolist():
             part = _taken(rows, order[bounds[bucket] : bounds[bucket + 1]])
             content = part.serialize()
             self._file.write(content)
-            places[bucket] = (self._position, content.size, len(part.column(TOKENS).flatten()))
+            places[bucket] = _place(self._name, self._position, len(part.column(TOKENS).flatten()), content)
             self._position += content.size
         self._rounds.append(places)
+
+
+def _place(name: str, start: int, tokens: int, content: bytes | pa.Buffer) -> tuple[int, int, int, int]:
+    """A row of the table of places of a file. Its checksum is of all of it."""
+    length = len(content)
+    return start, length, tokens, zlib.crc32(content, zlib.crc32(f"{name} {start} {length} {tokens}".encode()))
 
 
 def dealt_rows(documents: Documents, seed: int, schema: pa.Schema) -> pa.RecordBatch:
@@ -200,15 +209,19 @@ def read_bucket(
     def parts(file: Dealt) -> list[pa.RecordBatch]:
         row_bytes = file.rounds * _PLACE.itemsize
         (table,) = read_parts(store, file.name, [(file.num_bytes - (fan_out - bucket) * row_bytes, row_bytes)])
-        places = [(start, length) for start, length, _ in np.frombuffer(table, _PLACE).tolist() if length]
+        places = np.frombuffer(table, _PLACE).tolist()
         try:
-            for start, length in places:
+            for start, length, *_ in places:
                 if not 0 <= start <= start + length <= file.num_bytes:
                     raise ValueError(f"its table names {length} bytes at {start}")
-            contents = read_parts(store, file.name, places) if places else []
-            batches = [ipc.read_record_batch(pa.py_buffer(content), schema) for content in contents]
-            for batch in batches:
-                batch.validate(full=True)
+            contents = iter(
+                read_parts(store, file.name, there) if (there := [one[:2] for one in places if one[1]]) else ()
+            )
+            found = [next(contents) if length else b"" for _, length, *_ in places]
+            for place, content in zip(places, found, strict=True):
+                if _place(file.name, place[0], place[2], content) != place:
+                    raise ValueError(f"its checksum does not hold for {len(content)} bytes at {place[0]}")
+            batches = [ipc.read_record_batch(pa.py_buffer(content), schema) for content in found if content]
         except ARROW_ERRORS as error:
             raise BuildError(
                 f"{store.where(file.name)} is damaged: {error}", hint=f"delete that file and {AGAIN}"
@@ -261,8 +274,9 @@ class DealSink:
 
     def __init__(self, build: Build, key: Key, stack: contextlib.ExitStack, *, levels: Levels) -> None:
         self._seed, self._schema = build.options.shuffle or 0, dealt_schema(shard_schema(build.facts))
-        file = stack.enter_context(written(build.workspace.store, file_path(DEAL, key)))
-        self._writer = DealtWriter(file, levels, 0, first=0)
+        name = file_path(DEAL, key)
+        file = stack.enter_context(written(build.workspace.store, name))
+        self._writer = DealtWriter(file, name, levels, 0, first=0)
 
     def extend(self, parts: Sequence[Documents], source: int, base: int) -> None:  # noqa: ARG002 - documents know both
         """Deal documents. Both corpora of a split share one file, because the split follows from the tokens."""
@@ -329,7 +343,7 @@ def redeal(build: Build, name: str, step: Redeal, levels: Levels, dealt: Sequenc
         BuildError: a file of the level before is gone.
     """
     with written(build.workspace.store, name) as file:
-        writer = DealtWriter(file, levels, step.level, first=step.bucket * levels.fan_out)
+        writer = DealtWriter(file, name, levels, step.level, first=step.bucket * levels.fan_out)
         for rows in _bucket(build, step.bucket, step.level, levels, dealt):
             writer.add(rows)
         return writer.finish()

@@ -1,12 +1,14 @@
 """Sorted rows on disk, and merging many files of them in bounded memory.
 
 Rows are uint64 [n, width], ascending by their first column, the *key*. On disk a *run* of them is followed by its
-*fences*: the key of every `FENCE_ROWS`-th row, which tells a reader of a range of keys which bytes to read. Runs are
+*fences*: the key of every `FENCE_ROWS`-th row, which tells a reader of a range of keys which bytes to read. In the work
+folder of a build there follow the CRC-32 of each block of so many rows, and that of the fences, 8 bytes each. Runs are
 merged slice by slice, each slice a range of keys with about `SLICE_ROWS` rows.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,7 +24,8 @@ from tokshard.store import Store
 Rows = NDArray[np.uint64]
 
 FENCE_ROWS = 1 << 10
-"""A range of keys is read with up to as many more rows at each end, and fences add 8 bytes per so many rows."""
+"""A range of keys is read with up to as many more rows at each end. Fences add 8 bytes per so many rows, and so do
+checksums."""
 
 SLICE_ROWS = 1 << 21
 """Rows that are merged at once: with the three columns of hashes, a process has 200 MB at the peak."""
@@ -43,6 +46,7 @@ class Run:
         count: rows.
         width: columns.
         base: what to add to the last column.
+        is_checked: whether it has checksums. The hashes of a corpus have none: its manifest has that of the file.
     """
 
     name: str
@@ -51,53 +55,96 @@ class Run:
     count: int
     width: int
     base: int = 0
+    is_checked: bool = True
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
         return 8 * self.width
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of `FENCE_ROWS` rows; the last may have fewer."""
+        return -(-self.count // FENCE_ROWS)
 
-def run_bytes(count: int, width: int) -> int:
-    """Bytes of a run with its fences."""
-    return 8 * (count * width + -(-count // FENCE_ROWS))
+    @property
+    def fences_at(self) -> int:
+        """Byte of the file where the fences start."""
+        return self.offset + self.count * self.row_bytes
+
+
+def run_bytes(count: int, width: int, *, is_checked: bool = True) -> int:
+    """Bytes of a run with its fences and checksums."""
+    blocks = -(-count // FENCE_ROWS)
+    return 8 * (count * width + blocks + (blocks + 1 if is_checked else 0))
 
 
 def run_count(num_bytes: int, width: int) -> int:
-    """Rows of a run of so many bytes: the inverse of `run_bytes`."""
-    blocks, rest = divmod(num_bytes, run_bytes(FENCE_ROWS, width))
+    """Rows of a run of so many bytes without checksums: the inverse of `run_bytes`."""
+    blocks, rest = divmod(num_bytes, run_bytes(FENCE_ROWS, width, is_checked=False))
     return blocks * FENCE_ROWS + max(0, rest - 8) // (8 * width)
 
 
 class RunWriter:
-    """Writes one run into a file, from rows in order."""
+    """Writes one run into a file, from rows in order.
 
-    def __init__(self, file: IO[bytes] | HashingFile) -> None:
-        self._file = file
+    Args:
+        name: of the file: its checksums are of that, too. None: the run has no checksums.
+    """
+
+    def __init__(self, file: IO[bytes] | HashingFile, name: str | None) -> None:
+        self._file, self._name = file, name
         self._fences: list[NDArray[np.uint64]] = []
+        self._crcs: list[int] = []
+        self._crc = 0
         self.count = 0
 
     def append(self, rows: Rows) -> None:
         """Write the next rows: uint64 [n, width]."""
         self._fences.append(rows[-self.count % FENCE_ROWS :: FENCE_ROWS, 0].copy())
+        if self._name is not None:
+            self._add_crcs(rows, self._name)
         self.count += len(rows)
         self._write(rows)
 
     def finish(self) -> None:
-        """Write the fences."""
-        for fences in self._fences:
-            self._write(fences)
+        """Write the fences and the checksums."""
+        fences = np.concatenate([np.empty(0, np.uint64), *self._fences])
+        self._write(fences)
+        if self._name is not None:
+            if self.count % FENCE_ROWS:
+                self._crcs.append(self._crc)
+            self._write(np.array([*self._crcs, _crc32(self._name, fences)], np.uint64))
+
+    def _add_crcs(self, rows: Rows, name: str) -> None:
+        start = 0
+        while start < len(rows):
+            before = (self.count + start) % FENCE_ROWS
+            part = rows[start : start + FENCE_ROWS - before]
+            self._crc = _crc32(name, part) if before == 0 else zlib.crc32(_bytes(part), self._crc)
+            start += len(part)
+            if before + len(part) == FENCE_ROWS:
+                self._crcs.append(self._crc)
 
     def _write(self, values: NDArray[np.uint64]) -> None:
         if values.size:  # a view of nothing cannot be cast
-            self._file.write(np.ascontiguousarray(values, "<u8").data.cast("B"))
+            self._file.write(_bytes(values))
+
+
+def _bytes(values: NDArray[np.uint64]) -> memoryview | bytes:
+    return np.ascontiguousarray(values, "<u8").data.cast("B") if values.size else b""
+
+
+def _crc32(name: str, values: NDArray[np.uint64]) -> int:
+    """The checksum of values in a file of this name."""
+    return zlib.crc32(_bytes(values), zlib.crc32(name.encode()))
 
 
 def read_fences(store: Store, runs: Sequence[Run]) -> list[NDArray[np.uint64]]:
     """The fences of each run. Consecutive runs of one file open it once.
 
     Raises:
-        BuildError: a file is missing or has another size.
+        BuildError: a file is missing, has another size, or is damaged.
     """
     fences: list[NDArray[np.uint64]] = []
     for name, found in groupby(runs, lambda run: run.name):
@@ -107,11 +154,13 @@ def read_fences(store: Store, runs: Sequence[Run]) -> list[NDArray[np.uint64]]:
         except OSError as error:
             raise cannot_read(store, name, error) from error
         if size != same_file[0].file_bytes:
-            raise BuildError(
-                f"{store.where(name)} is damaged: it has {size} bytes, expected {same_file[0].file_bytes}", hint=AGAIN
-            )
-        places = [(run.offset + run.count * run.row_bytes, 8 * -(-run.count // FENCE_ROWS)) for run in same_file]
-        fences += [np.frombuffer(content, "<u8") for content in read_parts(store, name, places)]
+            raise damaged(store, name, f"it has {size} bytes, expected {same_file[0].file_bytes}")
+        places = [(run.fences_at, 8 * (run.num_blocks * (1 + run.is_checked) + run.is_checked)) for run in same_file]
+        for run, content in zip(same_file, read_parts(store, name, places), strict=True):
+            values = np.frombuffer(content, "<u8")
+            fences.append(values[: run.num_blocks].copy())  # a view would keep the checksums, too
+            if run.is_checked and _crc32(name, fences[-1]) != int(values[-1]):
+                raise damaged(store, name, f"the fences at byte {run.fences_at} do not have their checksum")
     return fences
 
 
@@ -146,11 +195,11 @@ def read_slice(
     If runs have fewer columns than others, their missing columns are 0 before `base` is added to the last column.
 
     Args:
-        ranges: the rows of each run that may hold them: int64 [runs, 2].
+        ranges: the rows of each run that may hold them, as `row_ranges` gives them: int64 [runs, 2].
         high: None: no limit.
 
     Raises:
-        BuildError: a file cannot be read.
+        BuildError: a file cannot be read, or is damaged.
     """
     width = max(run.width for run in runs)
     rows: Rows = np.zeros((int((ranges[:, 1] - ranges[:, 0]).sum()), width), np.uint64)
@@ -158,15 +207,38 @@ def read_slice(
     wanted = ((run, *bounds) for run, bounds in zip(runs, ranges.tolist(), strict=True) if bounds[0] < bounds[1])
     for name, found in groupby(wanted, lambda part: part[0].name):
         parts = list(found)
-        places = [(run.offset + start * run.row_bytes, (stop - start) * run.row_bytes) for run, start, stop in parts]
-        for (run, _, _), content in zip(parts, read_parts(store, name, places), strict=True):
-            read = np.frombuffer(content, "<u8").reshape(-1, run.width)
+        contents = iter(read_parts(store, name, [place for part in parts for place in _places(*part)]))
+        for run, start, _ in parts:
+            read = np.frombuffer(next(contents), "<u8").reshape(-1, run.width)
+            if run.is_checked:
+                _check(store, run, start, read, np.frombuffer(next(contents), "<u8"))
             first = int(np.searchsorted(read[:, 0], low))
             last = len(read) if high is None else int(np.searchsorted(read[:, 0], high))
             rows[filled : filled + last - first, : run.width] = read[first:last]
             rows[filled : filled + last - first, -1] += np.uint64(run.base)
             filled += last - first
     return rows[:filled]
+
+
+def _places(run: Run, start: int, stop: int) -> list[tuple[int, int]]:
+    """Where the rows of some blocks are, and their checksums."""
+    places = [(run.offset + start * run.row_bytes, (stop - start) * run.row_bytes)]
+    if run.is_checked:
+        first, num_blocks = start // FENCE_ROWS, -(-stop // FENCE_ROWS) - start // FENCE_ROWS
+        places.append((run.fences_at + 8 * (run.num_blocks + first), 8 * num_blocks))
+    return places
+
+
+def _check(store: Store, run: Run, start: int, rows: Rows, crcs: NDArray[np.uint64]) -> None:
+    """Compare the checksums of blocks.
+
+    Raises:
+        BuildError: one differs.
+    """
+    for number, crc in enumerate(crcs.tolist()):
+        if _crc32(run.name, rows[number * FENCE_ROWS : (number + 1) * FENCE_ROWS]) != crc:
+            first = run.offset + (start + number * FENCE_ROWS) * run.row_bytes
+            raise damaged(store, run.name, f"the rows from byte {first} on do not have their checksum")
 
 
 def merged(store: Store, runs: Sequence[Run]) -> Iterator[Rows]:
@@ -193,6 +265,11 @@ def read_parts(store: Store, name: str, places: Sequence[tuple[int, int]]) -> Se
         return store.read(name, places)
     except OSError as error:
         raise cannot_read(store, name, error) from error
+
+
+def damaged(store: Store, name: str, problem: str) -> BuildError:
+    """The error for a file of an earlier task of this build that holds something else than that task wrote."""
+    return BuildError(f"{store.where(name)} is damaged: {problem}", hint=f"delete that file and {AGAIN}")
 
 
 def cannot_read(store: Store, name: str, error: OSError) -> BuildError:

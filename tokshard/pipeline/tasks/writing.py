@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Protocol, Self, TypedDict
@@ -32,6 +33,7 @@ from tokshard.pipeline.workspace.receipts import (
     Receipt,
     SourceCounts,
     TaskFailedError,
+    read_receipt,
     rejects_path,
 )
 from tokshard.store import Store, written
@@ -136,7 +138,8 @@ class WritingTask:
         # what is hashed is not split yet
         self._tallies = [_Tally(sources, output) for output in (build.outputs[:1] if stage == HASH else build.outputs)]
         self._rejects: IO[bytes] | None = None
-        self._num_rejects = self._rejects_bytes = self._admitted = self._input_bytes = self.written = 0
+        self._num_rejects = self._rejects_bytes = self._rejects_crc32 = 0
+        self._admitted = self._input_bytes = self.written = 0
         self._fields: set[str] = set()
         self._changes: Counter[str] = Counter()
         self._listed: list[NDArray[np.int64]] = []
@@ -201,7 +204,9 @@ class WritingTask:
             name = rejects_path(self._stage, self._key)
             self._rejects = self._stack.enter_context(written(self._build.workspace.store, name))
         line = {"source": source, "record": record, "reason": bad.reason, "detail": bad.detail}
-        self._rejects_bytes += self._rejects.write(json.dumps(line).encode() + b"\n")
+        content = json.dumps(line).encode() + b"\n"
+        self._rejects_bytes += self._rejects.write(content)
+        self._rejects_crc32 = zlib.crc32(content, self._rejects_crc32)
         self._num_rejects += 1
 
     def finish(self) -> Receipt:
@@ -215,6 +220,7 @@ class WritingTask:
                 outputs=[tally.counted() for tally in self._tallies],
                 num_rejects=self._num_rejects,
                 rejects_bytes=self._rejects_bytes,
+                rejects_crc32=self._rejects_crc32,
                 fields=sorted(self._fields),
                 changes=dict(+self._changes),
                 listed=np.concatenate(self._listed).astype("<u4").tobytes() if self._listed else b"",
@@ -239,8 +245,14 @@ def read_rejects(store: Store, stage: str, key: Key) -> Iterator[dict[str, Any]]
     Raises:
         BuildError: the list is missing or damaged.
     """
-    name = rejects_path(stage, key)
+    name, crc32 = rejects_path(stage, key), 0
+    expected = read_receipt(store, stage, key).rejects_crc32
     try:
+        with store.open(name) as lines:
+            for line in lines:
+                crc32 = zlib.crc32(line, crc32)
+        if crc32 != expected:
+            raise ValueError("its content does not have its checksum")
         with store.open(name) as lines:
             for line in lines:
                 found: Any = msgspec.convert(json.loads(line), _Reject)

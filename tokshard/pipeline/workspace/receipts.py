@@ -106,7 +106,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         most_documents: the most documents that it had written, at its end or before a restart.
         input_bytes: bytes of input that it read, for the progress bar.
         outputs: one entry per corpus of the build: two with a validation split. Records read are the same in each.
-        num_rejects, rejects_bytes: lines and bytes of its list of bad records.
+        num_rejects, rejects_bytes, rejects_crc32: lines, bytes and checksum of its list of bad records.
         fields: the kept columns whose field at least one record has.
         changes: changes on the way from records to documents, with counts.
         listed: rows of the ``--drop-ids`` list that name a document of the task, as little-endian uint32.
@@ -125,6 +125,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outputs: list[OutputCounts] = msgspec.field(default_factory=list)
     num_rejects: int = 0
     rejects_bytes: int = 0
+    rejects_crc32: int = 0
     fields: list[str] = msgspec.field(default_factory=list)
     changes: dict[str, int] = msgspec.field(default_factory=dict)
     listed: bytes = b""
