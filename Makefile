@@ -24,35 +24,25 @@ CODE := quickstart/shards/code
 PROSE := quickstart/shards/prose
 RECIPE := recipes/quickstart_train.toml
 RUN := quickstart/run
-# What does not depend on the versions of other packages is tested with one set of them: text of this project, kills, files,
-# integer arithmetic (its vectors and the model written from the page run with both), and torch, of which there is one.
-ONCE := $(addprefix tests/,architecture/% benchmark/% soak/% readme/% trainer/test_loop.py trainer/test_model.py trainer/test_compute.py \
-	trainer/test_checkpoint.py trainer/test_steps.py trainer/test_evaluate.py trainer/test_estimate.py trainer/test_parallel.py \
-	trainer/test_float8.py trainer/test_on_fake_cuda.py contract/test_promise_01_faults.py \
-	contract/test_promise_01_append.py contract/test_promise_01_copy.py contract/test_promise_11_no_code_from_data.py store/test_remote_reads.py \
-	cli/test_bench.py cli/test_numbers.py \
-	inspect/test_damage.py pipeline/test_directory.py pipeline/test_hub.py pipeline/test_plaintext.py pipeline/test_judge.py \
-	runtime/test_shuffle_quality.py store/test_posix.py store/test_record_cache.py \
-	runtime/test_finding.py runtime/test_order.py runtime/test_plan.py runtime/test_take.py runtime/test_mixture.py runtime/test_weight_changes.py \
-	runtime/test_preparing.py runtime/test_limits.py runtime/test_recycling.py runtime/test_processes.py runtime/test_seq_len.py \
-	runtime/test_state_model.py inspect/test_run_page.py trainer/test_document_losses.py pipeline/test_drop_ids.py \
-	run_files/test_keys.py runtime/test_fetchers.py runtime/test_masks.py cli/test_output_file.py store/test_spellings.py \
-	store/test_inside_corpora.py runtime/test_packing.py inspect/test_loss_spans.py trainer/test_muon.py trainer/test_loss_spans.py \
-	contract/test_promise_12_loss.py format/test_many_shards.py trainer/test_recipe_programs.py \
-	contract/test_promise_01_status.py contract/test_promise_01_bounds.py contract/test_promise_01_order.py \
-	contract/test_promise_01_sources.py contract/test_promise_01_leftovers.py contract/test_promise_01_losses.py \
-	contract/test_promise_01_holders.py contract/test_promise_06_mixture.py pipeline/test_job_array.py \
-	runtime/test_loss_spans.py runtime/test_page_model.py runtime/test_edges.py runtime/test_rescale.py \
-	runtime/test_shared_disk_cache.py runtime/test_transforms.py runtime/test_corpus_changes.py runtime/test_state.py \
-	runtime/test_streams.py runtime/test_loader.py trainer/test_equality.py trainer/test_command.py trainer/test_ranks.py \
-	contract/test_promise_03_epoch.py contract/test_promise_04_world.py contract/test_promise_01_job_recipes.py \
-	pipeline/test_tar.py run_files/test_saved_state.py runtime/test_arguments.py runtime/test_reading_by_range.py \
-	trainer/test_published_models.py trainer/test_metrics.py cli/test_trace.py cli/test_build_progress.py inspect/test_scan.py \
-	inspect/test_search.py store/test_contract.py pipeline/test_workspace.py)
+# What other packages do for tokshard, each at least once: files of Arrow and other formats, streams, tokenizers, JSON and
+# msgpack, templates, the command line, arrays. These files run again with the lowest versions.
+LIBRARIES := $(addprefix tests/,format/test_arrow_file.py format/test_content.py format/test_documents.py format/test_interop.py \
+	format/test_loss.py format/test_manifest.py format/test_partial_file.py format/test_refusals.py format/test_shards.py \
+	format/test_stride_hashes.py format/test_whole_corpus.py contract/test_promise_02_round_trip.py \
+	contract/test_promise_05_random_access.py contract/test_promise_07_constant_state.py \
+	contract/test_promise_09_nothing_silent.py contract/test_promise_10_any_arrow_reader.py cli/test_build.py cli/test_main.py \
+	cli/test_plan.py pipeline/encode/chat/test_template.py pipeline/test_chat.py pipeline/test_conversion.py \
+	pipeline/test_executors.py pipeline/test_fields.py pipeline/test_import.py pipeline/test_import_loss.py \
+	pipeline/test_iterables.py pipeline/test_readers.py pipeline/test_records.py pipeline/test_saved.py \
+	pipeline/test_shared_values.py pipeline/test_sources.py pipeline/test_stdin.py pipeline/test_streams.py \
+	pipeline/test_through_the_store.py pipeline/test_tokenizer.py inspect/test_documents.py inspect/test_html.py \
+	inspect/test_statistics.py inspect/test_summary.py inspect/test_verification.py interop/test_export.py \
+	run_files/test_plan_file.py run_files/test_recipe.py runtime/test_compact.py runtime/test_copying.py runtime/test_growth.py \
+	runtime/test_numpy_loader.py runtime/test_shard_bytes.py runtime/test_state_hashes.py runtime/test_vectors.py \
+	trainer/test_hugging_face.py)
 # of `make test-interop`, with other packages than the rest of it
 BY_LOADERS := $(LOADERS:%=tests/interop/test_with_%.py)
 BY_TRAINERS := $(wildcard tests/interop/test_cluster_*.py tests/interop/test_trainers.py)
-OFTEN := $(filter-out $(ONCE),$(wildcard tests/*/test_*.py))
 RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 
 .DELETE_ON_ERROR:
@@ -112,7 +102,7 @@ test-pinned: $(VENV)/stamp-dev
 	$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
 
 test-lowest: $(LOWEST)/stamp-test test-pinned
-	HYPOTHESIS_PROFILE=few $(LOWEST)/bin/python -m pytest -n $(TESTERS) $(OFTEN)
+	HYPOTHESIS_PROFILE=few $(LOWEST)/bin/python -m pytest -n $(TESTERS) $(LIBRARIES)
 
 # The long form goes on with buckets and a Ray cluster, and ends with the long tests and new examples for every property.
 # ONLY='KIND SEED' tries one seed alone.

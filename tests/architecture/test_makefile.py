@@ -6,10 +6,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_files_that_are_tested_once_are_there():
+def test_the_files_that_run_with_the_lowest_versions_are_there():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    found = re.search(r"^ONCE := \$\(addprefix tests/,((?:[^)\\]|\\\n)+)\)$", makefile, re.MULTILINE)
+    found = re.search(r"^LIBRARIES := \$\(addprefix tests/,((?:[^)\\]|\\\n)+)\)$", makefile, re.MULTILINE)
     assert found
     names = found[1].replace("\\\n", " ").split()
     assert len(names) > 30
-    assert [name for name in names if not any((ROOT / "tests").glob(name.replace("%", "test_*.py")))] == []
+    assert [name for name in names if not (ROOT / "tests" / name).exists()] == []

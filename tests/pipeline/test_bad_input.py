@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 
 from tests.contract.small import stopped_before_the_corpus
+from tests.examples import crossed
 from tests.pipeline import inputs
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, special_token, texts_of, write_byte_tokenizer, zstd
 from tokshard import open_corpus
@@ -540,8 +541,7 @@ def test_a_damaged_input_stops_the_build_under_both_policies_and_is_named(what, 
     assert not (seen.directory / names.MANIFEST).exists()
 
 
-@pytest.mark.parametrize("task_bytes", [64, 1 << 24], ids=["in tasks of its own", "in one task with others"])
-@pytest.mark.parametrize("what", DAMAGED)
+@crossed("what, task_bytes", DAMAGED, [64, 1 << 24])  # in tasks of its own, or in one task with others
 def test_a_damaged_input_is_left_out_whole_if_that_is_asked_for(what, task_bytes, tokshard_build, monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)
     file, content = DAMAGED[what]

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.contract import small
+from tests.examples import crossed
 from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.encode.chat import chats
 from tests.pipeline.encode.chat.chats import said
@@ -242,8 +243,7 @@ def many(count: int) -> list[dict[str, Any]]:
     return [{"messages": []} if n % 10 == 3 else record for n, record in enumerate(found)]
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("place", PLACES)
+@crossed("place, name", PLACES, OPTIONS)
 def test_whoever_runs_a_build_of_conversations_its_bytes_are_those_of_one_process(
     place, name, tmp_path, tokenizer, monkeypatch
 ):

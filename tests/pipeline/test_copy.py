@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, Source, append_generation, change_table, documents_of, write_corpus
-from tests.examples import examples
+from tests.examples import crossed, examples
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard import copy_corpus as copy_by_processes
 from tokshard import open_corpus
@@ -120,8 +120,7 @@ SHARING = [("grown", name) for name in ("before", "newest", "flat", "joined", "l
 SHARING += [("joined", "flat"), ("joined", "other"), ("joined", "low"), ("flat", "high")]
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize("names", SHARING)
+@crossed("names, swapped", SHARING, [False, True])
 def test_a_corpus_does_not_become_one_with_its_generations_and_copies(relatives, tmp_path, names, swapped):
     first, second = (relatives[name] for name in names[:: -1 if swapped else 1])
     with pytest.raises(UsageError, match=r"holds the same documents as .*, or some of them"):

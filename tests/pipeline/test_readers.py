@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.examples import examples
+from tests.examples import crossed, examples
 from tests.pipeline import inputs
 from tests.pipeline.inputs import FORMATS, build, csv_bytes, jsonl, patch_chunk_bytes, texts_of, zstd
 from tokshard.errors import SourceError, UsageError
@@ -109,8 +109,7 @@ def test_lines_that_start_or_end_where_a_task_does_are_read_once(line_bytes, tmp
     assert {segment for (_, segment), _ in found} == {number * line_bytes // 64 for number in range(20)}
 
 
-@every_format
-@pytest.mark.parametrize("task_bytes", [256, 1024, 1 << 20])
+@crossed("name, task_bytes", FORMATS, [256, 1024, 1 << 20])
 def test_a_build_of_any_format_holds_its_documents_in_order(name, task_bytes, tmp_path, monkeypatch):
     patch_chunk_bytes(monkeypatch, 256)
     path = tmp_path / name
@@ -161,8 +160,7 @@ def test_provenance_and_counts_are_right_around_records_that_are_left_out(name, 
 # limits
 
 
-@every_format
-@pytest.mark.parametrize("limit", [1, 7, len(TEXTS) - 1, len(TEXTS), len(TEXTS) + 1])
+@crossed("name, limit", FORMATS, [1, 7, len(TEXTS) - 1, len(TEXTS), len(TEXTS) + 1])
 def test_a_limit_takes_the_first_documents_and_reads_no_further(name, limit, tmp_path, monkeypatch):
     patch_chunk_bytes(monkeypatch, 128)
     records = [record for record in RECORDS for record in ({"text": "", "n": -1}, record)]  # each after an empty one

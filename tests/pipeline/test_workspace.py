@@ -28,6 +28,7 @@ from tokshard.pipeline.workspace import lease
 from tokshard.pipeline.workspace.lease import lock, lock_holder
 from tokshard.pipeline.workspace.places import FIND, HASH, LOCK, WRITE, open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt, read_receipt, read_receipts
+from tokshard.store import open_store
 from tokshard.store.posix import PosixStore
 
 # the lock
@@ -143,6 +144,14 @@ def test_a_receipt_that_is_damaged_is_named_with_the_next_step(place, stop, dama
     assert run(["status", str(place / "out")]) == 1
     path.unlink()
     assert texts_of(open_corpus(build(place))) == TEXTS
+
+
+def test_a_receipt_in_the_place_of_another_is_damaged(place, stop):
+    stop()
+    path = some_receipt(place)
+    path.rename(path.with_name("0000001-000000.receipt"))
+    with pytest.raises(BuildError, match=r"0000001-000000\.receipt is damaged: it is the receipt of another task"):
+        read_receipt(open_store(str(place / "out")), WRITE, (1, 0))
 
 
 def test_a_receipt_that_goes_while_the_status_is_read_is_passed_over(place, stop, monkeypatch):

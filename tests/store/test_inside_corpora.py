@@ -8,6 +8,7 @@ import secrets
 import pytest
 
 from tests.corpora import Source, documents_of, write_corpus
+from tests.examples import crossed
 from tests.store.memory import REQUESTS, SCHEME, MemoryStore
 from tokshard.cli.main import run
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
@@ -40,8 +41,7 @@ def words_of(command: str, tmp_path) -> list[str]:
     return [places.get(word, word) for word in COMMANDS[command]]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("folder", ["below", "generation-01", "x/y", "x/y/z/below"])
+@crossed("command, folder", COMMANDS, ["below", "generation-01", "x/y", "x/y/z/below"])
 def test_a_place_in_another_corpus_is_refused(command, folder, corpus, tmp_path, capsys):
     before = set(files_below(open_store(corpus), ""))
     assert run([*words_of(command, tmp_path), "--out", f"{corpus}/{folder}"]) == 2

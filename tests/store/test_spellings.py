@@ -8,6 +8,7 @@ import secrets
 import pytest
 
 from tests.corpora import Source, documents_of, write_corpus
+from tests.examples import crossed
 from tests.store.faulty_proxy import FaultyProxy
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard import open_corpus
@@ -107,8 +108,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("address", ADDRESSES)
-@pytest.mark.parametrize("command", COMMANDS)
+@crossed("command, address", COMMANDS, ADDRESSES)
 def test_an_address_with_a_secret_is_refused_and_neither_printed_nor_sent(command, address, tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a"}))
     corpus = write_corpus(tmp_path / "corpus", sources=[Source(documents=documents_of([5, 6]))])

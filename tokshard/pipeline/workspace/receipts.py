@@ -324,9 +324,12 @@ def _read(store: Store, name: str) -> Receipt | None:
     except OSError as error:
         raise _damaged(store, name, error.strerror or str(error)) from error
     try:
-        return msgspec.msgpack.decode(unsealed(saved), type=Receipt)
+        receipt = msgspec.msgpack.decode(unsealed(saved), type=Receipt)
     except (ValueError, *UNDECODABLE) as error:
         raise _damaged(store, name, str(error)) from error
+    if not name.endswith(f"/{_file_name(receipt.key)}{_SUFFIX}"):
+        raise _damaged(store, name, "it is the receipt of another task")
+    return receipt
 
 
 def _damaged(store: Store, name: str, reason: str) -> BuildError:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.examples import crossed
 from tests.pipeline.encode.chat import chats
 from tests.pipeline.encode.chat.chats import CLASSES, SPECIAL, byte_level, encode, encoder, learned, records, said
 from tests.pipeline.encode.chat.templates import BARE, BARS, CHATML, INST, THINK, TURNS
@@ -17,7 +18,7 @@ from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, READ_TOKEN, SP
 from tokshard.pipeline.encode.chat.tokens import Speller, document_end
 
 TEMPLATES = {"chatml": CHATML, "think": THINK, "bare": BARE, "inst": INST, "turns": TURNS, "bars": BARS}
-every_class = pytest.mark.parametrize("kind", CLASSES)
+every_pair = crossed("kind, name", CLASSES, TEMPLATES)
 every_template = pytest.mark.parametrize("name", TEMPLATES)
 
 
@@ -39,8 +40,7 @@ def bytes_alone() -> Speller:
 # ids
 
 
-@every_template
-@every_class
+@every_pair
 @given(record=records())
 def test_tokens_spell_the_rendering(kind, name, record):
     known, encode_one = speller(kind), made(kind, name)
@@ -71,8 +71,7 @@ def test_where_each_token_is_a_byte_the_learned_ones_are_the_marked_text(record)
     assert found == [rendered.text[start:stop] for start, stop in rendered.spans]
 
 
-@every_template
-@every_class
+@every_pair
 @given(record=records(), spelled=chats.spellings, data=st.data())
 def test_control_tokens_that_a_message_spells_stay_text(kind, name, record, spelled, data):
     encode_one = made(kind, name)
@@ -157,7 +156,7 @@ def test_a_token_that_goes_on_behind_a_span_is_learned():
     assert document.loss.tolist() == [1, 2]
 
 
-@every_class
+@pytest.mark.parametrize("kind", CLASSES)
 def test_an_answer_behind_text_whose_length_the_normalizer_changes_is_learned(kind):
     document = encode(made(kind, "bare"), said("e\u0301 e\u0301  a the b \u212b", "the answer"))
     (found,) = (speller(kind).spell(document.ids[a:b]).decode() for a, b in document.loss.reshape(-1, 2).tolist())
