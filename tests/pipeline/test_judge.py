@@ -359,3 +359,43 @@ def test_a_task_behind_the_lowest_failure_is_over_and_one_before_it_is_not():
     assert [judge.is_over(task) for task in tasks] == [False, False, True]
     assert [task.key for task in judge.missing()] == [(0, 0)]
     assert not judge.is_done
+
+
+def counting(*keys: tuple[int, int], documents: int = 0, bad: int = 0, is_last: bool = True) -> list[Receipt]:
+    """Receipts of which each counts so many documents and bad records."""
+    return [
+        Receipt(
+            key=key,
+            is_last=is_last,
+            outputs=[OutputCounts(sources=[SourceCounts(key[0], documents + bad, documents)])],
+            num_rejects=bad,
+        )
+        for key in keys
+    ]
+
+
+def test_no_task_can_matter_behind_the_one_that_reaches_the_limit():
+    tasks = [Task(key=(index, 0), stop=index + 1) for index in range(3)]
+    judge = Judge(tasks=tasks, limit=4)
+    for receipt in counting((0, 0), (1, 0), documents=2):
+        judge.add(receipt)
+    assert (judge.is_full, judge.is_done, judge.rerun, judge.is_over(tasks[2])) == (True, True, None, True)
+    assert list(judge.missing()) == []
+
+
+def test_all_segments_of_a_stream_are_left_out_with_it():
+    judge = Judge(tasks=[StreamTask(key=(0, 0)), Task(key=(1, 0), stop=2)], limit=9, is_leaving_out=True)
+    for receipt in counting((0, 0), (0, 1), documents=3, is_last=False):
+        judge.add(receipt)
+    assert judge.room == 3
+    judge.add(Receipt(key=(0, 2), failure=Failure(kind="input", problem="it is damaged", source=0)))
+    assert (judge.room, judge.left_out, judge.counted) == (9, {0: "it is damaged"}, [])
+
+
+def test_the_task_with_which_bad_records_are_too_many_ends_the_stage():
+    tasks = [Task(key=(index, 0), stop=index + 1) for index in range(4)]
+    judge = Judge(tasks=tasks, max_bad_records=BadRecordLimit(count=3))
+    for receipt in counting((0, 0), (1, 0), bad=2):
+        judge.add(receipt)
+    assert judge.failure == TooManyBadRecords(key=(1, 0), before=2, bad=4, records=4)
+    assert (judge.is_done, judge.is_over(tasks[2]), list(judge.missing())) == (True, True, [])
