@@ -371,8 +371,9 @@ def test_any_changed_byte_of_dealt_documents_is_reported_with_the_file(data, len
         num_bytes, rounds = dealt.finish()
 
     def read():
-        files = [shuffle.Dealt(name="dealt", num_bytes=num_bytes, rounds=rounds)]
-        return [part for bucket in range(3) for part in shuffle.read_bucket(store, files, bucket, 3, rows.schema)]
+        file = shuffle.Dealt(name="dealt", num_bytes=num_bytes, rounds=rounds)
+        shuffle.bucket_tokens(store, file, 3)
+        return [part for bucket in range(3) for part in shuffle.read_bucket(store, [file], bucket, 3, rows.schema)]
 
     assert sum(map(len, read())) == len(lengths)
     content = bytearray(store.get("dealt"))

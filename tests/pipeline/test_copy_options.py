@@ -22,7 +22,7 @@ from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline import build as building
 from tokshard.pipeline.progress import Report, StageStarted
 from tokshard.pipeline.status import read_status
-from tokshard.pipeline.tasks import running
+from tokshard.pipeline.tasks import running, shuffle
 
 SEEDS = pytest.mark.parametrize("seed", [None, 17])
 
@@ -153,7 +153,7 @@ def test_jobs_of_an_array_copy_the_same_bytes(corpus, tmp_path, options):
     assert files(tmp_path / "jobs") == files(tmp_path / "one")
 
 
-@pytest.mark.parametrize("damaged", ["the table", "a kept text"])
+@pytest.mark.parametrize("damaged", ["the length of a part", "the tokens of a part", "a kept text"])
 def test_a_damaged_file_of_dealt_documents_is_named_and_dealt_again(corpus, tmp_path, damaged):
     copy_corpus(corpus, out=tmp_path / "whole", shuffle=17)
 
@@ -166,12 +166,12 @@ def test_a_damaged_file_of_dealt_documents_is_named_and_dealt_again(corpus, tmp_
     *_, newest = sorted((tmp_path / "copy" / names.WORK).glob("deal*"))
     content = {path: path.read_bytes() for path in (newest / "files").iterdir()}
     path = next(path for path in content if b"enfr" in content[path])
-    row = len(content[path]) - 16  # of the length in the last row of the table
-    length = (1 << 62).to_bytes(8, "little")
+    # the last row of the table, before a checksum
+    place = len(content[path]) - shuffle._CRC_BYTES - shuffle._PLACE.itemsize + (8 if "length" in damaged else 16)
     path.write_bytes(
         content[path].replace(b"enfr", b"\xff\xff\xff\xff")
         if damaged == "a kept text"
-        else content[path][:row] + length + content[path][row + 8 :]
+        else content[path][:place] + (1 << 62).to_bytes(8, "little") + content[path][place + 8 :]
     )
     with pytest.raises(BuildError, match=f"{path.name} is damaged") as caught:
         copy_corpus(corpus, out=tmp_path / "copy", shuffle=17)

@@ -182,8 +182,8 @@ def test_an_argument_without_an_input_says_what_it_holds_instead():
     with pytest.raises(UsageError, match=r"(?m)^e holds no input; it has 2 x \.rst$") as caught:
         discover(["d", "e"], input_format=None)
     assert "known suffixes are .jsonl, .ndjson, .json, .parquet" in caught.value.hint
-    for argument in ("empty", "d/*.zst"):
-        with pytest.raises(UsageError, match=r"(?m)holds no input$"):
+    for argument, problem in (("empty", "empty holds no input"), ("d/*.zst", r"d/\*\.zst matches no file")):
+        with pytest.raises(UsageError, match=rf"(?m)^{problem}$"):
             discover([argument], input_format=None)
 
 

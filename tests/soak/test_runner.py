@@ -106,7 +106,7 @@ def test_a_kind_that_cannot_be_prepared_is_no_trial(fake: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["corpora", "files", "histories", "kills"])
+@pytest.mark.parametrize("name", ["corpora", "files", "histories", "kills", "unfinished"])
 def test_each_kind_has_trials(name: str, tmp_path: Path) -> None:
     with Worker(name, KINDS[name], tmp_path / "folder") as worker:
         trial = worker.try_(0)

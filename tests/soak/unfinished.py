@@ -6,10 +6,10 @@ import os
 import random
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from tests.contract import small
@@ -34,6 +34,8 @@ CELLS = [
 MOMENTS = (0.15, 0.4, 0.6, 0.8, 0.95)
 """Parts of all steps after which one process is killed."""
 JOBS = 3
+SEEDS = 50
+"""Seeds in a row that share a cell, which takes a few seconds to make."""
 
 
 @dataclass(frozen=True)
@@ -55,42 +57,38 @@ class Stopped:
 
 
 def prepare(folder: Path, stack: ExitStack) -> Try:
-    """Stop commands of every kind, some early and some late, and arrays of jobs before some of their jobs."""
+    """Commands are stopped early and late, and arrays of jobs before some of their jobs, when a seed asks for them."""
     warnings.simplefilter("ignore")
     os.fsync = lambda descriptor: None  # type: ignore[assignment]  # nothing is killed in this process
     small.shrink(**small.TINY)
     (folder / "stopped").mkdir()
-    with Launcher(folder / "runs") as launcher:
-        found = stop_all(table_of(folder, launcher), folder / "stopped")
+    table = table_of(folder, stack.enter_context(Launcher(folder / "runs")))
+    stopped = cache(lambda kind, option: list(stop_all(table, folder / "stopped", kind, option)))
 
     def try_(seed: int) -> str:
-        return attempt(random.Random(f"unfinished {seed}"), found[seed % len(found)])
+        rng = random.Random(f"unfinished {seed}")
+        return attempt(rng, rng.choice(stopped(*CELLS[seed // SEEDS % len(CELLS)])))
 
     return try_
 
 
-def stop_all(table: Table, folder: Path) -> list[Stopped]:
-    """Stop the commands of all cells, each at every moment."""
-    found = []
-    for kind, option in CELLS:
-        whole, steps = table.reference(kind, option)
-        command = table.command(kind, option)
-        alone = [*command, "--workers", "1"]
-        jobs = [job_words(alone, index, JOBS) for index in range(JOBS)]
-
-        keep = partial(_keep, table.out, folder, f"{kind} {option}", whole)
-        for moment in MOMENTS:
-            table.begin(kind, option)
-            table.run(alone, Fault(at=1 + int(moment * len(steps))))
-            if (table.out / names.WORK).exists():
-                found.append(keep(str(moment), [alone]))
-        if kind in ("build", "import"):
-            for num_done in (1, JOBS):
-                table.begin(kind, option)
-                for words in jobs[:num_done]:
-                    table.run(words)
-                found.append(keep(f"{num_done} jobs", [*jobs[num_done:], commit_words(table.out)]))
-    return found
+def stop_all(table: Table, folder: Path, kind: str, option: str) -> Iterator[Stopped]:
+    """Stop the command of a cell at every moment."""
+    whole, steps = table.reference(kind, option)
+    command = table.command(kind, option)
+    alone = [*command, "--workers", "1"]
+    jobs = [job_words(alone, index, JOBS) for index in range(JOBS)]
+    keep = partial(_keep, table.out, folder, f"{kind} {option}", whole)
+    for moment in MOMENTS:
+        table.begin(kind, option)
+        table.run(alone, Fault(at=1 + int(moment * len(steps))))
+        if (table.out / names.WORK).exists():
+            yield keep(str(moment), [alone])
+    for num_done in (1, JOBS) if kind in ("build", "import") else ():
+        table.begin(kind, option)
+        for words in jobs[:num_done]:
+            table.run(words)
+        yield keep(f"{num_done} jobs", [*jobs[num_done:], commit_words(table.out)])
 
 
 def _keep(out: Path, folder: Path, name: str, whole: State, moment: str, commands: Sequence[Sequence[str]]) -> Stopped:

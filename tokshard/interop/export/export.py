@@ -26,6 +26,7 @@ from tokshard.interop.export.mds import MdsFormat
 from tokshard.interop.export.megatron import MegatronFormat
 from tokshard.interop.export.olmo import OlmoFormat
 from tokshard.store import absolute_location
+from tokshard.wording import counted
 
 FormatName = Literal["megatron", "mds", "litdata", "fms", "hf", "olmo", "datatrove", "bridge"]
 FORMATS: tuple[str, ...] = get_args(FormatName)
@@ -240,7 +241,7 @@ def _check_options(name: str, split: str | None, file_bytes: int | None) -> None
         raise UsageError(f"{split!r} cannot be the name of a split", hint="give a name such as train or validation")
     if file_bytes is not None and file_bytes < _MIN_FILE_BYTES:
         raise UsageError(
-            f"files of {file_bytes} bytes are too small", hint="give at least 1KiB; most loaders like 64MiB"
+            f"files of {counted(file_bytes, 'byte')} are too small", hint="give at least 1KiB; most loaders like 64MiB"
         )
 
 

@@ -23,7 +23,7 @@ from tokshard.pipeline.sources.inputs import (
     input_table,
     read_once_note,
 )
-from tokshard.pipeline.sources.listing import Listing, listing_of
+from tokshard.pipeline.sources.listing import Listing, is_glob, listing_of
 from tokshard.pipeline.sources.opening import needed_names, with_needed
 from tokshard.pipeline.sources.protocol import Format
 from tokshard.store import Entry, NotRegularFileError, Store, is_uri, look_at, real_location
@@ -107,8 +107,9 @@ def discover(
             shown = ", ".join(f"{count} x {suffix}" for suffix, count in sorted(passed_over.items()))
             known = [suffix for form in formats for suffix in form.suffixes]
             known += [f"{known[0]}{suffix}" for suffix in _COMPRESSIONS if formats[0].is_compressible]
+            has_none = "matches no file" if is_glob(str(argument)) and not shown else "holds no input"
             raise UsageError(
-                f"{argument} holds no input" + (f"; it has {shown}" if shown else ""),
+                f"{argument} {has_none}" + (f"; it has {shown}" if shown else ""),
                 hint=f"known suffixes are {', '.join(known)}; --format reads every file as one format",
             )
         ignored.update(passed_over)

@@ -6,7 +6,7 @@
 
 So a task holds `DEAL_BYTES` or one bucket at a time, however large the corpora are. A file of dealt documents has one
 record batch for each bucket with documents in each round. A table at its end lists their places, so the parts of a
-bucket are ranges that any store can read.
+bucket are ranges that any store can read. Batches, their places and the table each have a CRC-32.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import ipc
 
-from tokshard.errors import BuildError
 from tokshard.format.arrays import lists_array, number_array
 from tokshard.format.schema import ARROW_ERRORS, TOKENS, shard_schema
 from tokshard.pipeline.encode.documents import Documents
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.corpora import SLICE_TOKENS
 from tokshard.pipeline.tasks.planning import StepTask, groups
-from tokshard.pipeline.tasks.sorted_rows import AGAIN, read_parts
+from tokshard.pipeline.tasks.sorted_rows import damaged, read_parts
 from tokshard.pipeline.workspace.places import DEAL
 from tokshard.pipeline.workspace.receipts import Key, Receipt, file_path
 from tokshard.store import Store, side_by_side, written
@@ -50,6 +49,8 @@ _KEY, _SOURCE, _RECORD = "\\key", "\\source", "\\record"
 
 _PLACE = np.dtype([("start", "<i8"), ("length", "<i8"), ("tokens", "<i8"), ("crc32", "<u4")])
 """Of a record batch: where it is, in bytes, its tokens, and its checksum. A length of 0: it is not there."""
+
+_CRC_BYTES = 4
 
 SHORT_TOKENS = 100
 """Documents that are shorter on average are taken by Arrow, longer ones a slice at a time. Changes speed only."""
@@ -142,8 +143,8 @@ class DealtWriter:
         fan_out = self._levels.fan_out
         places = np.stack(self._rounds, axis=1) if self._rounds else np.empty((fan_out, 0), _PLACE)
         content = np.ascontiguousarray(places).tobytes()
-        self._file.write(content)
-        return self._position + len(content), len(self._rounds)
+        self._file.write(content + _crc32(self._name, content).to_bytes(_CRC_BYTES, "little"))
+        return self._position + len(content) + _CRC_BYTES, len(self._rounds)
 
     def _deal(self) -> None:
         rows = pa.Table.from_batches(self._pending).combine_chunks().to_batches()[0]
@@ -164,7 +165,11 @@ class DealtWriter:
 def _place(name: str, start: int, tokens: int, content: bytes | pa.Buffer) -> tuple[int, int, int, int]:
     """A row of the table of places of a file. Its checksum is of all of it."""
     length = len(content)
-    return start, length, tokens, zlib.crc32(content, zlib.crc32(f"{name} {start} {length} {tokens}".encode()))
+    return start, length, tokens, _crc32(f"{name} {start} {length} {tokens}", content)
+
+
+def _crc32(name: str, content: bytes | pa.Buffer) -> int:
+    return zlib.crc32(content, zlib.crc32(name.encode()))
 
 
 def dealt_rows(documents: Documents, seed: int, schema: pa.Schema) -> pa.RecordBatch:
@@ -208,7 +213,8 @@ def read_bucket(
 
     def parts(file: Dealt) -> list[pa.RecordBatch]:
         row_bytes = file.rounds * _PLACE.itemsize
-        (table,) = read_parts(store, file.name, [(file.num_bytes - (fan_out - bucket) * row_bytes, row_bytes)])
+        start = file.num_bytes - _CRC_BYTES - (fan_out - bucket) * row_bytes
+        (table,) = read_parts(store, file.name, [(start, row_bytes)])
         places = np.frombuffer(table, _PLACE).tolist()
         try:
             for start, length, *_ in places:
@@ -223,9 +229,7 @@ def read_bucket(
                     raise ValueError(f"its checksum does not hold for {len(content)} bytes at {place[0]}")
             batches = [ipc.read_record_batch(pa.py_buffer(content), schema) for content in found if content]
         except ARROW_ERRORS as error:
-            raise BuildError(
-                f"{store.where(file.name)} is damaged: {error}", hint=f"delete that file and {AGAIN}"
-            ) from error
+            raise damaged(store, file.name, str(error)) from error
         return batches
 
     for batches in side_by_side(store, parts, (file for file in files if file.rounds)):
@@ -236,10 +240,13 @@ def bucket_tokens(store: Store, file: Dealt, fan_out: int) -> NDArray[np.int64]:
     """The tokens of every bucket of a file: int64 [fan_out].
 
     Raises:
-        BuildError: the file is missing or short.
+        BuildError: the file is missing, short or damaged.
     """
-    table_bytes = fan_out * file.rounds * _PLACE.itemsize
-    (content,) = read_parts(store, file.name, [(file.num_bytes - table_bytes, table_bytes)])
+    table_bytes = fan_out * file.rounds * _PLACE.itemsize + _CRC_BYTES
+    (saved,) = read_parts(store, file.name, [(file.num_bytes - table_bytes, table_bytes)])
+    content, crc = saved[:-_CRC_BYTES], saved[-_CRC_BYTES:]
+    if _crc32(file.name, content) != int.from_bytes(crc, "little"):
+        raise damaged(store, file.name, "its table does not have its checksum")
     tokens: NDArray[np.int64] = np.frombuffer(content, _PLACE).reshape(fan_out, file.rounds)["tokens"].sum(axis=1)
     return tokens
 

@@ -154,7 +154,9 @@ def read_fences(store: Store, runs: Sequence[Run]) -> list[NDArray[np.uint64]]:
         except OSError as error:
             raise cannot_read(store, name, error) from error
         if size != same_file[0].file_bytes:
-            raise damaged(store, name, f"it has {size} bytes, expected {same_file[0].file_bytes}")
+            raise BuildError(
+                f"{store.where(name)} is damaged: it has {size} bytes, expected {same_file[0].file_bytes}", hint=AGAIN
+            )
         places = [(run.fences_at, 8 * (run.num_blocks * (1 + run.is_checked) + run.is_checked)) for run in same_file]
         for run, content in zip(same_file, read_parts(store, name, places), strict=True):
             values = np.frombuffer(content, "<u8")

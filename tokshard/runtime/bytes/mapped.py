@@ -95,6 +95,7 @@ class MappedCorpus:
         self._first_tokens: NDArray[np.int64] = np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens)])
         self._tokens = MappedTokens(self._first_tokens, corpus.dtype)
         self._offsets: dict[int, tuple[NDArray[np.int64], str]] = {}  # with the path of the shard
+        self._rows_of = -1, np.zeros(1, np.int64)  # of the shard that was asked for last
         self._lock = threading.Lock()
         self.targets = TargetReader(self._first_tokens, self._load_targets).find
 
@@ -164,7 +165,7 @@ class MappedCorpus:
         batch = int(self._first_tokens.searchsorted(position, "right")) - 1
         shard, offsets = self._shard_of(batch), self._offsets_of(batch)
         row = int(offsets.searchsorted(position - int(self._first_tokens[batch]), "right")) - 1
-        row += sum(place.num_documents for place in self._places(shard)[: batch - self._first_batches[shard]])
+        row += int(self._first_rows(shard)[batch - self._first_batches[shard]])
         starts, stops = self.bounds_of(shard, np.array([row]))
         if not starts[0] <= position < stops[0]:
             raise self._changed(batch)
@@ -172,7 +173,7 @@ class MappedCorpus:
 
     def bounds_of(self, shard: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Starts and stops in the corpus of some documents of a shard: int64 [n] each."""
-        first_rows = np.cumsum([0, *(place.num_documents for place in self._places(shard))])
+        first_rows = self._first_rows(shard)
         of_shard = np.searchsorted(first_rows, rows, "right") - 1
         starts, stops = np.empty_like(rows), np.empty_like(rows)
         for number in np.unique(of_shard).tolist():
@@ -225,6 +226,14 @@ class MappedCorpus:
         found = self._corpus.shard(shard).batch(batch)
         self._corpus.check_in_place(shard)
         return found
+
+    def _first_rows(self, shard: int) -> NDArray[np.int64]:
+        """The first document of each record batch of a shard, and one behind the last: int64 [batches + 1]."""
+        known, rows = self._rows_of
+        if known != shard:
+            rows = np.cumsum([0, *(place.num_documents for place in self._places(shard))])
+            self._rows_of = shard, rows
+        return rows
 
     def _places(self, shard: int) -> list[BatchPlace]:
         return self._corpus.shards.batch_places(shard)
