@@ -130,7 +130,7 @@ def test_ranks_that_are_as_many_as_streams_read_one_stream_each(num_streams: int
         assert set((samples % num_streams).tolist()) == {rank}
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # test_worker_processes_that_come_and_go_give_the_same_global_batches, with streams
 def test_worker_processes_read_several_streams_as_a_thread_does() -> None:
     with StreamingLoader(plan_with_streams(4), global_batch_size=8, num_workers=2) as loader:
         batches = take(loader, 5)

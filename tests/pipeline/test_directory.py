@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.examples import crossed
 from tests.pipeline.arrays import run_job
 from tests.pipeline.inputs import jsonl, texts_of
 from tests.pipeline.places import SPLIT, TEXTS, StoppedError, build, files, write
@@ -306,8 +307,7 @@ class StoppingUnlink:
         self.unlink(path)
 
 
-@pytest.mark.parametrize("is_forced_again", [False, True])
-@pytest.mark.parametrize("options", [{}, SPLIT], ids=["without a split", "with a split"])
+@crossed("options, is_forced_again", [{}, SPLIT], [False, True])
 def test_starting_over_that_is_stopped_at_any_file_is_finished_by_the_next_run(
     place, monkeypatch, options, is_forced_again
 ):

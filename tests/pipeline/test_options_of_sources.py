@@ -109,7 +109,7 @@ KINDS = {
     "saved data set": Kind(_saved),
 }
 FAST = ("members.tar.zst", "text by line", "saved data set")
-SLOW = ("plain.jsonl", "table.parquet", "files of text", "samples")
+SLOW = ("plain.jsonl", "table.parquet")
 """With `FAST`, one of each way to cut an input into tasks."""
 
 UNIQUE = [f"text {number}, " + "abc " * (2_000 + number % 9) for number in range(300)]

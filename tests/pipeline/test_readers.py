@@ -574,13 +574,13 @@ def padded(number: int) -> dict[str, Any]:
     "name",
     [
         "frames.jsonl.zst",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("members.csv.gz", "stream.arrow", "plain.jsonl", "file.feather", "members.tar.zst")
-        ),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("members.csv.gz", "plain.jsonl", "members.tar.zst")),
         *(
             pytest.param(name, marks=pytest.mark.soak)
-            for name in ("members.jsonl.gz", "streams.jsonl.bz2", "streams.jsonl.xz", "plain.tsv")
+            for name in (
+                *("members.jsonl.gz", "streams.jsonl.bz2", "streams.jsonl.xz", "plain.tsv"),
+                *("stream.arrow", "file.feather"),
+            )
         ),
     ],
 )

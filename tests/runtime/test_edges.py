@@ -334,7 +334,7 @@ def test_a_corpus_that_may_only_be_read_is_enough_and_nothing_is_written_anywher
         shutil.rmtree(directory)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # test_a_worker_that_touches_a_changed_shard_reports_it_by_name has workers that read one
 def test_workers_read_corpora_on_disk(tmp_path: Path) -> None:
     corpora = {
         access: CorpusSource(
@@ -375,7 +375,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["kill", "kill while workers start", "return"])
+@pytest.mark.parametrize(
+    "end", ["kill while workers start", *(pytest.param(n, marks=pytest.mark.soak) for n in ("kill", "return"))]
+)
 def test_no_worker_outlives_a_job_that_is_killed_or_forgets_to_close(end: str) -> None:
     done = start_python(CHILD_OF_A_KILLED_JOB, end)
     assert done.returncode == (0 if end == "return" else -signal.SIGKILL), done.stderr
@@ -462,7 +464,7 @@ def test_a_shard_whose_last_document_has_no_end_is_damaged_whatever_its_hashes_s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("access", ACCESS)
+@pytest.mark.parametrize("access", ["mmap", pytest.param("pread", marks=pytest.mark.soak)])
 def test_a_worker_that_touches_a_changed_shard_reports_it_by_name(tmp_path: Path, access: str) -> None:
     corpus = write(tmp_path / "corpus", ListSource([20] * 30), shard_tokens=100)
     source = CorpusSource(corpus, access=access)

@@ -570,8 +570,8 @@ def test_two_loaders_in_one_process_do_not_touch_each_other() -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize(
     ("workers", "method"),
-    # each spawned worker imports torch
-    [(0, None), (1, "spawn"), (3, "fork"), *(pytest.param(n, "spawn", marks=SOAK) for n in (2, 3))],
+    # each spawned worker imports torch; StatefulDataLoader and StreamingLoader have such in other tests
+    [(0, None), (3, "fork"), *(pytest.param(n, "spawn", marks=SOAK) for n in (1, 3))],
 )
 def test_the_dataset_gives_the_same_batches_under_a_plain_dataloader(workers: int, method: str | None) -> None:
     plan = one_corpus(epochs=3)

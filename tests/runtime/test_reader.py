@@ -140,7 +140,7 @@ def test_documents_longer_than_strides_batches_and_blocks_are_found(
     edges = [edge for stop in memory.stops.tolist() for edge in (stop - 1, stop, stop + 1)]
     edges += [edge for k in range(1, memory.num_tokens // ORDINAL_STRIDE) for edge in (k * ORDINAL_STRIDE - 1,)]
     starts = sorted({edge for edge in edges if 0 <= edge < memory.num_tokens})
-    spans = [(start, min(memory.num_tokens, start + length)) for start in starts for length in (1, 10, 70_000)]
+    spans = [(start, min(memory.num_tokens, start + length)) for start in starts for length in (10, 70_000)]
     assert_same_stream(source, memory, spans)
 
 

@@ -317,7 +317,9 @@ def test_a_store_that_fails_while_blocks_are_fetched_ahead_fails_the_next_batch(
                 found = list(itertools.islice(loader, 3))
 
 
-@pytest.mark.parametrize("damage", ["flipped", "truncated", "foreign"])
+@pytest.mark.parametrize(
+    "damage", ["flipped", *(pytest.param(n, marks=pytest.mark.soak) for n in ("truncated", "foreign"))]
+)
 def test_a_damaged_cache_on_disk_is_repaired(local, remote, tmp_path, damage):
     expected = rows_of(CorpusSource(local), 100)
     options: dict[str, Any] = {"memory_bytes": 0, "cache_dir": tmp_path / "cache"}

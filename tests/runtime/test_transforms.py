@@ -231,7 +231,7 @@ def test_a_transform_that_fails_raises_its_own_error_and_the_loader_goes_on_wher
 @pytest.mark.parametrize(
     ("transform", "error", "problem"),
     [
-        (partial(wrong, "shorter"), PlanError, WRONG["shorter"]),
+        pytest.param(partial(wrong, "shorter"), PlanError, WRONG["shorter"], marks=pytest.mark.soak),
         (failing, ZeroDivisionError, "a transform's own mistake"),
     ],
 )

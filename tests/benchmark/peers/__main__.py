@@ -34,7 +34,7 @@ def main() -> None:
             frame = Frame(
                 quick=arguments.quick,
                 work=Path(work),
-                repeats=arguments.repeats or (2 if arguments.quick else 3),
+                repeats=arguments.repeats or (1 if arguments.quick else 3),
                 environments=Environments(arguments.environments),
                 megabytes=arguments.megabytes or (4.0 if arguments.quick else 64.0),
                 limit=120.0 if arguments.quick else 600.0,
@@ -53,7 +53,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmark.peers", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="less text and shorter runs: fifteen minutes")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="these sections alone")
-    parser.add_argument("--repeats", type=int, help="of each measurement; default: 2 with --quick, else 3")
+    parser.add_argument("--repeats", type=int, help="of each measurement; default: 1 with --quick, else 3")
     parser.add_argument("--megabytes", type=float, help="of text; default: 4 with --quick, else 64")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results; other sections stay there")
     parser.add_argument("--page", type=Path, default=GUIDE, help="where the newest tables go")

@@ -46,7 +46,7 @@ BRIDGE = (
 
 def run(frame: Frame) -> Section:
     """Six ways to prepare the same conversations."""
-    records = conversations(400 if frame.quick else 4_000)
+    records = conversations(200 if frame.quick else 4_000)
     place = frame.work / "chat"
     tokenizer = write_tokenizer(place / "tokenizer")
     chats, with_text = place / "chats.jsonl", place / "chats-with-text-of-tools.jsonl"
