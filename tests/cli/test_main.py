@@ -642,7 +642,7 @@ def test_diff_exits_with_0_for_equal_mixes_and_1_for_others(shell, corpus, tmp_p
     ("arguments", "problem"),
     [
         (["corpus"], "missing argument 'B'"),
-        (["corpus", "mix.toml"], "one of the two is a mix and the other is not"),
+        (["corpus", "mix.toml"], "mix.toml is a file, which is read as a mix, and corpus is none"),
         (["mix.toml", "mix.toml", "--hash"], "--hash is for corpora"),
         (["split", "corpus"], "split holds train, validation, and corpus holds one corpus"),
     ],

@@ -40,7 +40,10 @@ def diff(context: click.Context, *, first: str, second: str, is_hashed: bool, as
     tokshard diff mix.toml other/mix.toml
     """  # noqa: D301 - click's mark for lines that are kept
     if is_mix(first) != is_mix(second):
-        raise UsageError("one of the two is a mix and the other is not", hint="compare two corpora, or two mixes")
+        mix, corpus = (first, second) if is_mix(first) else (second, first)
+        raise UsageError(
+            f"{mix} is a file, which is read as a mix, and {corpus} is none", hint="compare two corpora, or two mixes"
+        )
     if is_mix(first):
         if is_hashed:
             raise UsageError("--hash is for corpora", hint="compare the corpora of the mixes")

@@ -3,9 +3,10 @@
 import json
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from tests.benchmark.peers.frame import NUM_FILES, Case, Found, Frame, Row, Section
+from tests.benchmark.peers.frame import NUM_FILES, Case, Found, Frame, Row, Section, side_by_side
 
 BUILDERS = {
     "tokshard": "tokshard build",
@@ -41,11 +42,11 @@ COLUMNS = {
 
 
 def run(frame: Frame) -> Section:
-    """Each case once with a tiny text, for caches and its start-up, and then in turns."""
+    """Each case once with a tiny text, so that its packages are compiled; again for its start-up; and then in turns."""
     texts, tiny = frame.texts(), _tiny(frame.work / "tiny")
     megabytes = frame.text_facts["text_bytes"] / 1e6
     counted: dict[str, Found] = {}
-    startup: dict[str, float] = {}
+    startup: dict[str, float | None] = {}
 
     def finish(case: Case, found: Found) -> Found:
         if case.case == "build":
@@ -69,16 +70,18 @@ def run(frame: Frame) -> Section:
         }
 
     cases = list(_cases(frame, texts))
-    compiled: set[str] = set()
-    for case in cases:
-        if case.case == "build":
-            for _ in range(1 if frame.quick and case.peer in compiled else 2):  # the first compiles
-                found = frame.call(case.peer, case.case, {**case.settings, "texts": tiny})
-                _remove(str(case.settings["out"]))
-                if "wall_seconds" not in found:
-                    break
-                startup[case.label] = found["wall_seconds"]
-                compiled.add(case.peer)
+    builds = [case for case in cases if case.case == "build"]
+
+    def build_tiny(case: Case) -> Found:
+        out = frame.work / f"tiny-{builds.index(case)}"
+        found = frame.call(case.peer, case.case, {**case.settings, "texts": tiny, "out": out})
+        _remove(str(out))
+        return found
+
+    compiled = side_by_side([partial(build_tiny, case) for case in builds])
+    if not frame.quick:
+        able = [case for case, found in zip(builds, compiled, strict=True) if "wall_seconds" in found]
+        startup = {case.label: build_tiny(case).get("wall_seconds") for case in able}
     rows = frame.turns(cases, finish)
     documents = frame.text_facts["documents"]
     ours = _compare(rows, documents)
