@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -22,12 +21,6 @@ settings.register_profile("dev", deadline=None, max_examples=25, derandomize=Tru
 settings.register_profile("few", deadline=None, max_examples=6, derandomize=True)  # the second run, for the libraries
 settings.register_profile("soak", deadline=None, max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
-
-
-def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end: the garbage collector need not look at them again and again."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
