@@ -24,8 +24,8 @@ CODE := quickstart/shards/code
 PROSE := quickstart/shards/prose
 RECIPE := recipes/quickstart_train.toml
 RUN := quickstart/run
-# What other packages do for tokshard, each at least once: files of Arrow and other formats, streams, tokenizers, JSON and
-# msgpack, templates, the command line, arrays. These files run again with the lowest versions.
+# These files run again with the lowest versions. They use every package that tokshard needs: formats, compression,
+# tokenizers, JSON and msgpack, templates, the command line, arrays.
 LIBRARIES := $(addprefix tests/,format/test_arrow_file.py format/test_content.py format/test_documents.py format/test_interop.py \
 	format/test_loss.py format/test_manifest.py format/test_partial_file.py format/test_refusals.py format/test_shards.py \
 	format/test_stride_hashes.py format/test_whole_corpus.py contract/test_promise_02_round_trip.py \

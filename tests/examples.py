@@ -21,14 +21,14 @@ def examples(number: int) -> int:
 
 
 def crossed(names: str, *axes: Collection[Any]) -> pytest.MarkDecorator:
-    """Parametrize a test with every combination of some values; those that add no new value are for the soak.
+    """Parametrize a test with all combinations of values. By default only a few run; the soak runs the rest.
 
-    For a table whose cells fail by their row or by their column: each value of an axis is tried, in turn with those of
-    the others.
+    Those that run by default cover every value of every axis at least once. This is enough where a defect belongs to
+    one value, and not to a pair of them.
 
     Args:
-        names: of the arguments, with commas between them.
-        axes: values of each.
+        names: the names of the arguments, separated by commas.
+        axes: the values of each argument.
     """
     longest = max(map(len, axes))
     tried = {tuple(number % len(axis) for axis in axes) for number in range(longest)}

@@ -642,7 +642,7 @@ def test_diff_exits_with_0_for_equal_mixes_and_1_for_others(shell, corpus, tmp_p
     ("arguments", "problem"),
     [
         (["corpus"], "missing argument 'B'"),
-        (["corpus", "mix.toml"], "mix.toml is a file, which is read as a mix, and corpus is none"),
+        (["corpus", "mix.toml"], "mix.toml is read as a mix, because it is a file, but corpus is not a mix"),
         (["mix.toml", "mix.toml", "--hash"], "--hash is for corpora"),
         (["split", "corpus"], "split holds train, validation, and corpus holds one corpus"),
     ],

@@ -42,7 +42,8 @@ def diff(context: click.Context, *, first: str, second: str, is_hashed: bool, as
     if is_mix(first) != is_mix(second):
         mix, corpus = (first, second) if is_mix(first) else (second, first)
         raise UsageError(
-            f"{mix} is a file, which is read as a mix, and {corpus} is none", hint="compare two corpora, or two mixes"
+            f"{mix} is read as a mix, because it is a file, but {corpus} is not a mix",
+            hint="compare two corpora, or two mixes",
         )
     if is_mix(first):
         if is_hashed:

@@ -117,7 +117,7 @@ class DealtWriter:
     """Writes a file of dealt documents. Memory is about three times `DEAL_BYTES`, or the largest document.
 
     Args:
-        name: of the file: its checksums are of that, too.
+        name: the name of the file, which the checksums cover, too.
         first: number of the first bucket; there are `fan_out`.
     """
 

@@ -2,8 +2,8 @@
 
 Rows are uint64 [n, width], ascending by their first column, the *key*. On disk a *run* of them is followed by its
 *fences*: the key of every `FENCE_ROWS`-th row, which tells a reader of a range of keys which bytes to read. In the work
-folder of a build there follow the CRC-32 of each block of so many rows, and that of the fences, 8 bytes each. Runs are
-merged slice by slice, each slice a range of keys with about `SLICE_ROWS` rows.
+folder of a build, checksums come next: the CRC-32 of each block of `FENCE_ROWS` rows, then that of the fences, as
+uint64. Runs are merged slice by slice, each slice a range of keys with about `SLICE_ROWS` rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Run:
         count: rows.
         width: columns.
         base: what to add to the last column.
-        is_checked: whether it has checksums. The hashes of a corpus have none: its manifest has that of the file.
+        is_checked: whether it has checksums. The hashes of a corpus have none: its manifest has a hash of the file.
     """
 
     name: str
@@ -89,7 +89,7 @@ class RunWriter:
     """Writes one run into a file, from rows in order.
 
     Args:
-        name: of the file: its checksums are of that, too. None: the run has no checksums.
+        name: the name of the file, which the checksums cover, too. None: the run has no checksums.
     """
 
     def __init__(self, file: IO[bytes] | HashingFile, name: str | None) -> None:
