@@ -20,6 +20,21 @@ def examples(number: int) -> int:
     return max(1, number * min(settings.default.max_examples, 10 * _USUAL) // _USUAL)
 
 
+def some(names: str, cases: Collection[Any], *, default: int = 1) -> pytest.MarkDecorator:
+    """Parametrize a test with cases. By default the first ones run; the soak runs all of them.
+
+    Args:
+        names: the names of the arguments, separated by commas.
+        cases: the values of each case: a tuple, or the value itself for a single name.
+        default: how many run by default.
+    """
+    marked = []
+    for number, case in enumerate(cases):
+        values = case if "," in names else (case,)
+        marked.append(pytest.param(*values, marks=pytest.mark.soak if number >= default else ()))
+    return pytest.mark.parametrize(names, marked)
+
+
 def crossed(names: str, *axes: Collection[Any]) -> pytest.MarkDecorator:
     """Parametrize a test with all combinations of values. By default only a few run; the soak runs the rest.
 

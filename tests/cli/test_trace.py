@@ -235,7 +235,14 @@ def loop(plan, events):
     return loader, seen
 
 
-@pytest.fixture(params=["trainer", "trainer alone", "torch.save", "dcp", "json", "line"])
+@pytest.fixture(
+    params=[
+        "trainer",
+        "dcp",
+        "json",
+        *(pytest.param(n, marks=pytest.mark.soak) for n in ("trainer alone", "torch.save", "line")),
+    ]
+)
 def saved(request, tmp_path, directory, monkeypatch):
     """The arguments for a checkpoint of each kind, and the samples of its steps."""
     monkeypatch.chdir(directory)

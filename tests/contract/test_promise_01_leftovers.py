@@ -14,6 +14,7 @@ from tests.contract import small
 from tests.contract.faults import Fault, Launcher, Outcome
 from tests.contract.outcomes import State, build_words, messages, shards, state
 from tests.contract.test_promise_01_faults import write_sources
+from tests.examples import some
 from tokshard.format import names
 
 pytestmark = pytest.mark.timeout(600)
@@ -121,7 +122,7 @@ def check_way_out(build: Begun, path: Path, what: str) -> None:
     assert state(build.out) == build.reference, what
 
 
-@pytest.mark.parametrize("how", ["gone", "short"])
+@some("how", ["short", "gone"])
 def test_receipts_and_what_they_promise_are_made_again_or_named_if_they_are_damaged_between_two_runs(
     begun: Begun, how: str
 ) -> None:

@@ -15,6 +15,7 @@ from tests.contract import small
 from tests.contract.faults import Fault, Launcher, Outcome
 from tests.contract.outcomes import State, build_words, messages, shards, state
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
+from tests.examples import crossed
 from tokshard.format import names
 
 pytestmark = pytest.mark.timeout(300)
@@ -79,10 +80,9 @@ SHARD = r"open .*/\.shard-00-0000000-000002-"
 """A step in the middle of a task or segment, with a part of a file on disk."""
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_task_whose_worker_dies_runs_again_on_another(bench: Bench, kind: str, options: tuple[str, ...]) -> None:
-    words = bench.words(kind, *options)
+@crossed("kind, name", KINDS, OPTIONS)
+def test_a_task_whose_worker_dies_runs_again_on_another(bench: Bench, kind: str, name: str) -> None:
+    words = bench.words(kind, *OPTIONS[name])
     reference = bench.reference(words)
     done = bench.run(words, fault=Fault(on=SHARD, act="die"))
     assert done.exit_code == 0, done.errors

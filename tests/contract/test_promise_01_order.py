@@ -344,7 +344,7 @@ def bench(launcher: Launcher, byte_tokenizer: Path, tmp_path_factory: pytest.Tem
 
 
 real_processes = settings(
-    max_examples=examples(6),
+    max_examples=examples(4),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -382,7 +382,7 @@ class Jobs:
 
 
 @pytest.mark.parametrize("theme", ["a limit", "bad records", "damage and a limit", "duplicates and damage"])
-@settings(real_processes, max_examples=examples(4))
+@settings(real_processes, max_examples=examples(3))
 @given(
     data=st.data(),
     order=st.permutations(range(3)),

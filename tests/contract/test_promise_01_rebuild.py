@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contract import builds, small
-from tests.examples import examples
+from tests.examples import examples, some
 from tests.pipeline.inputs import patch_chunk_bytes, write_byte_tokenizer
 from tokshard import build_corpus
 from tokshard.errors import TokshardError
@@ -54,7 +54,7 @@ def reference(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> d
     return hashes
 
 
-@pytest.mark.parametrize("workers", [3, *(pytest.param(count, marks=pytest.mark.soak) for count in (2, 5))])
+@some("workers", [3, 2, 5])
 def test_any_number_of_workers_gives_the_same_bytes(
     sources: list[str], reference: dict[str, str], tmp_path: Path, workers: int
 ) -> None:
@@ -126,10 +126,7 @@ def _assert_no_half_shard(out: Path) -> None:
                 reader.get_batch(index).validate(full=True)
 
 
-@pytest.mark.parametrize(
-    "limit",
-    [6_000, 11_999, *(pytest.param(limit, marks=pytest.mark.soak) for limit in (1, 777, 5_999, 8_345))],
-)
+@some("limit", [11_999, 1, 777, 5_999, 6_000, 8_345])
 def test_a_limit_gives_the_same_bytes_for_any_number_of_workers_and_is_exact(
     sources: list[str], tmp_path: Path, limit: int
 ) -> None:
@@ -220,7 +217,7 @@ def test_a_full_disk_is_a_clear_error_and_the_next_run_continues(
     assert builds.build(sources, out, "--workers", "2") == reference
 
 
-@pytest.mark.parametrize("is_one_stream", [False, True])
+@some("is_one_stream", [False, True])
 def test_the_task_of_a_killed_worker_runs_on_another(
     sources: list[str], reference: dict[str, str], tmp_path: Path, is_one_stream: bool
 ) -> None:
@@ -258,15 +255,7 @@ def test_a_task_that_kills_two_workers_is_a_clear_error_and_the_next_run_continu
     assert builds.build(sources, out, "--workers", "2") == reference
 
 
-@pytest.mark.parametrize(
-    ("number", "workers"),
-    [
-        (signal.SIGINT, "2"),
-        (signal.SIGTERM, "1"),
-        pytest.param(signal.SIGINT, "1", marks=pytest.mark.soak),
-        pytest.param(signal.SIGTERM, "2", marks=pytest.mark.soak),
-    ],
-)
+@some("number, workers", [(signal.SIGINT, "2"), (signal.SIGTERM, "1"), (signal.SIGINT, "1"), (signal.SIGTERM, "2")])
 def test_an_interrupted_build_exits_with_the_code_of_its_signal_and_the_next_run_continues(
     sources: list[str], reference: dict[str, str], tmp_path: Path, workers: str, number: signal.Signals
 ) -> None:

@@ -70,10 +70,13 @@ def undisturbed(launcher: Launcher, words: list[str], out: Path) -> Command:
     return Command(launcher, words, out, done.steps, state(out))
 
 
-COMMANDS = ["build", "build --dedup exact", "copy", "copy --shuffle"]
+COMMANDS = ["build --dedup exact", "build", "copy", "copy --shuffle"]
 
 
-@pytest.fixture(scope="module", params=COMMANDS)
+@pytest.fixture(
+    scope="module",
+    params=[*COMMANDS[::3], *(pytest.param(command, marks=pytest.mark.soak) for command in COMMANDS[1:3])],
+)
 def command(
     request: pytest.FixtureRequest, launcher: Launcher, byte_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Command:

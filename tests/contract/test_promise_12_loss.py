@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.contract.conversations import CLOSE, Hand, build, by_hand, conversations, targets_of, write_tokenizer
+from tests.examples import crossed
 from tokshard import open_corpus
 from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan, expand
 
@@ -89,8 +90,7 @@ def test_a_manifest_counts_the_targets_of_the_records(held: tuple[Path, list[Han
             assert {place for start, stop in spans for place in range(start, stop)} == document.targets
 
 
-@every_packing
-@pytest.mark.parametrize(("form", "ranks"), [("numpy", 1), ("numpy", 3), ("full", 2), ("compact", 3)])
+@crossed("pack, form, ranks", ["whole", "cut"], ["numpy", "full", "compact"], [3, 1, 2])
 def test_the_targets_of_an_epoch_are_the_answers(
     held: tuple[Path, list[Hand]], pack: str, form: str, ranks: int
 ) -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.corpora import Source, write_corpus
-from tests.examples import examples
+from tests.examples import examples, some
 from tokshard.errors import DamagedCorpusError, PlanError
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamingLoader, StreamPlan, expand
@@ -109,7 +109,7 @@ def test_packing_of_a_corpus_follows_its_spans_unless_it_is_given(tmp_path):
     assert [one.pack for one in StreamPlan(corpora, pack="cut", **WHOLE).corpora] == ["cut", "cut"]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@some("num_workers", [0, 1])
 def test_every_form_of_a_batch_has_the_same_labels_and_weights(tmp_path, num_workers):
     corpus_of(tmp_path / "chat", LENGTHS, MARKS, weights=lambda index, k: 0.5 + index + k / 4)
     plan = StreamPlan({"chat": tmp_path / "chat"}, epochs=1, **SIZES)

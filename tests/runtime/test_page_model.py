@@ -60,7 +60,10 @@ def model_of_vector(name: str) -> page_model.Plan:
     )
 
 
-@pytest.mark.parametrize("name", VECTORS["plans"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.soak if name == "64 streams" else ()) for name in VECTORS["plans"]],
+)
 def test_the_page_alone_gives_every_value_of_the_vectors(name: str) -> None:
     facts, model = VECTORS["plans"][name], model_of_vector(name)
     assert model.num_samples == facts["num_samples"]

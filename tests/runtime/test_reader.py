@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, change_table, write_corpus
-from tests.examples import crossed, examples
+from tests.examples import crossed, examples, some
 from tests.runtime import page_model
 from tests.runtime.page_model import Used
 from tests.runtime.sources import ListSource
@@ -144,7 +144,7 @@ def test_documents_longer_than_strides_batches_and_blocks_are_found(
     assert_same_stream(source, memory, spans)
 
 
-@pytest.mark.parametrize("access", [["mmap"], ["pread"], ["mmap", "pread"], ["pread", "mmap"]])
+@some("access", [["mmap", "pread"], ["pread", "mmap"], ["mmap"], ["pread"]])
 @settings(max_examples=examples(15))
 @example(parts=[[1, 1], [1, 1]], shape=(1, 1, 1))  # equal content
 @given(parts=st.lists(lengths, min_size=1, max_size=2), shape=st.tuples(*[st.integers(1, n) for n in (20, 64, 5)]))
@@ -322,7 +322,7 @@ def test_a_wrong_stride_in_the_shard_table_never_gives_wrong_ends_of_documents(
                 reported += 1
             else:
                 assert (found.document, found.start, found.stop) == (place.document, place.start, place.stop)
-            for stop in range(start + 1, memory.num_tokens + 1, 3):
+            for stop in range(start + 1, memory.num_tokens + 1, 7):
                 ends = outcome(lambda: ends_of(source, start, stop))  # noqa: B023
                 if isinstance(ends, str):
                     reported += 1
@@ -386,7 +386,7 @@ def test_offsets_that_change_under_a_running_plan_are_reported_with_the_shard(tm
         expected = [outcome(lambda: read_all(plan, sample, sample % 10)) for sample in range(10)]  # noqa: B023
         content, rng, reported = shard.read_bytes(), np.random.default_rng(5), 0
         values = [-(2**63), -1, 0, 1, 5, 29, 30, 31, 1000, 2**40, 2**63 - 1]
-        for _ in range(25):
+        for _ in range(15):
             place = places[rng.integers(len(places))]
             position = place.offsets_position + 8 * int(rng.integers(place.num_documents + 1))
             overwrite(shard, position, np.int64(rng.choice(values)).tobytes())
@@ -396,7 +396,7 @@ def test_offsets_that_change_under_a_running_plan_are_reported_with_the_shard(tm
                     assert shard.name in found
                     reported += 1
             overwrite(shard, 0, content)
-        assert reported > 25
+        assert reported > 15
         assert [read_all(plan.reader(), sample, sample % 10) for sample in range(10)] == expected
 
 

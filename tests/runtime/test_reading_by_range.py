@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from tests.corpora import TINY_TOKENIZER, write_corpus
+from tests.examples import crossed, some
 from tests.runtime.sources import ListSource
 from tests.runtime.test_reader import LARGE_VOCABULARY
 from tests.store import memory
@@ -83,15 +84,18 @@ def rows_of(source: CorpusSource, count: int = 40, **options: Any) -> list[dict[
         return [{name: array.tolist() for name, array in batch.items()} for batch in itertools.islice(loader, count)]
 
 
-@pytest.mark.parametrize("memory_bytes", [0, STRIDE_BYTES, 5 * STRIDE_BYTES, ONE_WINDOW, 3 * ONE_WINDOW, 1 << 20])
-@pytest.mark.parametrize("is_remote", [False, True])
+@crossed(
+    "memory_bytes, is_remote",
+    [0, STRIDE_BYTES, 5 * STRIDE_BYTES, ONE_WINDOW, 3 * ONE_WINDOW, 1 << 20],
+    [True, False],
+)
 def test_batches_are_those_of_a_mapped_corpus_however_little_memory_there_is(local, remote, memory_bytes, is_remote):
     source = CorpusSource(remote if is_remote else local, access="pread", cache=Cache(memory_bytes=memory_bytes))
     assert not source.is_in_memory
     assert rows_of(source) == rows_of(CorpusSource(local))
 
 
-@pytest.mark.parametrize("is_remote", [False, True])
+@some("is_remote", [True, False])
 def test_rows_that_are_packed_whole_are_those_of_a_mapped_corpus(local, remote, is_remote):
     options: dict[str, Any] = {"seq_len": 16, "block_tokens": 2048, "window_blocks": 4, "pack": "whole"}
     source = CorpusSource(remote if is_remote else local, access="pread")
@@ -275,7 +279,7 @@ def test_a_bit_that_flips_on_the_way_is_asked_for_again_and_never_reaches_a_batc
     assert cache.counts.wrong_strides >= 5
 
 
-@pytest.mark.parametrize("is_remote", [False, True])
+@some("is_remote", [True, False])
 def test_a_flipped_bit_of_a_token_is_damage_with_its_place(local, remote, is_remote):
     (first, *_), expected = shards_of(local), rows_of(CorpusSource(local), 100)
     content = (local / first).read_bytes()

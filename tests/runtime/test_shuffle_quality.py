@@ -1,6 +1,7 @@
 """Orders are shuffled as well as numpy's: every statistic of `shuffle`, over 64 seeds and more, at many lengths.
 
-Seeds never change, so neither does the outcome. A uniform permutation fails one check with the chance
+Seeds never change, so neither does the outcome: while the order is that of the vectors, all of this holds. So short
+orders are measured by default, and the rest in the soak. A uniform permutation fails one check with the chance
 `scores.FALSE_ALARM`, by theory; no bound was chosen for what passes. The same checks are shown to catch bad orders.
 """
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.examples import some
 from tests.runtime import orders, shuffle
 from tests.runtime.orders import BATCH, LARGER, SMALLER, STEP, Shelf, order_of, orders_within, places_of
 from tests.runtime.scores import (
@@ -108,24 +110,18 @@ def test_every_item_of_a_small_set_is_as_often_at_any_position() -> None:
     assert worst < score_bound(59)
 
 
-@pytest.mark.parametrize("length", [*SMALL, *LARGE])
+@some("length", [*SMALL, *LARGE], default=len(SMALL) + 1)
 def test_sorted_hashes_are_a_uniform_permutation(length: int) -> None:
     assert not check(orders.permuted, length)
 
 
-@pytest.mark.parametrize("length", [*SMALL, *(pytest.param(length, marks=pytest.mark.soak) for length in LARGE)])
+@some("length", [*SMALL, *LARGE], default=len(SMALL))
 def test_the_cipher_is_a_uniform_permutation_even_where_hashes_are_sorted_instead(length: int) -> None:
     assert not check(orders.enciphered, length)
 
 
-@pytest.mark.parametrize(
-    "length",
-    [
-        # shorter ones that are sorted are above
-        pytest.param(MAX_SORTED + 1, marks=pytest.mark.slow),
-        *(pytest.param(length, marks=pytest.mark.soak) for length in HEAVY if length != MAX_SORTED + 1),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("length", HEAVY)
 def test_a_long_permutation_is_uniform_on_both_sides_of_the_longest_that_is_sorted(length: int) -> None:
     assert not check(orders.permuted, length)
 
@@ -143,7 +139,7 @@ def test_the_cipher_that_is_measured_is_the_permutation_of_long_sets(length: int
     assert np.array_equal(orders.enciphered(length, 5), orders.permuted(length, 5))
 
 
-@pytest.mark.parametrize("length", [1_000, pytest.param(16_384, marks=pytest.mark.soak)])
+@some("length", [1_000, 16_384])
 def test_numpys_permutation_passes_the_same_checks(length: int) -> None:
     assert not check(orders.numpys, length)
 
@@ -151,12 +147,13 @@ def test_numpys_permutation_passes_the_same_checks(length: int) -> None:
 # what the checks catch
 
 
-@pytest.mark.parametrize("length", [1_000, pytest.param(16_384, marks=pytest.mark.soak)])
+@some("length", [1_000, 16_384])
 def test_the_identity_is_caught_by_every_statistic(length: int) -> None:
     caught = " ".join(check(orders.identity, length))
     assert all(f"{name}: " in caught for name in OF_ONE)
 
 
+@pytest.mark.soak
 def test_the_generator_of_fms_fsdp_is_caught() -> None:
     found = scores(orders.congruential(16_384, seed) for seed in SEEDS)
     caught = " ".join(failures(found, numpys(16_384)))
@@ -171,6 +168,7 @@ def test_the_generator_of_fms_fsdp_is_caught_in_small_sets(length: int) -> None:
     assert any("flipped bits" in failure for failure in check(orders.congruential, length))
 
 
+@pytest.mark.soak
 def test_four_rounds_of_the_cipher_are_caught() -> None:
     found = scores(orders.enciphered(16_384, seed, num_rounds=4) for seed in SEEDS)
     caught = " ".join(failures(found, numpys(16_384)))
@@ -196,12 +194,13 @@ def numpy_pairs(length: int) -> dict[str, Scores]:
     return scores(both, OF_TWO)
 
 
-@pytest.mark.parametrize("length", [100, 16_384, pytest.param(MAX_SORTED + 1, marks=pytest.mark.soak)])
+@some("length", [100, 16_384, MAX_SORTED + 1])
 @pytest.mark.parametrize("other", [{"seed": 1}, {"epoch": 1}, {"window": 1}], ids=["seeds", "epochs", "windows"])
 def test_the_orders_of_two_seeds_epochs_or_windows_are_unrelated(length: int, other: dict[str, int]) -> None:
     assert not failures(pairs(length, **other), numpy_pairs(length))
 
 
+@pytest.mark.soak
 def test_ranks_of_fms_fsdp_that_go_in_step_are_caught() -> None:
     both = ((orders.congruential(16_384, seed), orders.congruential(16_384, seed, rank=1)) for seed in SEEDS)
     caught = " ".join(failures(scores(both, OF_TWO), numpy_pairs(16_384)))
@@ -236,27 +235,32 @@ def long_scores(shelf: Shelf, many: list[NDArray[np.int64]]) -> dict[str, Scores
     return scores(places, of_places(shelf.num_samples, global_batch_size=STEP))
 
 
+@pytest.mark.soak
 def test_what_a_plan_reads_is_its_samples_in_order() -> None:
     plan, rows = LARGER.plan(0, epochs=2), plan_rows(LARGER)[0]
     for sample in (0, 1, 127, 128, 1_023, 1_024, 4_095, 4_096, 8_191):
         assert plan.sample(sample)["input_ids"].tolist() == rows[sample].tolist()
 
 
+@pytest.mark.soak
 def test_a_corpus_of_one_window_is_a_uniform_permutation_of_its_samples() -> None:
     found = scores(order_of(rows) for rows in epoch_rows(SMALLER))
     assert not failures(found, numpys(4_096))
 
 
+@pytest.mark.soak
 def test_the_samples_of_each_window_are_a_uniform_permutation() -> None:
     found = scores(part for rows in epoch_rows(LARGER) for part in orders_within(order_of(rows), 1_024))
     assert not failures(found, numpys(1_024))
 
 
+@pytest.mark.soak
 def test_windows_are_shuffled_as_well_as_numpy_shuffles_windows() -> None:
     found = scores(order_of(rows) for rows in epoch_rows(LARGER))
     assert not differences(found, scores(order_of(rows) for rows in numpy_rows(LARGER)))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("shelf", [SMALLER, LARGER], ids=["one window", "windows"])
 def test_two_epochs_of_a_plan_are_unrelated(shelf: Shelf) -> None:
     size = shelf.num_samples
@@ -268,6 +272,7 @@ def test_two_epochs_of_a_plan_are_unrelated(shelf: Shelf) -> None:
         assert not failures(found, reference)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("shelf", [SMALLER, LARGER], ids=["one window", "windows"])
 def test_two_seeds_of_a_plan_are_unrelated(shelf: Shelf) -> None:
     many = [order_of(rows) for rows in epoch_rows(shelf)]
@@ -278,6 +283,7 @@ def test_two_seeds_of_a_plan_are_unrelated(shelf: Shelf) -> None:
         assert not failures(found, reference)
 
 
+@pytest.mark.soak
 def test_two_ranks_read_unrelated_places_in_the_same_step() -> None:
     found = scores((order_of(rows) for rows in epoch_rows(SMALLER)), IN_RANKS)
     assert not failures(found, scores((orders.numpys(4_096, seed) for seed in OTHER_SEEDS), IN_RANKS))
@@ -285,6 +291,7 @@ def test_two_ranks_read_unrelated_places_in_the_same_step() -> None:
     assert not differences(found, scores((order_of(rows) for rows in numpy_rows(LARGER)), IN_RANKS))
 
 
+@pytest.mark.soak
 def test_ranks_that_read_the_same_places_are_caught() -> None:
     order = (
         np.stack([np.arange(2_048), np.arange(2_048) + 2_048], axis=1)
@@ -296,6 +303,7 @@ def test_ranks_that_read_the_same_places_are_caught() -> None:
     assert failures(found, scores((orders.numpys(4_096, seed) for seed in OTHER_SEEDS), IN_RANKS))
 
 
+@pytest.mark.soak
 def test_topics_are_mixed_in_batches_as_without_windows_if_there_is_one_and_as_numpy_mixes_windows() -> None:
     def excess(many: list[NDArray[np.int64]]) -> NDArray[np.float64]:
         return np.array([shuffle.topic_excess(order_of(rows), num_batches=32, num_topics=16) for rows in many])
@@ -311,6 +319,7 @@ def test_topics_are_mixed_in_batches_as_without_windows_if_there_is_one_and_as_n
             assert deviation(found, np.ones(NUM_SEEDS)) < t_quantile(NUM_SEEDS - 1)
 
 
+@pytest.mark.soak
 def test_the_pieces_of_a_long_document_are_spread_over_the_steps() -> None:
     one_window = long_scores(SMALLER, epoch_rows(SMALLER))
     assert not differences(one_window, long_scores(SMALLER, numpy_rows(SMALLER)))
@@ -319,6 +328,7 @@ def test_the_pieces_of_a_long_document_are_spread_over_the_steps() -> None:
     assert not differences(long_scores(LARGER, epoch_rows(LARGER)), long_scores(LARGER, numpy_rows(LARGER)))
 
 
+@pytest.mark.soak
 def test_samples_that_are_not_shuffled_leave_a_long_document_together_and_are_caught() -> None:
     unshuffled = long_scores(SMALLER, numpy_rows(SMALLER, are_samples_shuffled=False))
     caught = " ".join(differences(unshuffled, long_scores(SMALLER, numpy_rows(SMALLER))))

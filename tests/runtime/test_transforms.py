@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.examples import examples
+from tests.examples import examples, some
 from tests.runtime import page_model
 from tests.runtime.sources import EOS, ListSource, PeriodicSource
 from tests.runtime.test_loader import dataloader, expected_rows, global_rows, one_corpus, rows_of, take, two_corpora
@@ -227,11 +227,11 @@ def test_a_transform_that_fails_raises_its_own_error_and_the_loader_goes_on_wher
     assert loader.cursor.sample == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("transform", "error", "problem"),
     [
-        pytest.param(partial(wrong, "shorter"), PlanError, WRONG["shorter"], marks=pytest.mark.soak),
+        (partial(wrong, "shorter"), PlanError, WRONG["shorter"]),
         (failing, ZeroDivisionError, "a transform's own mistake"),
     ],
 )
@@ -317,7 +317,7 @@ def test_documents_can_be_put_together_again_from_prefix_middle_and_suffix(
             assert "PSM" not in kinds
 
 
-@pytest.mark.parametrize(("rate", "spm_rate"), [(0.5, 0.5), (0.9, 0.1), (0.2, 1.0), (1.0, 0.0)])
+@some("rate, spm_rate", [(0.2, 0.5), (0.5, 0.5), (0.9, 0.1), (0.2, 1.0), (1.0, 0.0)])
 def test_pieces_are_changed_at_the_given_rates(rate: float, spm_rate: float) -> None:
     transform = FillInTheMiddle(prefix_id=PRE, suffix_id=SUF, middle_id=MID, rate=rate, spm_rate=spm_rate)
     source = ListSource([200] * 2000)
