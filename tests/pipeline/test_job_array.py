@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.contract import small
+from tests.examples import some
 from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, patch_merges, texts_of
 from tests.pipeline.places import SPLIT, TEXTS, StoppedError, build, files, write
@@ -366,7 +367,7 @@ def tokshard(place: Path, program: str, package: str, *words: str) -> subprocess
     )
 
 
-@pytest.mark.parametrize("package", ["tokenizers", "pyarrow"])
+@some("package", ["tokenizers", "pyarrow"])
 def test_jobs_builds_and_commits_with_other_versions_of_packages_are_refused(place, words, package):
     assert run([*words, "--workers", "1", "--quiet", "--job-index", "0", "--num-jobs", "2"]) == 0
     before = {name: found for name, found in files(place / "out").items() if not name.endswith("lock")}

@@ -53,7 +53,7 @@ def test_a_mix_that_follows_the_losses_is_the_same_after_a_kill(tmp_path: Path) 
     paths, command = corpora(tmp_path / "corpora"), [sys.executable, str(ROOT / "recipes/mix_from_losses.py")]
 
     def fields_of(name: str) -> dict[str, Any]:
-        sizes: dict[str, Any] = {"train__steps": 60, "train__log_every": 1, "checkpoint__every": 7}
+        sizes: dict[str, Any] = {"train__steps": 30, "train__log_every": 1, "checkpoint__every": 7}
         return configuration(paths, tmp_path / name, **sizes) | {"model": SMALL}
 
     follow = runpy.run_path(command[1])["follow"]
@@ -62,14 +62,14 @@ def test_a_mix_that_follows_the_losses_is_the_same_after_a_kill(tmp_path: Path) 
     path.write_text(as_toml(fields_of("killed")))
     with subprocess.Popen([*command, str(path)], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}) as job:
         log = tmp_path / "killed" / "metrics.jsonl"
-        while job.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > 20):
+        while job.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > 10):
             time.sleep(0.001)
         job.kill()
     assert job.returncode == -signal.SIGKILL
     assert train(resolve(fields_of("killed")), on_record=follow) == 0
     steps, others = steps_of(tmp_path / "straight"), steps_of(tmp_path / "killed")
     assert_equal_mixes(steps, others)
-    assert len({json.dumps(step["corpora"]["code"]["weight"]) for step in steps}) == len(steps) == 60
+    assert len({json.dumps(step["corpora"]["code"]["weight"]) for step in steps}) == len(steps) == 30
 
 
 @pytest.mark.parametrize(("log_every", "stop_after"), [(3, 0), (3, 5), (1, 5)])
