@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -57,6 +58,7 @@ class Soak:
             for thread in threads:
                 thread.join()
         except KeyboardInterrupt:
+            show("interrupted: it ends with the trials that run")
             self.stopped.set()
             for thread in threads:
                 thread.join()
@@ -164,12 +166,17 @@ def main(words: Sequence[str]) -> int:
         soak.run(given.jobs)
     for line in table(list(kinds), record):
         show(line)
+    if soak.stopped.is_set():
+        return 130
     return int(
         bool(soak.unprepared) or any(trial.outcome == "failed" and trial.kind in kinds for trial in record.trials)
     )
 
 
 if __name__ == "__main__":
+    # what a shell starts in the background ignores Ctrl-C; and a kill ends it in order, too
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     with contextlib.suppress(AttributeError):
         os.nice(10)
     sys.exit(main(sys.argv[1:]))

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -99,6 +100,18 @@ def test_what_was_tried_is_not_tried_again(fake: Path) -> None:
     assert found[:3] == before
     assert sorted(trial.seed for trial in found[3:]) == [0, 4, 5]
     assert all(json.loads(line) for line in fake.read_text().splitlines())
+
+
+def test_a_run_that_is_interrupted_ends_with_its_trials_and_its_table(
+    fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt = threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    assert soak.main(["--minutes", "3", "--jobs", "1", "--first", "4", "--record", str(fake)]) == 130
+    interrupt.join()
+    said = capsys.readouterr().out
+    assert "interrupted" in said
+    assert f"{'fake':<10} {len(Record(fake).trials):>7,} {0:>7}" in said
 
 
 def test_a_kind_that_cannot_be_prepared_is_no_trial(fake: Path, tmp_path: Path) -> None:
