@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import BadRecordError, BadSourceError, BuildError, UsageError
 from tokshard.format import names
+from tokshard.pipeline import jobs
 from tokshard.pipeline.jobs import JobResult
-from tokshard.pipeline.progress import Report, StageStarted
+from tokshard.pipeline.progress import Note, Report, StageStarted
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import running
 from tokshard.pipeline.workspace.lease import running_job
@@ -170,6 +172,24 @@ def test_duplicates_are_found_by_jobs_and_by_those_that_come_later(place, start,
     commit_corpus(place / "out")
     assert texts_of(open_corpus(place / "out")) == texts[:10]
     assert files(place / "out") == expected
+
+
+@pytest.mark.timeout(60)
+def test_a_job_that_has_to_wait_says_for_what(place, start, monkeypatch):
+    monkeypatch.setattr(jobs, "_POLL_SECONDS", 0.01)
+    killed(start, 1, 0, 2, dedup="exact")
+    notes = []
+    with ExitStack() as other:
+        other.enter_context(running_job(open_workspace(place / "out"), 0, 2))
+
+        def observe(report: Report) -> None:
+            if isinstance(report, Note):
+                notes.append(report.text)
+                other.close()
+
+        start(1, 2, dedup="exact", observer=observe)
+    assert notes == ["waiting for 1 task of other jobs; running: job 0"]
+    commit_corpus(place / "out")
 
 
 @pytest.mark.timeout(60)

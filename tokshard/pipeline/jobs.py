@@ -30,7 +30,7 @@ from tokshard.pipeline.executors.worker import leaving_the_program_alone
 from tokshard.pipeline.judge import Judge
 from tokshard.pipeline.messages import user_error
 from tokshard.pipeline.options import BuildOptions, checked_options, command_words, path_option
-from tokshard.pipeline.progress import Observer, Report
+from tokshard.pipeline.progress import Note, Observer, Report
 from tokshard.pipeline.request import (
     Build,
     check_same,
@@ -51,6 +51,7 @@ from tokshard.pipeline.workspace.ownership import check_directory, complete_outp
 from tokshard.pipeline.workspace.places import DEAL, HASH, WRITE, Workspace, open_workspace
 from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipts, receipt_keys
 from tokshard.store import present
+from tokshard.wording import counted
 
 _POLL_SECONDS = 2.0
 """How often a job that has nothing to do checks whether the others have ended a stage."""
@@ -139,16 +140,26 @@ class _Share:
         run_share(self.build, stage, judge, self.runs)
         if judge.failure is not None:
             raise user_error(self.build, stage.name, judge, is_share=True)
+        has_waited = False
         while True:
             if self._help(stage):
                 continue
             if stage.name == WRITE:
                 raise UnfinishedStageError(stage, [])
-            if self._missing(stage):
+            if missing := self._missing(stage):
+                if not has_waited:
+                    self.runs.observer(Note(self._waiting(len(missing))))
+                has_waited = True
                 time.sleep(_POLL_SECONDS)  # jobs that run have the rest under way
                 continue
             with contextlib.suppress(UnfinishedStageError):  # a receipt was void
                 return settle(self.build, stage, judged_on_disk(self.build, stage))
+
+    def _waiting(self, num_tasks: int) -> str:
+        """What this job waits for, and which jobs run."""
+        others = [f"job {index}" for index, _ in running_jobs(self.build.workspace) if index != self.job.index]
+        shown = [*others[:5], *([f"{len(others) - 5:,} more"] if len(others) > 5 else [])]
+        return f"waiting for {counted(num_tasks, 'task')} of other jobs; running: {', '.join(shown) or 'none'}"
 
     def _help(self, stage: Stage) -> bool:
         """Run some tasks that no running job is likely to have begun, in an order of its own; False: there are none.

@@ -71,7 +71,8 @@ def run(frame: Frame) -> Section:
         builders[label] = Builder(frame=frame, peer=peer, options=options, place=frame.work / f"out-{index}")
         builders[label].place.mkdir()
     plain, faulty = _corpus(frame.work / "good", None), {fault: _corpus(frame.work / fault, fault) for fault in FAULTS}
-    good = {label: builder.build(plain, "good") for label, builder in builders.items()}
+    undamaged = [functools.partial(builder.build, plain, "good") for builder in builders.values()]
+    good = dict(zip(builders, side_by_side(undamaged), strict=True))
     able = {label: builder for label, builder in builders.items() if not {"failed", "cannot"} & good[label].keys()}
     works = [functools.partial(_faulty, builder, faulty, good[label]) for label, builder in able.items()]
     cells = dict(zip(able, side_by_side(works), strict=True))
