@@ -46,12 +46,13 @@ BY_TRAINERS := $(wildcard tests/interop/test_cluster_*.py tests/interop/test_tra
 RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart check test test-pinned test-lowest soak test-interop test-browser test-remote test-ray benchmark benchmark-peers lint format clean
+.PHONY: help quickstart check test test-pinned test-lowest test-long soak test-interop test-browser test-remote test-ray benchmark benchmark-peers lint format clean
 
 help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
 	@echo "make check         lint, types and the fast tests of the rooms that differ from BASE=HEAD; a minute or two"
-	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions; 10 to 20 minutes"
+	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions; 10 minutes"
+	@echo "make test-long     what 'make test' leaves out: long tests, and most cases of long tables; 30 minutes"
 	@echo "make test-interop  other projects' readers and training loops on tokshard's shards; the cluster recipes"
 	@echo "make test-browser  the HTML reports in headless Chromium, if this machine has one"
 	@echo "make test-remote   buckets, against two servers that speak S3 on this machine"
@@ -81,14 +82,14 @@ quickstart/raw/stamp: recipes/quickstart_corpus.py | $(VENV)/stamp-run
 	$(BIN)/python recipes/quickstart_corpus.py quickstart/raw
 	@touch $@
 
-# A file of tokshard/ROOM or tests/ROOM stands for the tests of that room; if nothing differs, all rooms are tested.
+# a file of tokshard/ROOM or tests/ROOM stands for the tests of that room
 BASE ?= HEAD
 ROOMS = $(shell { git diff --name-only $(BASE); git ls-files --others --exclude-standard; } | cut -d/ -f1,2 \
 	| sed -n -E -e 's,^tokshard/run_files$$,tests/run_files tests/trainer,p' -e 's,^tokshard/interop$$,tests/interop tests/pipeline,p' \
 	-e 's,^tokshard/[a-z]+\.py$$,tests/cli,p' -e 's,^(tokshard|tests)/([a-z_]+)$$,tests/\2,p' | sort -u)
 
 check: lint
-	HYPOTHESIS_PROFILE=few $(BIN)/python -m pytest -q -n 2 tests/architecture $(or $(wildcard $(ROOMS)),tests)
+	HYPOTHESIS_PROFILE=few $(BIN)/python -m pytest -q -n 2 tests/architecture $(wildcard $(ROOMS))
 
 # Tests wait for processes, signals and each other a third of their time: one worker more than the two cores makes use of it.
 TESTERS ?= 3
@@ -100,6 +101,9 @@ test:
 # the files of tests, each as a whole, in the order of pyproject.toml
 test-pinned: $(VENV)/stamp-dev
 	$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
+
+test-long: $(VENV)/stamp-dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 1800 -m "soak and not remote"
 
 test-lowest: $(LOWEST)/stamp-test test-pinned
 	HYPOTHESIS_PROFILE=few $(LOWEST)/bin/python -m pytest -n $(TESTERS) $(LIBRARIES)

@@ -154,7 +154,9 @@ def main(words: Sequence[str]) -> int:
     seconds = None if given.minutes is None else given.minutes * 60
     short = given.minutes is not None and not given.only
     kinds = {name: kind for name, kind in kinds.items() if kind.is_here and (kind.share or not short)}
-    ends = f"for {given.minutes:g} minutes" if given.minutes is not None else "for hours, to the number of each kind"
+    left = sum((kind.num_trials - len(record.of(name))) * kind.trial_seconds for name, kind in kinds.items())
+    ends = f"for {(left / given.jobs if seconds is None else seconds) / 60:,.0f} minutes"
+    ends += "" if seconds is not None else " or so, to the number of each kind"
     show(f"{given.jobs} processes try {ends}. Interrupt it at any time: {given.record} says what was tried.")
     for name, kind in kinds.items():
         done, number = len(record.of(name)), f" of {kind.num_trials:,}" if seconds is None else ""

@@ -24,6 +24,7 @@ class Kind:
         place: ``module:function`` of its `Prepare`; imported in the process that tries.
         about: what is tried, and what has to come of it.
         num_trials: of the long form.
+        trial_seconds: that one takes on a core, about.
         share: of the time of the short form.
         limit_seconds: a trial that takes longer hangs.
         needs: a package without which there is nothing to try.
@@ -32,6 +33,7 @@ class Kind:
     place: str
     about: str
     num_trials: int
+    trial_seconds: float
     share: float
     limit_seconds: float = 120
     needs: str = "tokshard"
@@ -54,6 +56,7 @@ KINDS = {
         about="bytes and values of corpora change (shards, tables, manifests, hashes; text, generations, conversations "
         "with weights), also with hashes made right again: refused by name, or the same tokens",
         num_trials=7_000,
+        trial_seconds=0.15,
         share=0.25,
     ),
     "files": Kind(
@@ -61,6 +64,7 @@ KINDS = {
         about="states, plans, recipes, checkpoints, lists of documents and build recipes change, also with hashes made "
         "right again: refused by name, or read",
         num_trials=3_000,
+        trial_seconds=0.05,
         share=0.15,
     ),
     "histories": Kind(
@@ -68,6 +72,7 @@ KINDS = {
         about="jobs stop, resume, rescale and change batch size, seq_len, weights and corpora, skip and mask, with "
         "streams and packing whole, with and without loss spans: each batch and state is the model's",
         num_trials=1_000,
+        trial_seconds=0.4,
         share=0.3,
     ),
     "kills": Kind(
@@ -75,6 +80,7 @@ KINDS = {
         about="builds, imports and copies by one process, by workers and as arrays are killed, stopped, starved of "
         "disk or memory, their clock jumps, their sources change: then they end with the bytes of one process",
         num_trials=1_500,
+        trial_seconds=2.7,
         share=0.3,
     ),
     "unfinished": Kind(
@@ -82,12 +88,14 @@ KINDS = {
         about="a file that a stopped build, import, copy or array of jobs left changes or goes, then the same command: "
         "refused by name, or the same corpus",
         num_trials=2_000,
+        trial_seconds=0.15,
         share=0.15,
     ),
     "ray": Kind(
         place="tests.soak.kills:prepare_ray",
         about="the same on a Ray cluster of two nodes",
         num_trials=100,
+        trial_seconds=25.0,
         share=0.1,
         limit_seconds=300,
         needs="ray",
@@ -96,6 +104,7 @@ KINDS = {
         place="tests.soak.kills:prepare_bucket",
         about="the same into a bucket, killed at a request",
         num_trials=200,
+        trial_seconds=10.0,
         share=0.1,
         limit_seconds=300,
         needs="moto",
@@ -105,6 +114,7 @@ KINDS = {
         about="training jobs are killed at the start, in a step and in the middle of a checkpoint, and continue on "
         "other numbers of ranks: then every loss is that of the run that was not killed",
         num_trials=10,
+        trial_seconds=100.0,
         share=0.0,
         limit_seconds=1_200,
         needs="torch",

@@ -43,7 +43,14 @@ def fail(folder: Path, stack: ExitStack) -> Try:
 
 
 def kind(place: str) -> Kind:
-    return Kind(place=f"tests.soak.test_runner:{place}", about="seeds", num_trials=6, share=1.0, limit_seconds=1)
+    return Kind(
+        place=f"tests.soak.test_runner:{place}",
+        about="seeds",
+        num_trials=6,
+        trial_seconds=1.0,
+        share=1.0,
+        limit_seconds=1,
+    )
 
 
 @pytest.fixture
