@@ -16,7 +16,7 @@ RAY := .venv-ray
 BIN := $(VENV)/bin
 # what is imported is compiled then, once: most of torch never is, and compiling it takes as long as unpacking it
 PIP_INSTALL := -m pip install --quiet --no-compile
-# of the tests, before several processes would do it at once
+# compiles what the tests import, before several of their processes do it at once
 COMPILE := -c 'import hypothesis, torch._dynamo, tokshard.cli.main, tokshard.trainer.loop'
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of containers often forbid it; then each of the hundreds of processes of the tests compiles torch again.

@@ -70,12 +70,12 @@ def undisturbed(launcher: Launcher, words: list[str], out: Path) -> Command:
     return Command(launcher, words, out, done.steps, state(out))
 
 
-COMMANDS = ["build --dedup exact", "build", "copy", "copy --shuffle"]
+COMMANDS, MORE_COMMANDS = ["build --dedup exact", "copy --shuffle"], ["build", "copy"]
 
 
 @pytest.fixture(
     scope="module",
-    params=[*COMMANDS[::3], *(pytest.param(command, marks=pytest.mark.soak) for command in COMMANDS[1:3])],
+    params=[*COMMANDS, *(pytest.param(command, marks=pytest.mark.soak) for command in MORE_COMMANDS)],
 )
 def command(
     request: pytest.FixtureRequest, launcher: Launcher, byte_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory

@@ -463,7 +463,7 @@ def test_a_shard_whose_last_document_has_no_end_is_damaged_whatever_its_hashes_s
         assert str(shard_of(source, 1)) in caught.value.problem
 
 
-@pytest.mark.soak  # by default the worker of the test above fails
+@pytest.mark.soak  # by default, a worker fails in the test of a truncated shard below
 @pytest.mark.parametrize("access", ["mmap", "pread"])
 def test_a_worker_that_touches_a_changed_shard_reports_it_by_name(tmp_path: Path, access: str) -> None:
     corpus = write(tmp_path / "corpus", ListSource([20] * 30), shard_tokens=100)

@@ -1,7 +1,7 @@
 """Orders are shuffled as well as numpy's: every statistic of `shuffle`, over 64 seeds and more, at many lengths.
 
-Seeds never change, so neither does the outcome: while the order is that of the vectors, all of this holds. So short
-orders are measured by default, and the rest in the soak. A uniform permutation fails one check with the chance
+Seeds never change, so neither does the outcome, unless the order changes. The golden vectors would show that. So only
+short orders are measured by default, and the rest in the soak. A uniform permutation fails one check with the chance
 `scores.FALSE_ALARM`, by theory; no bound was chosen for what passes. The same checks are shown to catch bad orders.
 """
 

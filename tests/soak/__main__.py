@@ -58,7 +58,7 @@ class Soak:
             for thread in threads:
                 thread.join()
         except KeyboardInterrupt:
-            show("interrupted: it ends with the trials that run")
+            show("interrupted: waiting for the trials in progress")
             self.stopped.set()
             for thread in threads:
                 thread.join()
@@ -176,7 +176,7 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # what a shell starts in the background ignores Ctrl-C; and a kill ends it in order, too
+    # a shell lets its background processes ignore Ctrl-C; a kill ends the run in order, too
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     with contextlib.suppress(AttributeError):

@@ -24,7 +24,7 @@ class Kind:
         place: ``module:function`` of its `Prepare`; imported in the process that tries.
         about: what is tried, and what has to come of it.
         num_trials: of the long form.
-        trial_seconds: that one takes on a core, about.
+        trial_seconds: about how long one takes on a core.
         share: of the time of the short form.
         limit_seconds: a trial that takes longer hangs.
         needs: a package without which there is nothing to try.

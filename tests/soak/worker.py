@@ -116,7 +116,7 @@ def main(name: str, folder: Path) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what trials print is no answer
-    with contextlib.ExitStack() as stack, contextlib.suppress(BrokenPipeError):  # nobody asks any more
+    with contextlib.ExitStack() as stack, contextlib.suppress(BrokenPipeError):  # the process that asks has ended
         attempt = KINDS[name].prepare(folder, stack)
         for answer in [{"ready": True}]:
             answers.write(json.dumps(answer) + "\n")

@@ -42,7 +42,7 @@ KIND: dict[str, Any] = {
     "rope_factor": 8.0,
     "rope_original_length": 64,
 }
-"""The model of the short runs; the long ones try the plain one, and this one beside it."""
+"""The model of the short runs. The long runs train the 10M preset, and some of them this model."""
 SHORT_STEPS, LONG_STEPS = 4, 20
 
 

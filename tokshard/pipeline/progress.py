@@ -12,7 +12,7 @@ from tokshard.pipeline.workspace.receipts import Progress, Receipt
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that the user should know while the work goes on, or before it begins."""
+    """Something that the user should know, before the work begins or during it."""
 
     text: str
 

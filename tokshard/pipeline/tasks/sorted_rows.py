@@ -2,8 +2,8 @@
 
 Rows are uint64 [n, width], ascending by their first column, the *key*. On disk a *run* of them is followed by its
 *fences*: the key of every `FENCE_ROWS`-th row, which tells a reader of a range of keys which bytes to read. In the work
-folder of a build, checksums come next: the CRC-32 of each block of `FENCE_ROWS` rows, then that of the fences, as
-uint64. Runs are merged slice by slice, each slice a range of keys with about `SLICE_ROWS` rows.
+folder of a build, checksums follow the fences: the CRC-32 of each block of `FENCE_ROWS` rows, then the CRC-32 of the
+fences, as uint64. Runs are merged slice by slice, each slice a range of keys with about `SLICE_ROWS` rows.
 """
 
 from __future__ import annotations
