@@ -204,6 +204,8 @@ $(LOWEST)/stamp-test: pyproject.toml constraints/lowest.txt | $(LOWEST)/bin/pyth
 	$(LOWEST)/bin/python $(COMPILE)
 	@touch $@
 
+# the pip of Python 3.11 takes twice the time to choose versions
 $(BIN)/python $(LOWEST)/bin/python $(INTEROP)/bin/python $(LOADERS:%=$(INTEROP)-%/bin/python) $(TRAINERS)/bin/python \
 $(REMOTE)/bin/python $(RAY)/bin/python $(PEERS:%=$(PEER)-%/bin/python):
 	$(PYTHON) -m venv $(patsubst %/bin/python,%,$@)
+	$@ -m pip install --quiet --upgrade pip

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, distributed
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
@@ -31,6 +30,9 @@ from tokshard.trainer.losses import sum_of_losses
 from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.optimizer import make_optimizer
 from tokshard.trainer.parallel import sharded_model
+
+if TYPE_CHECKING:
+    from torch._dynamo.testing import CompileCounterWithBackend
 
 # of torch's compiler: it looks at every tensor, and imports what torch calls deprecated
 pytestmark = pytest.mark.filterwarnings(
@@ -124,6 +126,8 @@ def test_attention_that_is_not_causal_is_refused_on_the_cpu() -> None:
 
 
 def compiled(backend: str, **options: Any) -> tuple[Transformer, CompileCounterWithBackend]:
+    from torch._dynamo.testing import CompileCounterWithBackend  # takes a second in each process
+
     torch._dynamo.reset()
     net, counter = model(**options), CompileCounterWithBackend(backend)
     for layer in net.layers:
