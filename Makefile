@@ -14,8 +14,9 @@ TRAINERS := .venv-trainers
 REMOTE := .venv-remote
 RAY := .venv-ray
 BIN := $(VENV)/bin
-# what is imported is compiled then, once: most of torch never is, and compiling it takes as long as unpacking it
-PIP_INSTALL := -m pip install --quiet --no-compile
+# One pip, that of .venv, installs into the environment that the target lies in. What is imported is compiled then, once:
+# most of torch never is, and compiling it takes as long as unpacking it.
+PIP_INSTALL = $(BIN)/python -m pip --python $(@D)/bin/python install --quiet --no-compile
 # compiles what the tests import, before several of their processes do it at once
 COMPILE := -c 'import hypothesis, torch._dynamo, tokshard.cli.main, tokshard.trainer.loop'
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -31,15 +32,16 @@ RUN := quickstart/run
 LIBRARIES := $(addprefix tests/,format/test_arrow_file.py format/test_content.py format/test_documents.py \
 	format/test_interop.py format/test_loss.py format/test_manifest.py format/test_partial_file.py format/test_shards.py \
 	format/test_stride_hashes.py format/test_whole_corpus.py contract/test_promise_02_round_trip.py \
-	contract/test_promise_05_random_access.py contract/test_promise_07_constant_state.py \
 	contract/test_promise_09_nothing_silent.py contract/test_promise_10_any_arrow_reader.py cli/test_build.py \
 	cli/test_main.py cli/test_plan.py pipeline/encode/chat/test_template.py pipeline/test_conversion.py \
 	pipeline/test_executors.py pipeline/test_fields.py pipeline/test_import_loss.py pipeline/test_readers.py \
 	pipeline/test_records.py pipeline/test_saved.py pipeline/test_shared_values.py pipeline/test_streams.py \
 	pipeline/test_tokenizer.py inspect/test_documents.py inspect/test_html.py inspect/test_statistics.py \
 	inspect/test_summary.py interop/test_export.py run_files/test_plan_file.py run_files/test_recipe.py \
-	runtime/test_compact.py runtime/test_numpy_loader.py runtime/test_state_hashes.py runtime/test_vectors.py \
-	trainer/test_hugging_face.py)
+	runtime/test_numpy_loader.py runtime/test_state_hashes.py runtime/test_vectors.py)
+# and these in `make test-long`: they need torch, which takes as long to install as all the rest
+TORCH_LIBRARIES := $(addprefix tests/,contract/test_promise_05_random_access.py contract/test_promise_07_constant_state.py \
+	runtime/test_compact.py runtime/test_loader.py runtime/test_loss_spans.py runtime/test_recycling.py trainer/test_hugging_face.py)
 # of `make test-interop`, with other packages than the rest of it
 BY_LOADERS := $(LOADERS:%=tests/interop/test_with_%.py)
 BY_TRAINERS := $(wildcard tests/interop/test_cluster_*.py tests/interop/test_trainers.py)
@@ -102,7 +104,8 @@ test:
 test-pinned: $(VENV)/stamp-dev
 	$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
 
-test-long: $(VENV)/stamp-dev
+test-long: $(VENV)/stamp-dev $(LOWEST)/stamp-torch
+	$(LOWEST)/bin/python -m pytest -n 2 $(TORCH_LIBRARIES)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 1800 -m "soak and not remote"
 
 test-lowest: $(LOWEST)/stamp-test test-pinned
@@ -155,57 +158,64 @@ clean:
 		$(PEERS:%=$(PEER)-%) $(NEWER_TOKENIZERS) quickstart .hypothesis .soak .mypy_cache .pytest_cache .ruff_cache
 
 $(VENV)/stamp-run: pyproject.toml constraints/default.txt | $(BIN)/python
-	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch]'
+	$(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch]'
 	@touch $@
 
 $(VENV)/stamp-dev: pyproject.toml constraints/default.txt | $(BIN)/python
-	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch,dev]'
+	$(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch,dev]'
 	$(BIN)/python $(COMPILE)
 	@touch $@
 
 $(VENV)/stamp-browser: pyproject.toml constraints/default.txt | $(BIN)/python
-	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch,dev,test-browser]'
+	$(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch,dev,test-browser]'
 	@touch $@
 
 # transformers can't be installed together with tokenizers 1.x
 $(INTEROP)/stamp-test: pyproject.toml constraints/interop.txt | $(INTEROP)/bin/python
-	$(INTEROP)/bin/python $(PIP_INSTALL) --constraint constraints/interop.txt --editable '.[test-interop]'
+	$(PIP_INSTALL) --constraint constraints/interop.txt --editable '.[test-interop]'
 	@touch $@
 
 # the trainers ask for other versions of click and datasets
 $(TRAINERS)/stamp-test: pyproject.toml constraints/trainers.txt | $(TRAINERS)/bin/python
-	$(TRAINERS)/bin/python $(PIP_INSTALL) --constraint constraints/trainers.txt --editable '.[test-trainers]'
+	$(PIP_INSTALL) --constraint constraints/trainers.txt --editable '.[test-trainers]'
 	@touch $@
 
 # their lists are complete, so nothing else comes along, such as a build of torch for CUDA
 $(LOADERS:%=$(INTEROP)-%/stamp-test): $(INTEROP)-%/stamp-test: pyproject.toml constraints/interop-%.txt | $(INTEROP)-%/bin/python
-	$(INTEROP)-$*/bin/python $(PIP_INSTALL) --no-deps --requirement constraints/interop-$*.txt --editable .
+	$(PIP_INSTALL) --no-deps --requirement constraints/interop-$*.txt --editable .
 	@touch $@
 
 $(PEERS:%=$(PEER)-%/stamp-peer): $(PEER)-%/stamp-peer: constraints/peers-%.txt | $(PEER)-%/bin/python
 	rm -f $(@D)/failed.txt
-	$(PEER)-$*/bin/python $(PIP_INSTALL) --no-deps --requirement constraints/peers-$*.txt 2>$(@D)/pip.txt || mv $(@D)/pip.txt $(@D)/failed.txt
+	$(PIP_INSTALL) --no-deps --requirement constraints/peers-$*.txt 2>$(@D)/pip.txt || mv $(@D)/pip.txt $(@D)/failed.txt
 	@touch $@
 
-$(NEWER_TOKENIZERS)/stamp-peer: constraints/default.txt
-	$(PYTHON) $(PIP_INSTALL) --no-deps --upgrade --target $(@D) $$(grep ^tokenizers== constraints/default.txt)
+$(NEWER_TOKENIZERS)/stamp-peer: constraints/default.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(@D) $$(grep ^tokenizers== constraints/default.txt)
 	@touch $@
 
 $(RAY)/stamp-test: pyproject.toml constraints/default.txt | $(RAY)/bin/python
-	$(RAY)/bin/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,test-ray]'
+	$(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,test-ray]'
 	@touch $@
 
 $(REMOTE)/stamp-test: pyproject.toml constraints/default.txt | $(REMOTE)/bin/python
-	$(REMOTE)/bin/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch,test-remote]'
+	$(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch,test-remote]'
 	@touch $@
 
 $(LOWEST)/stamp-test: pyproject.toml constraints/lowest.txt | $(LOWEST)/bin/python
-	$(LOWEST)/bin/python $(PIP_INSTALL) --constraint constraints/lowest.txt --editable '.[torch,test]'
-	$(LOWEST)/bin/python $(COMPILE)
+	$(PIP_INSTALL) --constraint constraints/lowest.txt --editable '.[test]'
+	$(LOWEST)/bin/python -c 'import hypothesis, tokshard.cli.main'
+	@touch $@
+
+$(LOWEST)/stamp-torch: $(LOWEST)/stamp-test
+	$(PIP_INSTALL) --constraint constraints/lowest.txt --editable '.[torch,test]'
 	@touch $@
 
 # making .venv takes 41 CPU-seconds with the pip of constraints/default.txt, 52 with the one that comes with Python 3.11
-$(BIN)/python $(LOWEST)/bin/python $(INTEROP)/bin/python $(LOADERS:%=$(INTEROP)-%/bin/python) $(TRAINERS)/bin/python \
-$(REMOTE)/bin/python $(RAY)/bin/python $(PEERS:%=$(PEER)-%/bin/python):
-	$(PYTHON) -m venv $(patsubst %/bin/python,%,$@)
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
 	$@ -m pip install --quiet --upgrade --constraint constraints/default.txt pip
+
+$(LOWEST)/bin/python $(INTEROP)/bin/python $(LOADERS:%=$(INTEROP)-%/bin/python) $(TRAINERS)/bin/python \
+$(REMOTE)/bin/python $(RAY)/bin/python $(PEERS:%=$(PEER)-%/bin/python): | $(BIN)/python
+	$(PYTHON) -m venv --without-pip $(patsubst %/bin/python,%,$@)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -269,6 +270,7 @@ def change_table(directory: Path, name: str, change: Callable[[dict[str, list[An
     sign_files(directory)
 
 
+@functools.cache
 def tokenizer_info(content: bytes, *, eos: str | None = None, bos: str | None = None) -> TokenizerInfo:
     """What a manifest says of a ``tokenizer.json``."""
     parsed = json.loads(content)

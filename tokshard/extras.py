@@ -1,11 +1,23 @@
-"""Packages that only some installations have."""
+"""Packages that are installed, and those that only some installations have."""
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 from importlib import import_module
 from typing import Any
 
 from tokshard.errors import UsageError
+
+
+@functools.cache
+def version_of(package: str) -> str:
+    """The version of a package, looked up once in a process.
+
+    Raises:
+        importlib.metadata.PackageNotFoundError: it is not installed.
+    """
+    return importlib.metadata.version(package)
 
 
 def extra_module(module: str, problem: str, *, extra: str) -> Any:

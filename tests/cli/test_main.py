@@ -300,6 +300,12 @@ COMMANDS_ON = {
 """Each command on a path."""
 
 
+@pytest.fixture(autouse=True)
+def _bench_needs_torch(request):
+    if "bench" in request.node.name.partition("[")[2]:
+        pytest.importorskip("torch")
+
+
 def test_every_command_is_tried_on_paths():
     assert {arguments[0] for arguments in COMMANDS_ON.values()} == set(COMMANDS)
 

@@ -8,8 +8,7 @@ import pytest
 
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tokshard.cli.main import run
-from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.tensors import StreamingLoader
+from tokshard.runtime import NumpyLoader, StreamPlan
 
 MIX = 'corpora = { code = "code", prose = "prose" }\nweights = { code = 3, prose = 1 }\n'
 SIZES = "seq_len = 64\nglobal_batch_size = 8\nseed = 5\nblock_tokens = 256\n"
@@ -71,7 +70,7 @@ def test_on_a_narrow_terminal_columns_go_below_and_no_word_is_broken(shell, monk
 def test_json_holds_the_same_numbers_and_they_are_those_of_a_loader(shell):
     report = report_of(shell, "mix.toml", "--tokens", "20k")
     assert (report["num_steps"], report["num_samples"], report["num_tokens"]) == (40, 320, 20_480)
-    loader = StreamingLoader(StreamPlan.load("mix.toml"), global_batch_size=8)
+    loader = NumpyLoader(StreamPlan.load("mix.toml"), global_batch_size=8)
     batches = iter(loader)
     for _ in range(40):
         next(batches)
@@ -192,7 +191,7 @@ def test_a_simulation_measures_the_next_samples(shell, tmp_path):
     found = report_of(shell, "mix.toml", "--simulate", "1k")["simulation"]
     assert sum(corpus["num_samples"] for corpus in found["corpora"]) == 1000
     assert all(corpus["worst_error"] < 1 for corpus in found["corpora"])
-    loader = StreamingLoader(StreamPlan.load("mix.toml"), global_batch_size=8)
+    loader = NumpyLoader(StreamPlan.load("mix.toml"), global_batch_size=8)
     next(iter(loader))
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
     loader.close()

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.runtime.loaders import expected_rows, rows_of, rows_of_ranks, take
 from tests.runtime.sources import ListSource
-from tests.runtime.test_loader import expected_rows, rows_of, rows_of_ranks, take
 from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan
 
 BATCH = 12

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.runtime import page_model
+from tests.runtime.loaders import expected_rows, rows_of, take
 from tests.runtime.page_model import Used
 from tests.runtime.sources import ListSource, PeriodicSource
-from tests.runtime.test_loader import expected_rows, rows_of, take
 from tests.runtime.test_page_model import documents_of_source
 from tokshard.runtime import StreamingLoader, StreamPlan
 

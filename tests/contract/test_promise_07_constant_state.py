@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.runtime.loaders import expected_rows, rows_of, take
 from tests.runtime.sources import PeriodicSource
-from tests.runtime.test_loader import expected_rows, rows_of, take
 from tokshard.runtime import StreamingLoader, StreamPlan
 
 FAR = 10**12

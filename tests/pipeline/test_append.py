@@ -318,6 +318,7 @@ def test_both_corpora_of_a_validation_split_grow(shop: Shop) -> None:
     assert read_status(shop.directory / "corpus").documents == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dedup", ["none", "exact"])
 def test_a_split_grows_by_nothing_where_all_new_documents_are_of_the_other_one(shop: Shop, dedup: str) -> None:
     options: dict[str, Any] = {"validation_fraction": 0.3, "dedup": dedup}

@@ -269,6 +269,7 @@ def test_under_fail_a_bad_record_stops_the_build_with_its_place_and_reason(what,
     assert not list(seen.directory.glob("shard-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", BAD_RECORDS)
 def test_under_skip_a_bad_record_is_left_out_counted_and_listed(what, tokshard_build):
     bad = BAD_RECORDS[what]
@@ -528,6 +529,7 @@ DAMAGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 @pytest.mark.parametrize("what", DAMAGED)
 def test_a_damaged_input_stops_the_build_under_both_policies_and_is_named(what, policy, tokshard_build):
@@ -541,6 +543,7 @@ def test_a_damaged_input_stops_the_build_under_both_policies_and_is_named(what, 
     assert not (seen.directory / names.MANIFEST).exists()
 
 
+@pytest.mark.slow
 @crossed("what, task_bytes", DAMAGED, [64, 1 << 24])  # in tasks of its own, or in one task with others
 def test_a_damaged_input_is_left_out_whole_if_that_is_asked_for(what, task_bytes, tokshard_build, monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)
@@ -558,6 +561,7 @@ def test_a_damaged_input_is_left_out_whole_if_that_is_asked_for(what, task_bytes
     assert not reject["detail"].startswith(file)  # where it lay is not part of a corpus
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "content"),
     [
@@ -780,6 +784,7 @@ def padded(count: int, bad: Mapping[int, bytes]) -> bytes:
     return b"".join(bad.get(number, line(number)) + b"\n" for number in range(1, count + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "compress"),
     [
@@ -799,6 +804,7 @@ def test_with_several_workers_the_first_bad_record_in_input_order_decides(file, 
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["gz", pytest.param("zst", marks=pytest.mark.soak)])
 def test_with_several_workers_a_bad_record_before_damage_decides_as_in_one_process(suffix, tokshard_build):
     lines = padded(4_000, {2_500: b"{"})  # in the fourth MiB of six, in the segment of the end but not in its chunk

@@ -243,6 +243,7 @@ def many(count: int) -> list[dict[str, Any]]:
     return [{"messages": []} if n % 10 == 3 else record for n, record in enumerate(found)]
 
 
+@pytest.mark.slow
 @crossed("place, name", PLACES, OPTIONS)
 def test_whoever_runs_a_build_of_conversations_its_bytes_are_those_of_one_process(
     place, name, tmp_path, tokenizer, monkeypatch

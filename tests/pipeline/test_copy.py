@@ -101,10 +101,11 @@ def test_documents_are_not_copied_twice_by_mistake(corpus, tmp_path):
     assert not (tmp_path / "both").exists()
 
 
-@pytest.fixture
-def relatives(tmp_path) -> dict[str, Path]:
-    """A corpus of two generations, what it was before, and copies of it."""
-    found = {name: tmp_path / name for name in ("grown", "before", "flat", "joined", "low", "high", "other")}
+@pytest.fixture(scope="module")
+def relatives(tmp_path_factory) -> dict[str, Path]:
+    """A corpus of two generations, what it was before, and copies of it; not to be changed."""
+    directory = tmp_path_factory.mktemp("relatives")
+    found = {name: directory / name for name in ("grown", "before", "flat", "joined", "low", "high", "other")}
     for name in ("grown", "before"):
         write_corpus(found[name], documents_of([5, 6, 7, 8, 9, 10, 11, 12]), tokenizer=TINY_TOKENIZER)
     append_generation(found["grown"], documents_of([13, 14]))
@@ -140,10 +141,11 @@ def test_parts_of_a_corpus_that_share_no_document_become_one(relatives, tmp_path
         assert grown.fingerprint == done.manifest.fingerprints.content
 
 
-@pytest.fixture
-def descendants(relatives, tmp_path) -> dict[str, Path]:
-    """Copies of copies."""
-    found = {name: tmp_path / name for name in ("again", "third", "shuffled", "lower", "short", "long")}
+@pytest.fixture(scope="module")
+def descendants(relatives, tmp_path_factory) -> dict[str, Path]:
+    """Copies of copies; not to be changed."""
+    directory = tmp_path_factory.mktemp("descendants")
+    found = {name: directory / name for name in ("again", "third", "shuffled", "lower", "short", "long")}
     copy_corpus(relatives["joined"], out=found["again"], shuffle=3)
     copy_corpus(found["again"], out=found["third"], shuffle=4)
     copy_corpus(relatives["grown"], out=found["shuffled"], shuffle=5)
@@ -175,7 +177,9 @@ def test_parts_and_others_become_one_with_copies_of_copies(descendants, tmp_path
     assert done.manifest.num_documents == sum(len(rows(one)) for one in both)
 
 
-def test_a_manifest_lists_what_is_in_the_copied_corpora_and_nothing_if_they_are_what_a_build_wrote(descendants):
+def test_a_manifest_lists_what_is_in_the_copied_corpora_and_nothing_if_they_are_what_a_build_wrote(
+    descendants, tmp_path
+):
     def of(name):
         return json.loads((descendants[name] / names.MANIFEST).read_bytes())
 
@@ -183,9 +187,9 @@ def test_a_manifest_lists_what_is_in_the_copied_corpora_and_nothing_if_they_are_
     assert of("flat")["build"]["copied"]["corpora"] == [grown]
     assert of("flat")["build"]["copied"]["holds"] == sorted([newest, before])
     assert of("joined")["build"]["copied"]["holds"] == sorted([newest, before])
-    copied = copy_corpus(descendants["low"], out=descendants["low"].parent / "part").manifest.build.copied
+    copied = copy_corpus(descendants["low"], out=tmp_path / "part").manifest.build.copied
     assert (copied.corpora, copied.holds, copied.holds_some) == ([low], [], sorted([grown, newest, before]))
-    done = copy_corpus(descendants["before"], out=descendants["before"].parent / "one-step")
+    done = copy_corpus(descendants["before"], out=tmp_path / "one-step")
     assert "holds" not in json.dumps(json.loads((Path(done.directory) / names.MANIFEST).read_bytes()))
 
 
@@ -220,6 +224,7 @@ def test_columns_of_one_name_and_several_types_are_refused_unless_they_are_left_
         copy_corpus([corpus, other], out=tmp_path / "third", columns=["url"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("conditions", "is_wanted", "reasons"),
     [
@@ -274,6 +279,7 @@ def test_ranges_of_hashes_divide_a_corpus_and_keep_equal_documents_together(corp
 # a random order
 
 
+@pytest.mark.slow
 def test_a_shuffled_copy_is_a_permutation_that_the_seed_alone_decides(corpus, tmp_path, monkeypatch):
     result = copy_corpus(corpus, out=tmp_path / "one", shuffle=17)
     assert result.tokens_written == result.manifest.num_tokens
@@ -392,6 +398,7 @@ def test_groups_hold_every_item_once_and_no_more_tokens_than_they_may(tokens, mo
     assert not found or not any(tokens[ends[-1] :])
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_shuffle_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     """The largest corpus that one level deals, and one four times as large."""
     small.shrink(
@@ -491,6 +498,7 @@ def bucket(request, tmp_path, monkeypatch) -> str:
     return f"{SCHEME}://{tmp_path.name}"
 
 
+@pytest.mark.slow
 def test_a_copy_into_a_bucket_and_back_is_the_corpus(corpus, tmp_path, monkeypatch, bucket):
     small.shrink(monkeypatch.setattr, copy_bucket_bytes=2_000, copy_fan_out=4, copy_task_tokens=1)
     copy_corpus(corpus, out=f"{bucket}/copy")

@@ -45,6 +45,7 @@ def left_out(directory: Path) -> dict[str, int]:
         return dict(opened.manifest.records.left_out)
 
 
+@pytest.mark.slow
 @SEEDS
 @pytest.mark.parametrize("limit", [1, 50, 119, 120, 500])
 def test_a_limit_takes_the_first_documents(corpus, tmp_path, limit, seed):
@@ -69,6 +70,7 @@ def test_documents_of_equal_tokens_are_copied_once(tmp_path, seed):
     assert left_out(tmp_path / "copy") == {"duplicate": 9 - len(expected)}
 
 
+@pytest.mark.slow
 @SEEDS
 def test_a_split_divides_a_copy_and_keeps_the_order_of_each_part(corpus, tmp_path, seed):
     copy_corpus(corpus, out=tmp_path / "copy", validation_fraction=0.3, shuffle=seed)
@@ -83,6 +85,7 @@ def test_a_split_divides_a_copy_and_keeps_the_order_of_each_part(corpus, tmp_pat
         left_out(tmp_path / "copy" / split)
 
 
+@pytest.mark.slow
 def test_a_corpus_is_appended_to_a_copy(corpus, tmp_path):
     other = write_corpus(tmp_path / "other", documents_of([5, 6]), tokenizer=TINY_TOKENIZER)
     append_generation(other, documents_of([9, 1]))
@@ -144,6 +147,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_jobs_of_an_array_copy_the_same_bytes(corpus, tmp_path, options):
     copy_corpus(corpus, out=tmp_path / "one", **options)
@@ -153,6 +157,7 @@ def test_jobs_of_an_array_copy_the_same_bytes(corpus, tmp_path, options):
     assert files(tmp_path / "jobs") == files(tmp_path / "one")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damaged", ["the length of a part", "the tokens of a part", "a kept text"])
 def test_a_damaged_file_of_dealt_documents_is_named_and_dealt_again(corpus, tmp_path, damaged):
     copy_corpus(corpus, out=tmp_path / "whole", shuffle=17)
@@ -198,6 +203,7 @@ def test_a_job_reads_what_it_deals_again_although_another_has_shuffled_all_meanw
     assert files(tmp_path / "jobs") == files(tmp_path / "one")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_workers_copy_the_same_bytes(corpus, tmp_path, options, monkeypatch):
     monkeypatch.undo()  # workers have the real sizes

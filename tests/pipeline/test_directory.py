@@ -307,6 +307,7 @@ class StoppingUnlink:
         self.unlink(path)
 
 
+@pytest.mark.slow
 @crossed("options, is_forced_again", [{}, SPLIT], [False, True])
 def test_starting_over_that_is_stopped_at_any_file_is_finished_by_the_next_run(
     place, monkeypatch, options, is_forced_again

@@ -116,6 +116,7 @@ def test_a_copy_leaves_out_the_documents_of_a_list_in_any_form(
     assert not done.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

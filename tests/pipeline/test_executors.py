@@ -105,10 +105,12 @@ def test_the_cpu_seconds_of_a_build_are_also_those_of_its_workers(place, monkeyp
     assert json.loads((place / "out" / names.REPORT).read_bytes())["cpu_seconds"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 takes a shorter directory by itself")
 def test_a_temporary_directory_with_a_long_path_is_named_with_the_next_step(place):
     folder = place / ("long" * 20)
     folder.mkdir()
+    (place / "a.jsonl").write_bytes(b'{"text": "one of many"}\n' * 50_000)  # more than one task, or no worker is needed
     words = ["build", str(place / "a.jsonl"), "--tokenizer", str(place / "tok"), "--out", str(place / "out")]
     command = [sys.executable, "-m", "tokshard", *words, "--workers", "2", "--task-bytes", "64"]
     environment = {**os.environ, "TMPDIR": str(folder)}
@@ -127,6 +129,7 @@ def _die_in_the_middle_of_a_message(connection: Connection, *_: Any, number: int
 REAL_TIME = pytest.mark.skipif(sys.platform != "linux", reason="has no real-time signals")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "name"), [(signal.SIGKILL, "SIGKILL"), pytest.param(40, "signal 40", marks=REAL_TIME)]
 )

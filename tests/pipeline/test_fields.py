@@ -93,6 +93,7 @@ MARKED: dict[str, tuple[bytes, dict[str, str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MARKED)
 def test_a_byte_order_mark_is_dropped_and_counted(name, tmp_path):
     content, options = MARKED[name]

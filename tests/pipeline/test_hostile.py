@@ -143,6 +143,7 @@ def test_very_many_bad_lines_are_counted_and_listed_in_bounded_memory(build, tmp
     assert outcome.peak_bytes < BASE_BYTES + 64 * MIB
 
 
+@pytest.mark.slow
 def test_random_unicode_is_encoded(build, tmp_path):
     rng = random.Random(2)
     with (tmp_path / "a.jsonl").open("w", encoding="utf-8") as file:
@@ -164,6 +165,7 @@ VALUES = {"arrays": NESTED, "objects": OBJECTS, "open arrays": b"[" * 1_000_000,
 OPTIONS = {"not read": (), "kept": ("--keep-field", "deep"), "the text": ("--text-field", "deep.a.a")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["the text", *(pytest.param(how, marks=pytest.mark.soak) for how in ("not read", "kept"))]
 )
@@ -193,6 +195,7 @@ def test_json_that_is_nested_deeply_is_a_bad_record_or_passed_over(how, build, t
     assert failed == sum(read.left_out.values())
 
 
+@pytest.mark.slow
 def test_members_of_json_that_are_nested_deeply_are_bad_records(build, tmp_path):
     path = tmp_path / "a.tar"
     path.write_bytes(
@@ -276,6 +279,7 @@ def test_an_archive_that_a_bomb_unpacks_to_is_read_in_pieces(build, tmp_path):
     assert outcome.peak_bytes < BASE_BYTES + 4 * 16 * MIB
 
 
+@pytest.mark.slow
 def test_rows_of_a_table_that_are_too_long_are_bad_records(build, tmp_path):
     path = tmp_path / "a.parquet"
     found: Any = table([{"text": "good"}, {"text": "a" * (64 * MIB)}, {"text": "good"}])
@@ -297,6 +301,7 @@ def test_a_compressed_file_of_nothing_but_members_ends(build, tmp_path):
     assert outcome.peak_bytes < BASE_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 18, reason="pyarrow 17 cannot write views of one value")
 def test_views_that_share_one_long_value_are_taken_a_few_at_a_time(build, tmp_path):
     # 800 views of 2.5 MiB each, all of the same bytes: 13 kB of views stand for 2 GiB of text

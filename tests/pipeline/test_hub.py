@@ -124,6 +124,7 @@ def fake(tmp_path: Path) -> Iterator[Hub]:
 # tokenizers
 
 
+@pytest.mark.slow
 def test_a_tokenizer_of_the_hub_is_fetched_alone_and_its_commit_recorded(fake):
     locations = {"id": "someone/bytes", "uri": "hf://someone/bytes", "commit": f"someone/bytes@{COMMIT}"}
     done = fake.builds(*(["a.jsonl", "--tokenizer", where, "--out", out] for out, where in locations.items()))
@@ -157,6 +158,7 @@ NO_TOKENIZERS = {
 }
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_the_hub_does_not_have_is_named(fake):
     done = fake.builds(*(["a.jsonl", "--tokenizer", location, "--out", "out"] for location in NO_TOKENIZERS))
     for (code, shown), (problem, hint) in zip(done, NO_TOKENIZERS.values(), strict=True):
@@ -165,6 +167,7 @@ def test_a_tokenizer_that_the_hub_does_not_have_is_named(fake):
         assert f"hint: {hint}" in shown
 
 
+@pytest.mark.slow
 def test_a_hub_that_does_not_answer_is_an_error_of_the_run(fake):
     done = fake.build("a.jsonl", "--tokenizer", "hf://someone/bytes", HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 1

@@ -211,6 +211,7 @@ def test_an_append_and_a_copy_keep_spans(place):
     assert sorted(zip(documents, spans, strict=True)) == sorted(zip(*expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "more"), [("hf", {}), ("olmo", {}), ("datatrove", {}), ("bridge", {"pack_tokens": 100})]
 )

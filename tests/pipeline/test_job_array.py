@@ -387,6 +387,7 @@ def tokshard(place: Path, program: str, package: str, *words: str) -> subprocess
     )
 
 
+@pytest.mark.slow
 @some("package", ["tokenizers", "pyarrow"])
 def test_jobs_builds_and_commits_with_other_versions_of_packages_are_refused(place, words, package):
     assert run([*words, "--workers", "1", "--quiet", "--job-index", "0", "--num-jobs", "2"]) == 0
@@ -406,6 +407,7 @@ def test_jobs_builds_and_commits_with_other_versions_of_packages_are_refused(pla
     commit_corpus(place / "out")
 
 
+@pytest.mark.slow
 def test_a_worker_with_another_version_of_a_package_is_refused(place, words):
     done = tokshard(place, IN_ITS_WORKERS, "pyarrow", *words, "--workers", "2")
     assert done.returncode == 1, done.stderr

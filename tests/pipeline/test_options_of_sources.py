@@ -130,6 +130,7 @@ def facts(out: Path) -> dict[str, tuple[list[str], list[str], dict[str, int], in
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
@@ -154,16 +155,17 @@ def test_duplicates_and_the_split_are_the_same_for_any_number_of_workers(kind, t
     assert [train[2]["duplicate"], validation[2]["duplicate"]] == [len(TEXTS) - len(UNIQUE)] * 2
 
 
-SHORT = ["a", "bb", "bb", f"{EOS} is text", *(f"document {number}" for number in range(300)), "c" * 100, "document 7"]
-KEPT = ["bb", f"{EOS} is text", *(f"document {number}" for number in range(300))]
+SHORT = ["a", "bb", "bb", f"{EOS} is text", *(f"document {number}" for number in range(120)), "c" * 100, "document 7"]
+KEPT = ["bb", f"{EOS} is text", *(f"document {number}" for number in range(120))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "limit"),
     [
         pytest.param(name, limit, marks=[] if limit is None or name in FAST else pytest.mark.soak)
         for name in KINDS
-        for limit in (None, 7, 150)
+        for limit in (None, 7, 60)
     ],
 )
 def test_all_options_at_once_count_every_record_of_every_kind_of_source(kind, limit, tmp_path, monkeypatch):
@@ -195,6 +197,7 @@ def test_all_options_at_once_count_every_record_of_every_kind_of_source(kind, li
     assert not again.is_new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_estimate_counts_the_documents_of_every_kind_of_source(kind, tmp_path):
     source = KINDS[kind].write(tmp_path, SHORT)

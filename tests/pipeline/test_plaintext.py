@@ -20,6 +20,7 @@ COMPRESSIONS = {"": bytes, ".gz": gzip.compress, ".zst": zstd, ".bz2": bz2.compr
 every_compression = pytest.mark.parametrize("suffix", COMPRESSIONS)
 
 
+@pytest.mark.slow
 @every_compression
 @pytest.mark.parametrize("is_member", [False, True], ids=["file", "member of a tar"])
 @pytest.mark.parametrize(
@@ -39,6 +40,7 @@ def test_the_text_unit_says_what_a_document_is(mode, expected, num_empty, suffix
     assert corpus.manifest.build.text_unit == mode
 
 
+@pytest.mark.slow
 @every_compression
 @pytest.mark.parametrize(("mode", "per_file"), [("file", 1), ("line", 2), ("paragraph", 2)])
 def test_the_name_of_a_text_file_is_a_field_of_its_documents(mode, per_file, suffix, tmp_path):
@@ -66,6 +68,7 @@ def test_an_unknown_text_unit_is_refused(tmp_path):
     assert caught.value.hint == "give one of file, line, paragraph"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "suffix"),
     [

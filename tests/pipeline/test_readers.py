@@ -142,6 +142,7 @@ def test_all_formats_in_one_build_follow_each_other(tmp_path, monkeypatch):
     assert found == sorted(place)
 
 
+@pytest.mark.slow
 @every_format
 def test_provenance_and_counts_are_right_around_records_that_are_left_out(name, tmp_path, monkeypatch):
     patch_chunk_bytes(monkeypatch, 128)
@@ -160,6 +161,7 @@ def test_provenance_and_counts_are_right_around_records_that_are_left_out(name, 
 # limits
 
 
+@pytest.mark.slow
 @crossed("name, limit", FORMATS, [1, 7, len(TEXTS) - 1, len(TEXTS), len(TEXTS) + 1])
 def test_a_limit_takes_the_first_documents_and_reads_no_further(name, limit, tmp_path, monkeypatch):
     patch_chunk_bytes(monkeypatch, 128)

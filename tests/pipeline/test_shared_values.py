@@ -66,6 +66,7 @@ def parts_of(path: Path, max_document_bytes: int = 1 << 20) -> Iterator[Records]
         yield part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [pytest.param(what, marks=needs_views if "view" in what else []) for what in SHARED])
 def test_rows_that_share_a_long_kept_value_come_in_small_chunks(what, tmp_path):
     path = written({"text": pa.array(["t"] * ROWS), "k": SHARED[what]()}, tmp_path)
@@ -144,6 +145,7 @@ UNCOUNTABLE: dict[str, Callable[[], pa.Array]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [pytest.param(w, marks=needs_views if "view" in w else []) for w in UNCOUNTABLE])
 def test_a_kept_column_in_which_values_can_be_shared_without_bound_is_refused(what, tmp_path):
     path = written({"text": pa.array(["a", "b", "c"]), "k": UNCOUNTABLE[what]()}, tmp_path)

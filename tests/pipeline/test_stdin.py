@@ -103,6 +103,7 @@ def test_standard_input_gives_the_corpus_that_a_file_gives_for_any_number_of_wor
         assert [shard.sha256 for shard in corpus.shards] == hashes
 
 
+@pytest.mark.slow
 def test_a_process_reads_its_standard_input(tmp_path):
     command = [sys.executable, "-m", "tokshard", *words(tmp_path, "--format", "jsonl")]
     subprocess.run(command, input=FORMATS["jsonl"], cwd=tmp_path, timeout=60, check=True, capture_output=True)

@@ -90,6 +90,7 @@ def expected_lines(data: bytes, chunk_bytes: int, max_line_bytes: int) -> list[t
     return result
 
 
+@pytest.mark.slow
 @given(data=any_bytes, chunk_bytes=st.integers(1, 20), slack=st.integers(0, 30))
 def test_every_line_is_in_the_chunk_of_its_first_byte_and_an_oversized_one_is_counted_once(data, chunk_bytes, slack):
     with chunks_of(chunk_bytes):
@@ -200,6 +201,7 @@ def test_decompression_gives_all_members_and_frames(suffix, name, read_bytes, tm
     assert read_all(data, tmp_path / f"a.jsonl.{suffix}", read_bytes=read_bytes) == LINES
 
 
+@pytest.mark.slow
 @each_compressed
 def test_a_cut_anywhere_inside_a_frame_is_refused(suffix, name, tmp_path):
     data = COMPRESSED[suffix, name]
@@ -306,6 +308,7 @@ def test_an_xz_stream_that_asks_for_more_than_a_gibibyte_is_refused(tmp_path):
 BOMB_BYTES = 64 << 20  # eight times as many in a frame whose window alone holds that
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gz", "zst", "bz2", "xz", pytest.param("wide zst", marks=pytest.mark.soak)])
 def test_a_decompression_bomb_is_given_out_in_pieces_and_never_held(kind, tmp_path):
     path = tmp_path / f"a.jsonl.{kind.split()[-1]}"

@@ -206,6 +206,7 @@ def test_a_pax_size_that_is_no_number_is_damage(tmp_path):
         build(write(content, tmp_path), tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_pax_headers_are_not_kept_but_for_what_is_used(tmp_path):
     headers = b""
     for number in range(8):
@@ -408,6 +409,7 @@ def test_links_among_samples_are_counted_behind_the_sample_that_they_stand_in(tm
 # shards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text_field", ["text", pytest.param("txt", marks=pytest.mark.soak)])
 def test_several_workers_share_one_archive_and_give_the_corpus_of_one_process(text_field, tmp_path):
     members = [(f"{number:05d}.txt", f"document {number} {'x' * 2_000}".encode()) for number in range(1_500)]

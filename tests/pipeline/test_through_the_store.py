@@ -60,6 +60,7 @@ def shards_of(location: str | Path) -> dict[str, bytes]:
     return {name: store.get(name) for name in files_below(store, "") if name.endswith(".arrow")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argument", ["sources", "sources/**/*", "sources/deep/*"])
 @pytest.mark.parametrize("dedup", ["none", "exact"])
 def test_a_build_from_and_into_another_store_has_the_same_bytes(remote, argument, dedup, tmp_path):
@@ -75,6 +76,7 @@ def test_a_build_from_and_into_another_store_has_the_same_bytes(remote, argument
     assert not again.is_new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dedup", ["none", "exact"])
 def test_jobs_that_share_another_store_make_the_same_bytes(remote, dedup, tmp_path):
     put_everywhere(remote, sources())

@@ -251,6 +251,7 @@ plain_texts = st.text(" \n\t'0123456789abcdefghijklmnopqrstuvwxyzTHE.,()_=\"", m
 any_texts = st.lists(st.one_of(unicode_texts, plain_texts, st.sampled_from(SPELLINGS)), max_size=5).map("".join)
 
 
+@pytest.mark.slow
 @every_kind
 @settings(max_examples=examples(30))
 @given(texts=st.lists(any_texts, max_size=6))
@@ -354,6 +355,7 @@ def chat_tokenizer(tmp_path) -> Path:
     return write(tmp_path / ".chat", KINDS["byte-level BPE with chat tokens"](), {"eos_token": EOS})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_special_tokens_that_are_asked_for_are_read_where_a_text_spells_them(workers, chat_tokenizer, tmp_path):
     meant = [f"<|im_start|>user\n{number} ü<|im_end|>\n<|im_start|><|im_start|>x" for number in range(50)]
@@ -372,6 +374,7 @@ def test_special_tokens_that_are_asked_for_are_read_where_a_text_spells_them(wor
     assert corpus.manifest.records.with_special_text == 2
 
 
+@pytest.mark.slow
 def test_what_texts_mean_is_part_of_the_recipe(chat_tokenizer, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(jsonl([{"text": "plain"}]))
     made = {
@@ -737,6 +740,7 @@ def test_layout_changes_the_hash_of_the_file_and_not_that_of_its_meaning(tmp_pat
     assert read(write(tmp_path, words("b", "</s>"))).info.canonical_sha256 != tight.canonical_sha256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_words", "dtype"), [(65_536, "uint16"), (65_537, "uint32"), (70_001, "uint32")])
 def test_a_vocabulary_over_65_536_is_stored_as_uint32(num_words, dtype, tmp_path):
     tokenizer = write(

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.runtime.loaders import expected_rows, one_corpus, rows_of, take, two_corpora
 from tests.runtime.sources import ListSource
-from tests.runtime.test_loader import expected_rows, one_corpus, rows_of, take, two_corpora
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.infilling import FillInTheMiddle

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.runtime.loaders import SIZES, dataloader, two_corpora
 from tests.runtime.sources import ListSource, PeriodicSource
-from tests.runtime.test_loader import SIZES, dataloader, two_corpora
 from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, expand
 from tokshard.runtime.loader import narrow_batches
 from tokshard.runtime.rows import narrow as narrow_rows

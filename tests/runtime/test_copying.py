@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from tests.corpora import change_table
 from tests.examples import examples
+from tests.runtime.loaders import rows_of, take
 from tests.runtime.sources import ListSource
-from tests.runtime.test_loader import rows_of, take
 from tests.runtime.test_reader import small_units, write
 from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
@@ -282,6 +282,7 @@ LIES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("column", "wrong", "access"), LIES)
 def test_a_shard_table_that_lies_about_record_batches_is_refused(
     tmp_path: Path, column: str, wrong: int, access: str

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime import page_model
+from tests.runtime.loaders import dataloader, expected_rows, rows_of, rows_of_ranks, take
 from tests.runtime.page_model import Row, Used
 from tests.runtime.sources import ListSource
 from tests.runtime.states import replaced
-from tests.runtime.test_loader import dataloader, expected_rows, rows_of, rows_of_ranks, take
 from tests.runtime.test_page_model import documents_of_source
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime.plan import StreamPlan

@@ -23,11 +23,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, write_corpus
+from tests.examples import some
 from tests.runtime import page_model
+from tests.runtime.loaders import expected_rows, global_rows, rows_of, take
 from tests.runtime.page_model import Used
 from tests.runtime.sources import EOS, ListSource, PeriodicSource
 from tests.runtime.states import replaced
-from tests.runtime.test_loader import expected_rows, global_rows, rows_of, take
 from tests.runtime.test_page_model import assert_equal, documents_of_source
 from tokshard.errors import DamagedCorpusError, LoaderError, PlanMismatchError
 from tokshard.runtime import NumpyLoader, prefetch
@@ -96,7 +97,8 @@ def test_a_document_longer_than_a_window_is_read_whole_from_several_windows() ->
     )
 
 
-@pytest.mark.parametrize("lengths", [[10], [1], [1] * 10, [4, 6], [3, 1, 2]])
+@pytest.mark.slow
+@some("lengths", [[10], [1], [3, 1, 2], [1] * 10, [4, 6]], default=3)
 def test_a_corpus_far_smaller_than_a_sample_fills_it_with_many_epochs(lengths: list[int]) -> None:
     source = ListSource(lengths)
     plan = StreamPlan({"tiny": source}, seq_len=2_048, seed=3)

@@ -65,6 +65,7 @@ def assert_each_epoch_is_whole(plan: StreamPlan, readings: list[Any], length: in
         assert wholes == {tuple(range(length))}
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(25))
 @given(
     documents=st.lists(lengths, min_size=1, max_size=3),

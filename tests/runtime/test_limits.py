@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.runtime import page_model
+from tests.runtime.loaders import SIZES, Batch, dataloader, expected_rows, rows_of, rows_of_ranks, take
 from tests.runtime.sources import ListSource
-from tests.runtime.test_loader import SIZES, Batch, dataloader, expected_rows, rows_of, rows_of_ranks, take
 from tokshard.errors import PlanError
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import used_up

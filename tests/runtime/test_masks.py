@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tests.corpora import Source as WrittenSource
 from tests.examples import examples
+from tests.runtime.loaders import dataloader
 from tests.runtime.sources import EOS, ListSource
 from tests.runtime.states import edited, values_of
-from tests.runtime.test_loader import dataloader
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.inspect.plan.run import open_run
 from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, expand
@@ -391,6 +391,7 @@ def test_one_list_may_grow_for_two_corpora(tmp_path: Path) -> None:
         assert loader.state_dict() == state
 
 
+@pytest.mark.slow
 def test_a_state_stays_small_however_often_a_list_grows(tmp_path: Path) -> None:
     plan, path, gaps = StreamPlan({"code": Source([2] * 1_000)}, **SIZES), tmp_path / "list", random.Random(1)
     with NumpyLoader(plan, global_batch_size=4) as loader, path.open("a") as file:

@@ -171,6 +171,7 @@ def test_until_weights_change_a_corpus_is_at_most_half_a_sample_per_level_away_f
     assert largest_error(mixture_of((0, weights), seed=seed), stop) <= levels / 2 + 2**-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [101, pytest.param(7, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("heavy", [0, 255, 499])
 def test_500_corpora_of_which_one_has_nearly_everything_each_get_their_share(heavy: int, every: int) -> None:
@@ -181,6 +182,7 @@ def test_500_corpora_of_which_one_has_nearly_everything_each_get_their_share(hea
         assert largest_error(mixture, stop) <= 4.75
 
 
+@pytest.mark.slow
 def test_thousands_of_small_changes_add_up_to_no_error() -> None:
     steps = np.linspace(0, 1, 5_000).tolist()
     anneal = [(16 * number, [1 - part, part, 0.01, 1e-4]) for number, part in enumerate(steps)]

@@ -11,12 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runtime.test_loader import two_corpora
+from tests.runtime.loaders import two_corpora
 from tokshard.errors import PlanError
-from tokshard.runtime import NumpyLoader, StreamingLoader
+from tokshard.runtime import NumpyLoader
 from tokshard.runtime.loader import NumpyBatch
 
 PREFETCH = "tokshard-prefetch"
+
+
+@pytest.fixture(scope="module")
+def streaming_loader() -> Any:
+    pytest.importorskip("torch")
+    from tokshard.runtime import StreamingLoader
+
+    return StreamingLoader
 
 
 def first(loader: Any, count: int) -> list[Any]:
@@ -28,10 +36,10 @@ def as_lists(batches: list[Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("options", [{}, {"dp_rank": 1, "dp_world_size": 3, "uneven": "pad"}])
-def test_batches_are_those_of_the_streaming_loader(options: dict[str, Any]) -> None:
+def test_batches_are_those_of_the_streaming_loader(options: dict[str, Any], streaming_loader: Any) -> None:
     plan = two_corpora()
     arrays = NumpyLoader(plan, global_batch_size=4, **options)
-    tensors = StreamingLoader(plan, global_batch_size=4, **options)
+    tensors = streaming_loader(plan, global_batch_size=4, **options)
     with arrays, tensors:
         assert as_lists(first(arrays, 5)) == as_lists(first(tensors, 5))
         assert arrays.stats()["bytes_read"] == tensors.stats()["bytes_read"]
@@ -51,9 +59,9 @@ def test_a_batch_holds_numpy_arrays() -> None:
     }
 
 
-def test_a_state_of_either_loader_continues_the_other() -> None:
+def test_a_state_of_either_loader_continues_the_other(streaming_loader: Any) -> None:
     plan = two_corpora()
-    with NumpyLoader(plan, global_batch_size=4) as arrays, StreamingLoader(plan, global_batch_size=4) as tensors:
+    with NumpyLoader(plan, global_batch_size=4) as arrays, streaming_loader(plan, global_batch_size=4) as tensors:
         first(arrays, 3)
         tensors.load_state_dict(arrays.state_dict())
         first(tensors, 2)

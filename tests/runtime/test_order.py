@@ -150,6 +150,7 @@ def test_distinct_places_of_a_huge_permutation_hold_distinct_items_in_range(
     assert max(found) < length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher_from", [0, MAX_SORTED])
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
 def test_the_inverse_of_every_short_permutation_leads_back_both_ways(
@@ -371,6 +372,7 @@ def test_pieces_of_samples_are_the_same_one_by_one_and_all_at_once(
     assert together.lengths.tolist() == [length for _, pieces in alone for length in pieces.lengths.tolist()]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(6))
 @given(lengths=lengths, shape=small_shapes, seed=seeds)
 def test_the_blocks_and_pieces_of_another_epoch_ordinal_or_seed_come_in_another_order(

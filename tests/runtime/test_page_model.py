@@ -60,6 +60,7 @@ def model_of_vector(name: str) -> page_model.Plan:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.soak if name == "64 streams" else ()) for name in VECTORS["plans"]],

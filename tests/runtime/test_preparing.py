@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.examples import examples, some
+from tests.runtime.loaders import expected_rows, rows_of, take
 from tests.runtime.sources import ListSource, PeriodicSource
-from tests.runtime.test_loader import expected_rows, rows_of, take
 from tokshard.errors import DamagedCorpusError
 from tokshard.runtime.loader import narrow_batches
 from tokshard.runtime.order import pieces
@@ -82,6 +82,7 @@ def steps_of(plan: StreamPlan, count: int) -> Iterator[NDArray[np.int64]]:
 FULL = WINDOW * BLOCK
 
 
+@pytest.mark.slow
 @some(
     "sizes",
     [
@@ -153,6 +154,7 @@ def test_samples_that_are_asked_for_in_between_change_nothing(
             assert narrow.tokens[row].tolist() == expected
 
 
+@pytest.mark.slow
 def test_another_thread_and_another_loader_that_read_anywhere_change_nothing() -> None:
     def plan() -> StreamPlan:
         return plan_of(ListSource([9, 14, 30, 1, 12] * 100), ListSource([17, 5] * 150, name="other", first_token=9000))

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.runtime.loaders import dataloader, expected_rows, one_corpus, rows_of, take, two_corpora
 from tests.runtime.sources import ListSource
-from tests.runtime.test_loader import dataloader, expected_rows, one_corpus, rows_of, take, two_corpora
 from tokshard.errors import LoaderError
 from tokshard.runtime import prefetch
 from tokshard.runtime.plan import StreamPlan
@@ -192,7 +192,7 @@ def test_a_dataset_in_a_forked_worker_does_not_wait_for_a_lock_that_a_thread_of_
 
 SIGNALLED = """
 import multiprocessing, os, signal, time
-from tests.runtime.test_loader import expected_rows, rows_of, two_corpora
+from tests.runtime.loaders import expected_rows, rows_of, two_corpora
 from tokshard.runtime import StreamingLoader
 
 if __name__ == "__main__":

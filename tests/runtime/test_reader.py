@@ -123,6 +123,7 @@ def test_a_corpus_on_disk_is_the_same_stream_as_in_memory_whatever_its_shards_an
             assert_same_stream(source, memory, spans)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("access", ACCESS)
 def test_documents_longer_than_strides_batches_and_blocks_are_found(
     tmp_path: Path, access: str, monkeypatch: pytest.MonkeyPatch
@@ -130,7 +131,7 @@ def test_documents_longer_than_strides_batches_and_blocks_are_found(
     monkeypatch.setattr(format_writer, "MAX_BATCH_TOKENS", 100_000)
     rng = np.random.default_rng(7)
     long = [1, 3 * ORDINAL_STRIDE, 5, ORDINAL_STRIDE, ORDINAL_STRIDE - 6, 1, 2 * ORDINAL_STRIDE + 1]
-    memory = ListSource([*rng.integers(1, 2000, 300).tolist(), *long])
+    memory = ListSource([*rng.integers(1, 6000, 100).tolist(), *long])
     memory.tokens = memory.tokens % 3 + 1
     memory.tokens[memory.stops - 1] = 0
     corpus = write(tmp_path / "corpus", memory, shard_tokens=400_000)
@@ -300,6 +301,7 @@ def outcome(call: Callable[[], Any]) -> Any:
         return error.problem
 
 
+@pytest.mark.slow
 @crossed("wrong, entry", [0, 2, 4, 9, 2**32 - 1], [0, 1, 2])
 def test_a_wrong_stride_in_the_shard_table_never_gives_wrong_ends_of_documents(
     tmp_path: Path, wrong: int, entry: int
@@ -375,6 +377,7 @@ def test_a_document_that_is_not_within_its_batch_is_reported_with_the_shard(tmp_
             CorpusSource(corpus, access=access).place_of(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("access", ACCESS)
 def test_offsets_that_change_under_a_running_plan_are_reported_with_the_shard(tmp_path: Path, access: str) -> None:
     memory = ListSource([3, 1, 7, 2, 9, 4, 1, 5, 30, 2])

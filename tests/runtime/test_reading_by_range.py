@@ -84,6 +84,7 @@ def rows_of(source: CorpusSource, count: int = 40, **options: Any) -> list[dict[
         return [{name: array.tolist() for name, array in batch.items()} for batch in itertools.islice(loader, count)]
 
 
+@pytest.mark.slow
 @crossed(
     "memory_bytes, is_remote",
     [0, STRIDE_BYTES, 5 * STRIDE_BYTES, ONE_WINDOW, 3 * ONE_WINDOW, 1 << 20],
@@ -95,6 +96,7 @@ def test_batches_are_those_of_a_mapped_corpus_however_little_memory_there_is(loc
     assert rows_of(source) == rows_of(CorpusSource(local))
 
 
+@pytest.mark.slow
 @some("is_remote", [True, False])
 def test_rows_that_are_packed_whole_are_those_of_a_mapped_corpus(local, remote, is_remote):
     options: dict[str, Any] = {"seq_len": 16, "block_tokens": 2048, "window_blocks": 4, "pack": "whole"}
@@ -124,6 +126,7 @@ def test_streams_are_read_by_range_as_from_maps_and_every_block_once(local, remo
     assert sum(reads.values()) < 1.3 * len(reads), "most are read once"
 
 
+@pytest.mark.slow
 def test_a_corpus_is_read_from_disk_in_its_second_epoch(local, remote, tmp_path):
     expected = rows_of(CorpusSource(local), 140)
     for store_is_there in (True, False):
@@ -158,6 +161,7 @@ def test_a_window_is_asked_for_once_with_a_request_for_each_block_and_none_for_o
         )
 
 
+@pytest.mark.slow
 def test_the_blocks_of_the_next_window_are_there_before_they_are_needed(remote):
     cache = Cache()
     with NumpyLoader(StreamPlan({"corpus": remote}, cache=cache, **SIZES), global_batch_size=4) as loader:
@@ -321,6 +325,7 @@ def test_a_store_that_fails_while_blocks_are_fetched_ahead_fails_the_next_batch(
                 found = list(itertools.islice(loader, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage", ["flipped", *(pytest.param(n, marks=pytest.mark.soak) for n in ("truncated", "foreign"))]
 )

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.test_loader import Batch, expected_rows, one_corpus, rows_of, take, two_corpora
+from tests.runtime.loaders import Batch, expected_rows, one_corpus, rows_of, take, two_corpora
 from tokshard.runtime.rows.recycling import Recycler
 from tokshard.runtime.tensors import StreamingLoader
 
@@ -47,6 +47,7 @@ def content(held: Any) -> bytes:
     return np.asarray(held).tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hold", HOLDS)
 @pytest.mark.parametrize("key", ROWS)
 def test_what_the_loop_keeps_of_a_batch_is_never_overwritten(hold: str, key: str) -> None:

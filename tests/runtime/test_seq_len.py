@@ -139,6 +139,7 @@ def test_find_is_the_inverse_of_trace_on_both_sides_of_the_change(
         assert found == traced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [{"0": 1, "1": 1}, {"0": 2, "1": 1}])
 def test_streams_that_read_a_small_corpus_in_turn_read_nothing_twice_wherever_the_length_changes(
     weights: dict[str, float],

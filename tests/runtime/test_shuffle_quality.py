@@ -102,6 +102,7 @@ def test_every_order_of_a_tiny_set_is_as_frequent_as_any_other() -> None:
         assert abs(shuffle.chi_square_score(chi_square, num_orders - 1)) < score_bound(1)
 
 
+@pytest.mark.slow
 def test_every_item_of_a_small_set_is_as_often_at_any_position() -> None:
     worst = max(
         abs(shuffle.items_at_positions([orders.permuted(length, seed) for seed in range(300)]))
@@ -110,11 +111,13 @@ def test_every_item_of_a_small_set_is_as_often_at_any_position() -> None:
     assert worst < score_bound(59)
 
 
+@pytest.mark.slow
 @some("length", [*SMALL, *LARGE], default=len(SMALL) + 1)
 def test_sorted_hashes_are_a_uniform_permutation(length: int) -> None:
     assert not check(orders.permuted, length)
 
 
+@pytest.mark.slow
 @some("length", [*SMALL, *LARGE], default=len(SMALL))
 def test_the_cipher_is_a_uniform_permutation_even_where_hashes_are_sorted_instead(length: int) -> None:
     assert not check(orders.enciphered, length)

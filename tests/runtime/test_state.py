@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.runtime.loaders import expected_rows, one_corpus, rows_of, take, two_corpora
 from tests.runtime.sources import ListSource
 from tests.runtime.states import State, edited, sealed, values_of
-from tests.runtime.test_loader import expected_rows, one_corpus, rows_of, take, two_corpora
 from tests.runtime.test_weight_changes import long_schedule
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime.bytes.source import DocumentSpan, TokenSource
@@ -41,6 +41,7 @@ def resumed(plan: StreamPlan, state: State, **options: Any) -> StreamingLoader:
 # what is planned
 
 
+@pytest.mark.slow
 def test_two_thousand_planned_changes_are_a_small_state_that_is_saved_and_loaded_at_once() -> None:
     plan = long_schedule(2_000, 5, 8)
     for place in (0, 8, 8_000, 15_992, 20_000):
@@ -123,6 +124,7 @@ def test_a_resume_with_the_weights_of_the_plan_at_a_planned_change_can_be_resume
 # the corpora of the plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["cursor", pytest.param("plan", marks=pytest.mark.soak)])
 def test_three_hundred_restarts_with_the_corpora_of_the_plan_are_as_if_there_were_none(weights: str) -> None:
     sources = {name: ListSource([10] * 50, first_token=1 + 1000 * number) for number, name in enumerate("abc")}

@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from tests.runtime.test_loader import two_corpora
+from tests.runtime.loaders import two_corpora
 from tokshard.runtime import NumpyLoader
 
 

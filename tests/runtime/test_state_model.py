@@ -56,6 +56,7 @@ def job_of(data: st.DataObject, folder: str) -> Job:
     return Job(Drawn(data), Path(folder).resolve(), HELD, packs)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_whatever_happens_to_a_run_the_pages_alone_say_what_it_reads_and_saves(data: st.DataObject) -> None:
@@ -116,6 +117,7 @@ def read(run: Run, event: dict[str, Any]) -> dict[str, Any]:
     return {"steps": steps, "rows": rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VECTORS["runs"])
 def test_the_pages_alone_give_every_value_of_the_vectors_of_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     files: dict[str, bytes] = {}

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from tests.corpora import write_corpus
 from tests.examples import examples
+from tests.runtime.loaders import expected_rows, rows_of
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.states import edited
-from tests.runtime.test_loader import expected_rows, rows_of
 from tests.runtime.test_reader import LARGE_VOCABULARY
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.inspect.plan.run import Run
@@ -273,6 +273,7 @@ def test_find_asks_the_streams_that_own_the_document_only() -> None:
     assert len(plan.readers[0]._kept) <= stop // 16 - start // 16 + 1
 
 
+@pytest.mark.slow
 def test_nodes_with_a_stream_each_fetch_a_corpus_once_together(tmp_path: Path) -> None:
     memory = ListSource([500] * 1_100)
     directory = write_corpus(tmp_path / "corpus", memory.documents(), tokenizer=LARGE_VOCABULARY)

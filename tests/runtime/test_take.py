@@ -12,9 +12,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.runtime import page_model
+from tests.runtime.loaders import take as take_batches
 from tests.runtime.page_model import Used
 from tests.runtime.sources import ListSource
-from tests.runtime.test_loader import take as take_batches
 from tests.runtime.test_page_model import assert_equal, documents_of_source
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.runtime.plan import StreamPlan

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.examples import examples, some
 from tests.runtime import page_model
+from tests.runtime.loaders import dataloader, expected_rows, global_rows, one_corpus, rows_of, take, two_corpora
 from tests.runtime.sources import EOS, ListSource, PeriodicSource
-from tests.runtime.test_loader import dataloader, expected_rows, global_rows, one_corpus, rows_of, take, two_corpora
 from tests.runtime.transforms import failing, note, reverse, roll, wrong
 from tokshard.errors import PlanError
 from tokshard.runtime.plan import StreamPlan
@@ -65,6 +65,7 @@ def test_a_dataset_of_other_loaders_transforms_too() -> None:
     assert rows == expected_rows(plan, range(plan.num_samples or 0))
 
 
+@pytest.mark.slow
 def test_samples_draw_independently_of_each_other_and_of_other_seeds() -> None:
     notes = {
         int(two_corpora(transforms=[note], seed=seed).sample(sample)["input_ids"][0])

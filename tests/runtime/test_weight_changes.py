@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.runtime.loaders import expected_rows, rows_of, take, two_corpora
 from tests.runtime.sources import ListSource, PeriodicSource
-from tests.runtime.test_loader import expected_rows, rows_of, take, two_corpora
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
@@ -31,12 +31,13 @@ def random_weights(rng: random.Random, names: list[str]) -> dict[str, float]:
     return weights if any(weights.values()) else dict.fromkeys(names, 1.0)
 
 
+@pytest.mark.slow
 def test_hundreds_of_changes_keep_a_small_state_and_give_the_sequence_of_the_same_schedule() -> None:
     rng, plan = random.Random(5), five_corpora()
     loader = StreamingLoader(plan, global_batch_size=2, prefetch_factor=1)
     changes: Changes = []
     rows: list[dict[str, Any]] = []
-    for _ in range(400):
+    for _ in range(200):
         weights = random_weights(rng, NAMES)
         changes.append((loader.cursor.sample, weights))
         loader.set_weights(weights)
@@ -50,7 +51,7 @@ def test_hundreds_of_changes_keep_a_small_state_and_give_the_sequence_of_the_sam
     assert len(loader.cursor.segments) <= 17
     loader.close()
     planned = five_corpora(weights=changes[0][1], schedule=changes[1:])
-    assert rows == expected_rows(planned, range(800))
+    assert rows == expected_rows(planned, range(400))
 
 
 @settings(max_examples=examples(15))
@@ -100,6 +101,7 @@ def long_schedule(num_segments: int, num_corpora: int, every: int) -> StreamPlan
     return StreamPlan(sources, schedule=schedule, seq_len=16, block_tokens=64, window_blocks=4, seed=2)
 
 
+@pytest.mark.slow
 def test_a_schedule_of_5000_changes_of_50_corpora_starts_quickly_and_is_compact_when_it_is_past() -> None:
     plan = long_schedule(5_000, 50, 8)
     loader = StreamingLoader(plan, global_batch_size=8)

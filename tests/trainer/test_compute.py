@@ -146,6 +146,7 @@ def check_compiled(backend: str, recompute: str, num_batches: int) -> None:
     assert len(numbers) > 3
 
 
+@pytest.mark.slow
 def test_blocks_are_compiled_once_for_batches_with_different_documents() -> None:
     check_compiled("eager", "none", 20)
 

@@ -39,6 +39,7 @@ def of_step(ranks: int, **changes: Any) -> Estimate:
     return estimate(resolve(fields), ranks=ranks)
 
 
+@pytest.mark.slow
 def test_each_unit_is_gathered_for_both_passes_but_for_embedding_and_head_and_reduced_once() -> None:
     found, ends = of_step(8), 2 * IDS * DIM + DIM
     assert found.collectives == {
@@ -51,6 +52,7 @@ def test_each_unit_is_gathered_for_both_passes_but_for_embedding_and_head_and_re
     assert (found.rows, found.micro_batches) == (4, 2)
 
 
+@pytest.mark.slow
 def test_copies_exchange_gradients_once_per_step_in_the_dtype_of_the_recipe() -> None:
     for reduce, size in (("fp32", 4), ("bf16", 2)):
         found = of_step(8, parallel__replicas=2, parallel__reduce=reduce)
@@ -67,6 +69,7 @@ def test_every_rank_keeps_its_part_of_parameters_and_states() -> None:
     assert found.peak_bytes[GATHERED] < 2 * found.parameters, "what was gathered of a unit is freed, in bf16"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "replicas", "name"),
     [
@@ -80,17 +83,20 @@ def test_the_figures_are_those_of_the_shards_and_groups_of_all_ranks(
     ranks: int, replicas: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """3 and 100 ranks do not divide a matrix of 64 rows."""
-    found = of_step(ranks, parallel__replicas=replicas, optimizer__name=name)
+    changes: dict[str, Any] = {"parallel__replicas": replicas, "optimizer__name": name, "model__num_layers": 1}
+    found = of_step.__wrapped__(ranks, **changes)
     monkeypatch.setattr(step_ledger, "first_chunk", _fsdp_param._chunk_with_empty)
     monkeypatch.setattr(step_ledger, "group_of_rank_0", distributed.new_group)
-    assert found == of_step.__wrapped__(ranks, parallel__replicas=replicas, optimizer__name=name)
+    assert found == of_step.__wrapped__(ranks, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "name"), [pytest.param(1, "adamw", marks=pytest.mark.soak), (15_625, "muon")])
 def test_a_million_ranks_make_no_more_calls_than_four(replicas: int, name: str) -> None:
     def num_calls(ranks: int, replicas: int) -> int:
         profile = cProfile.Profile()
-        profile.runcall(of_step.__wrapped__, ranks, parallel__replicas=replicas, optimizer__name=name)
+        small: dict[str, Any] = {"model__num_layers": 1, "train__micro_batch_size": 4, "optimizer__name": name}
+        profile.runcall(of_step.__wrapped__, ranks, parallel__replicas=replicas, **small)
         return sum(of.callcount for of in profile.getstats())
 
     assert num_calls(1_000_000, replicas) < 2 * num_calls(4, min(2, replicas))
@@ -105,6 +111,7 @@ def test_parameters_that_take_part_in_a_collective_are_counted_as_parameters() -
     assert +ledger.alive == {"parameters": parameter.nbytes}
 
 
+@pytest.mark.slow
 def test_recomputation_and_chunks_of_logits_lower_what_a_step_keeps() -> None:
     sizes: dict[str, Any] = {"data__seq_len": 512, "data__global_batch_size": 8, "train__micro_batch_size": 0}
     whole = of_step(2, **sizes).peak_bytes
@@ -121,6 +128,7 @@ def test_the_vocabulary_of_a_recipe_without_one_is_that_of_its_corpora() -> None
         of_step(8, model__vocab_size=None)
 
 
+@pytest.mark.slow
 def test_the_command_prints_lines_or_json_and_explains_a_wrong_recipe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

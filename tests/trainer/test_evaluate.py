@@ -159,6 +159,7 @@ def test_a_corpus_of_another_tokenizer_is_refused(paths: dict[str, str], tmp_pat
     assert os.listdir(tmp_path / "out") == ["run.lock"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "steps", "evaluated"), [(0, [1, 2, 3], [3]), (1, [1], [1, 2, 3])], ids=["of the end", "on the way"]
 )

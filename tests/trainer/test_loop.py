@@ -91,6 +91,7 @@ def test_a_gradient_is_clipped_to_the_largest_norm_and_0_means_no_limit(clip_nor
     assert (gradient / scale).norm().item() == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_is_explained_by_settings_and_an_estimate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ def check(*names: str) -> None:
     assert (done.returncode, done.stdout.split()) == (0, list(names)), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_shapes_dtypes_and_devices_fit_on_cuda_in_passes_steps_and_batches() -> None:
     check("attention", "model", "optimizers", "expand")
 

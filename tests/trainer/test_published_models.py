@@ -122,6 +122,7 @@ def shape_of(settings: list[str], directory: Path) -> Shape:
     return model_shape(load_config(str(recipe), settings).model, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_settings_that_a_refusal_names_make_the_published_model(name: str, tmp_path: Path) -> None:
     fields, parameters, expected = TRAINED[name]

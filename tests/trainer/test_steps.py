@@ -66,6 +66,7 @@ def assert_equal(tensors: dict[str, torch.Tensor], others: dict[str, torch.Tenso
     assert [name for name, tensor in tensors.items() if not torch.equal(tensor, others[name])] == []
 
 
+@pytest.mark.slow
 def test_a_step_has_one_collective_of_its_own_and_is_read_when_the_next_is_under_way(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_step_has_one_collective_of_its_own_and_is_read_when_the_next_is_under
     assert reads == [2, 3, 4, 5, 6, 6]
 
 
+@pytest.mark.slow
 def test_batch_sizes_weights_and_left_out_steps_are_exact_wherever_a_run_is_stopped(run: Any, tmp_path: Path) -> None:
     plan = {
         "train__steps": 7,
@@ -133,6 +135,7 @@ def test_steps_after_those_left_out_read_what_they_would_have_read(run: Any) -> 
     assert without[3]["loss"] != straight[3]["loss"]
 
 
+@pytest.mark.slow
 def test_a_job_that_dies_between_saves_leaves_each_step_once(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     make, calls = loop._Run.forward_backward, iter(range(1, 1_000))
 
@@ -161,6 +164,7 @@ def with_an_infinite_gradient(monkeypatch: pytest.MonkeyPatch, *, at: int) -> No
     monkeypatch.setattr(loop._Run, "forward_backward", infinite)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_changes_nothing_and_is_on_record(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +178,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_on_record(
     assert saved(tmp_path, 5)["optimizer.step.norm.weight"] == 4
 
 
+@pytest.mark.slow
 def test_documents_of_the_recipe_are_out_of_the_loss_and_a_new_list_from_where_the_run_continues(
     run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,6 +262,7 @@ def test_numbers_of_a_step_are_scalars_by_name() -> None:
     assert list(scalars(record)) == [("loss", 1.5), ("corpora/code/tokens", 4)]
 
 
+@pytest.mark.slow
 def test_a_program_gets_every_line_of_the_metrics(paths: dict[str, str], tmp_path: Path) -> None:
     given: list[dict[str, Any]] = []
     steps = {"train__steps": 3, "train__skip": [[2, 3]], "optimizer__warmup_steps": 0}

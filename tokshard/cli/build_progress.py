@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import sys
@@ -13,6 +12,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from tokshard.extras import version_of
 from tokshard.pipeline.judge import loss_warning
 from tokshard.pipeline.progress import InputLeftOut, Note, Report, StageEnded, StageStarted
 from tokshard.pipeline.request import Build
@@ -66,7 +66,7 @@ class BuildDisplay:
 
     def say_speed(self, reads: str, input_bytes: int) -> None:
         """Say once what another version of tokenizers saves, if a build that is not tiny encodes with a slow one."""
-        version = importlib.metadata.version("tokenizers")
+        version = version_of("tokenizers")
         is_slow = reads == TEXT and version.startswith("0.") and input_bytes >= _NOT_TINY
         if is_slow and not (self._is_quiet or self._has_said_speed):
             self._has_said_speed = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError, TokenizerError
+from tokshard.extras import version_of
 from tokshard.format import names
 from tokshard.format.manifest import Manifest
 from tokshard.store import Store, local_file
@@ -76,7 +76,7 @@ def _refusing(what: str, built: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # the library raises bare Exception, and its panics are none
-        version = importlib.metadata.version("tokenizers")
+        version = version_of("tokenizers")
         raise TokenizerError(
             f"tokenizers {version} {what}: {error}", hint=f"the corpus was built with {built}; install that"
         ) from error

@@ -6,7 +6,6 @@ with the original on a few thousand texts. What ``tokenizer.json`` cannot expres
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from tokshard.errors import TokenizerError, UsageError
+from tokshard.extras import version_of
 from tokshard.interop.conversion import SPACE, Conversion, tokenizer_json
 from tokshard.interop.sentencepiece_models import convert_pieces
 from tokshard.interop.tiktoken_ranks import convert_ranks
@@ -89,7 +89,7 @@ def _compare_with_original(path: Path, conversion: Conversion) -> None:
         if found != expected:
             raise TokenizerError(
                 f"{path} cannot become a tokenizer.json: {text[:40]!r} has the ids {_some(expected)} by its own "
-                f"library and {_some(found)} by tokenizers {importlib.metadata.version('tokenizers')}",
+                f"library and {_some(found)} by tokenizers {version_of('tokenizers')}",
                 hint="give the tokenizer.json that the model was published with, or another version of tokenizers",
             )
 

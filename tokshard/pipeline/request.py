@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from tokshard.errors import UNDECODABLE, BuildError, ConfigurationChangedError, UsageError
+from tokshard.extras import version_of
 from tokshard.format.loss import has_spans, has_weights
 from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
 from tokshard.format.schema import ShardFacts, token_dtype
@@ -153,10 +154,10 @@ def versions_here(reads: str, *more: str) -> dict[str, str]:
         more: others, which may be missing.
     """
     packages = (*_SAME_BYTES, "tokenizers") if reads == TEXT else _SAME_BYTES
-    found = {"tokshard": __version__} | {package: importlib.metadata.version(package) for package in packages}
+    found = {"tokshard": __version__} | {package: version_of(package) for package in packages}
     for package in more:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
+            found[package] = version_of(package)
     return found
 
 

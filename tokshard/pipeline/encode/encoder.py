@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import tempfile
 from bisect import bisect_right
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tokshard.errors import TokenizerError
+from tokshard.extras import version_of
 from tokshard.format.manifest import TokenizerInfo
 from tokshard.pipeline.encode.tokenizer_file import without_truncation
 from tokshard.pipeline.sources.records import NOT_ENCODED, Problem
@@ -192,7 +192,7 @@ class Encoder:
                 if not _is_panic(error):
                     raise
                 self._encode = self._load()  # a lock that the panic left closed would fail on other texts
-            raise EncodingError(f"tokenizers {_version()} fails on the text: {_first_line(error)}") from error
+            raise EncodingError(f"{_library()} fails on the text: {_first_line(error)}") from error
 
     def _load(self) -> EncodeTexts:
         try:
@@ -208,14 +208,14 @@ class Encoder:
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
             raise TokenizerError(
-                f"tokenizers {_version()} cannot load the tokenizer: {_first_line(error)}",
+                f"{_library()} cannot load the tokenizer: {_first_line(error)}",
                 hint="check that it is a tokenizer.json, and try another version of tokenizers"
                 if "Byte fallback" not in str(error)
                 else "tokenizers 1.0 refuses such files (Gemma 1 and 2 have them): pip install 'tokenizers<1'",
             ) from error
         if found.dtype != np.uint32:
             raise TokenizerError(
-                f"tokenizers {_version()} gives ids as {found.dtype}, expected uint32",
+                f"{_library()} gives ids as {found.dtype}, expected uint32",
                 hint="install another version of tokenizers",
             )
         return encode
@@ -226,8 +226,8 @@ def _is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def _version() -> str:
-    return importlib.metadata.version("tokenizers")
+def _library() -> str:
+    return f"tokenizers {version_of('tokenizers')}"
 
 
 def _first_line(error: BaseException) -> str:

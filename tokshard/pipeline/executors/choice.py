@@ -23,11 +23,8 @@ def executors(options: BuildOptions, observer: Observer) -> Iterator[MakeExecuto
 
     Raises:
         UsageError: Ray cannot be reached.
-        BuildError: the process that workers are forked from cannot be started.
     """
     if options.ray is None:
-        if options.workers != 1:
-            prepare_workers()
         yield _local
         return
     from tokshard.pipeline.executors.ray import RayExecutor
@@ -45,6 +42,7 @@ def _local(build: Build, stage: Stage, num_tasks: int, on_progress: OnProgress) 
     num_workers = num_workers if has_streams else min(num_workers, num_tasks)
     if num_workers == 1:
         return InlineExecutor(build, stage, on_progress)
+    prepare_workers()
     return ProcessExecutor(build, stage, on_progress, num_workers=num_workers)
 
 

@@ -40,6 +40,7 @@ def bytes_alone() -> Speller:
 # ids
 
 
+@pytest.mark.slow
 @every_pair
 @given(record=records())
 def test_tokens_spell_the_rendering(kind, name, record):
@@ -220,6 +221,7 @@ def test_a_span_that_begins_inside_a_composed_character_is_refused():
 # tokenizers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "named"),
     [

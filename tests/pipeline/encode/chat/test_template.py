@@ -47,6 +47,7 @@ def test_the_date_is_the_one_that_is_given():
         render(text, date="soon")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

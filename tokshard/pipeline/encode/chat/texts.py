@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import UNDECODABLE, UsageError
+from tokshard.extras import version_of
 from tokshard.format.loss import LOSS, WEIGHTS
 from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
 from tokshard.pipeline.encode.chat.records import MALFORMED_CHAT, ChatRecordError, conversation
@@ -77,7 +77,7 @@ def checked_chat(
     info = msgspec.structs.replace(tokenizer.info, eos=end, eos_id=end_id, special_ids=dict(special))
     config = ChatConfig(
         template=source.sha256,
-        jinja2=importlib.metadata.version("jinja2"),
+        jinja2=version_of("jinja2"),
         loss=loss,
         chat_date=source.date,
         overlong=overlong,

@@ -1,0 +1,86 @@
+"""Small plans, and the rows of loaders beside those that `plan.sample` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from tests.runtime.sources import ListSource
+from tokshard.runtime.plan import StreamPlan
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokshard.runtime.tensors import StreamDataset, StreamingLoader
+
+# torch is imported where it is needed: some tests that use this run without it
+
+Batch = dict[str, Any]  # of tensors, or of arrays
+SIZES = {"seq_len": 6, "block_tokens": 16, "window_blocks": 3, "allow_small_blocks": True}
+
+
+def two_corpora(**options: Any) -> StreamPlan:
+    a, b = ListSource([9, 4, 30, 1, 12, 3] * 3), ListSource([5, 17, 2] * 4, first_token=1000)
+    return StreamPlan({"a": a, "b": b}, **{"weights": {"a": 0.7, "b": 0.3}, "seed": 4, **SIZES, **options})
+
+
+def one_corpus(**options: Any) -> StreamPlan:
+    return StreamPlan(ListSource([9, 4, 30, 1, 12, 3, 7]), **{"seed": 4, **SIZES, **options})
+
+
+def take(loader: StreamingLoader, count: int) -> list[Batch]:
+    batches = []
+    for batch in loader:
+        batches.append(batch)
+        if len(batches) == count:
+            break
+    return batches
+
+
+def rows_of(batches: list[Batch]) -> list[dict[str, Any]]:
+    return [
+        {
+            key: batch[key][row].tolist()
+            for key in ("input_ids", "labels", "position_ids", "corpus_index", "sample_index")
+        }
+        for batch in batches
+        for row in range(len(batch["sample_index"]))
+    ]
+
+
+def expected_rows(plan: StreamPlan, samples: Iterable[int], cursor: Any = None) -> list[dict[str, Any]]:
+    rows = []
+    for sample in samples:
+        row = plan.sample(sample, cursor)
+        rows.append({key: row[key].tolist() for key in ("input_ids", "labels", "position_ids")})
+        rows[-1] |= {"corpus_index": int(row["corpus_index"][0]), "sample_index": sample}
+    return rows
+
+
+def rows_of_ranks(per_rank: list[list[Batch]]) -> list[dict[str, Any]]:
+    """The rows of all ranks, step by step, in the order of samples; padding comes last."""
+    return [
+        row
+        for step in zip(*per_rank, strict=True)
+        for row in sorted(rows_of(list(step)), key=lambda row: (row["sample_index"] < 0, row["sample_index"]))
+    ]
+
+
+def dataloader(dataset: StreamDataset, **options: Any) -> torch.utils.data.DataLoader[Batch]:
+    from torch.utils.data import DataLoader
+
+    return DataLoader(dataset, batch_size=None, sampler=dataset.sampler, **options)
+
+
+def global_rows(plan: StreamPlan, steps: int, *, batch: int, ranks: int, **options: Any) -> list[dict[str, Any]]:
+    """The rows of all ranks, step by step, in the order of samples."""
+    from tokshard.runtime.tensors import StreamingLoader
+
+    loaders = [
+        StreamingLoader(plan, global_batch_size=batch, dp_rank=rank, dp_world_size=ranks, **options)
+        for rank in range(ranks)
+    ]
+    per_rank = [take(loader, steps) for loader in loaders]
+    for loader in loaders:
+        loader.close()
+    return rows_of_ranks(per_rank)
