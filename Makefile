@@ -97,8 +97,9 @@ check: lint
 TESTERS ?= 3
 
 # One graph: the tests begin when their own environment is there, beside lint and what is left of the other environment.
+# Those with the lowest versions run beside the others, one at a time: they fill what these leave of two cores.
 test:
-	$(MAKE) --jobs 3 lint test-lowest
+	$(MAKE) --jobs 3 --output-sync=line lint test-pinned test-lowest
 
 # the files of tests, each as a whole, in the order of pyproject.toml
 test-pinned: $(VENV)/stamp-dev
@@ -108,8 +109,8 @@ test-long: $(VENV)/stamp-dev $(LOWEST)/stamp-torch
 	$(LOWEST)/bin/python -m pytest -n 2 $(TORCH_LIBRARIES)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 1800 -m "soak and not remote"
 
-test-lowest: $(LOWEST)/stamp-test test-pinned
-	HYPOTHESIS_PROFILE=few $(LOWEST)/bin/python -m pytest -n $(TESTERS) $(LIBRARIES)
+test-lowest: $(LOWEST)/stamp-test
+	HYPOTHESIS_PROFILE=few $(LOWEST)/bin/python -m pytest $(LIBRARIES)
 
 # The long form goes on with buckets and a Ray cluster, and ends with the long tests and new examples for every property.
 # ONLY='KIND SEED' tries one seed alone.

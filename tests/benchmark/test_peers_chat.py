@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from itertools import pairwise
@@ -27,6 +28,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer")
 
 
+@functools.cache
 def pieces(tokenizer: Path, *, as_text: bool = True) -> list[Piece]:
     """The conversations with their answers as targets.
 
@@ -53,9 +55,14 @@ def pieces(tokenizer: Path, *, as_text: bool = True) -> list[Piece]:
     return found
 
 
+@functools.cache
+def judge(tokenizer: Path) -> Judge:
+    return Judge(RECORDS, tokenizer)
+
+
 def judged(tokenizer: Path, tmp_path: Path, given: list[Piece]) -> dict[str, Any]:
     save(str(tmp_path / "rows.npz"), given)
-    return Judge(RECORDS, tokenizer)(tmp_path / "rows.npz")
+    return judge(tokenizer)(tmp_path / "rows.npz")
 
 
 def test_rows_that_say_what_the_messages_say_have_no_fault(tokenizer: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 from pathlib import Path
 from types import SimpleNamespace
@@ -228,8 +227,7 @@ def test_an_interrupted_build_of_an_iterable_says_that_it_starts_over(tmp_path):
 
 def test_a_build_with_a_slow_encoder_says_once_what_makes_it_fast(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    found = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.22.1" if name == "tokenizers" else found(name))
+    monkeypatch.setattr("tokshard.cli.build_progress.version_of", {"tokenizers": "0.22.1"}.__getitem__)
     write_byte_tokenizer(tmp_path / "tok")
     (tmp_path / "a.jsonl").write_bytes(jsonl([{"text": f"{number} {'text ' * 60}"} for number in range(4_000)]))
     (tmp_path / "tiny.jsonl").write_bytes(jsonl([{"text": "text"}]))

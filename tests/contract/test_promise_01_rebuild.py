@@ -246,7 +246,7 @@ def test_a_task_that_kills_two_workers_is_a_clear_error_and_the_next_run_continu
         with contextlib.suppress(ProcessLookupError, psutil.Error):
             for worker in builds.children(process.pid):
                 os.kill(worker, signal.SIGKILL)
-        time.sleep(0.005)
+        time.sleep(0.02)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "was killed by SIGKILL while it read" in errors

@@ -179,7 +179,7 @@ def test_the_status_may_be_asked_for_all_the_time(command: Command) -> None:
     seen = Counter[str]()
     command.clear()
     for more in ((), ("--force",)):
-        pauses = Fault(pauses=0.002, pause_share=0.5, in_coordinator=True)
+        pauses = Fault(pauses=0.001, pause_share=0.5, in_coordinator=True)
         running = command.start(*more, fault=pauses)
         has_ended = False
         while not has_ended:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_of, write_corpus
+from tests.examples import some
 from tests.pipeline.arrays import commit_corpus, run_copy_job
 from tests.pipeline.inputs import texts_of
 from tests.pipeline.places import StoppedError, build, files, write
@@ -47,7 +48,7 @@ def left_out(directory: Path) -> dict[str, int]:
 
 @pytest.mark.slow
 @SEEDS
-@pytest.mark.parametrize("limit", [1, 50, 119, 120, 500])
+@some("limit", [50, 120, 1, 119, 500], default=2)
 def test_a_limit_takes_the_first_documents(corpus, tmp_path, limit, seed):
     copy_corpus(corpus, out=tmp_path / "copy", max_documents=limit, shuffle=seed)
     taken = rows(corpus)[:limit]
@@ -138,17 +139,17 @@ def test_texts_are_not_compared_with_tokens(place, tmp_path):
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"shuffle": 17},
-    {"where": ["lang=en"]},
     {"dedup": "exact", "shuffle": 3},
-    {"max_documents": 70},
     {"validation_fraction": 0.3, "max_tokens": 60},
+    {"max_documents": 70},
+    {"where": ["lang=en"]},
+    {"shuffle": 17},
+    {},
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@some("options", OPTIONS, default=3)
 def test_jobs_of_an_array_copy_the_same_bytes(corpus, tmp_path, options):
     copy_corpus(corpus, out=tmp_path / "one", **options)
     for index in (2, 0, 1):

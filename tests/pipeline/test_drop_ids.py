@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_of, write_corpus
+from tests.examples import some
 from tests.pipeline.arrays import commit_corpus, run_copy_job
 from tests.pipeline.test_copy import copy_corpus, files
 from tests.store.memory import SCHEME, MemoryStore
@@ -117,17 +118,17 @@ def test_a_copy_leaves_out_the_documents_of_a_list_in_any_form(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@some(
     "options",
     [
-        {},
         {"shuffle": 3, "dedup": "exact"},
         {"validation_fraction": 0.4},
+        {"max_documents": 30},
         {"max_tokens": 20, "hash_range": (0.0, 0.8)},
         {"columns": []},
-        {"max_documents": 30},
+        {},
     ],
-    ids=str,
+    default=3,
 )
 def test_workers_and_jobs_of_an_array_leave_out_the_same(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]

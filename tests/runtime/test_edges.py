@@ -101,10 +101,10 @@ def test_a_document_longer_than_a_window_is_read_whole_from_several_windows() ->
 @some("lengths", [[10], [1], [3, 1, 2], [1] * 10, [4, 6]], default=3)
 def test_a_corpus_far_smaller_than_a_sample_fills_it_with_many_epochs(lengths: list[int]) -> None:
     source = ListSource(lengths)
-    plan = StreamPlan({"tiny": source}, seq_len=2_048, seed=3)
+    plan = StreamPlan({"tiny": source}, seq_len=1_024, seed=3)
     row = plan.sample(1000)
     counts = np.bincount(row["input_ids"], minlength=11)
-    epochs = 2_048 / source.num_tokens
+    epochs = 1_024 / source.num_tokens
     for token in source.tokens.tolist():
         assert counts[token] == pytest.approx(epochs * source.tokens.tolist().count(token), abs=len(lengths) + 1)
     pieces = plan.trace(1000)

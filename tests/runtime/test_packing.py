@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.examples import examples
+from tests.examples import examples, some
 from tests.runtime import page_model
 from tests.runtime.page_model import Used
 from tests.runtime.sources import ListSource, PeriodicSource
@@ -145,7 +145,7 @@ def test_find_is_the_inverse_of_trace(packing: tuple[list[int], dict[str, Any]],
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("streams", [1, 2])
+@some("streams", [2, 1])
 def test_documents_that_lie_in_several_windows_are_found(streams: int) -> None:
     lengths = [351, 3, 1, 752, 41] * 2
     plan = StreamPlan(

@@ -105,14 +105,14 @@ def test_every_order_of_a_tiny_set_is_as_frequent_as_any_other() -> None:
 @pytest.mark.slow
 def test_every_item_of_a_small_set_is_as_often_at_any_position() -> None:
     worst = max(
-        abs(shuffle.items_at_positions([orders.permuted(length, seed) for seed in range(300)]))
+        abs(shuffle.items_at_positions([orders.permuted(length, seed) for seed in range(100)]))
         for length in range(6, 65)
     )
     assert worst < score_bound(59)
 
 
 @pytest.mark.slow
-@some("length", [*SMALL, *LARGE], default=len(SMALL) + 1)
+@some("length", [*SMALL, *LARGE], default=len(SMALL))
 def test_sorted_hashes_are_a_uniform_permutation(length: int) -> None:
     assert not check(orders.permuted, length)
 
