@@ -30,15 +30,15 @@ RUN := quickstart/run
 # These files run again with the lowest versions. They use every package that tokshard needs: formats, compression,
 # tokenizers, JSON and msgpack, templates, the command line, arrays.
 LIBRARIES := $(addprefix tests/,format/test_arrow_file.py format/test_content.py format/test_documents.py \
-	format/test_interop.py format/test_loss.py format/test_manifest.py format/test_partial_file.py format/test_shards.py \
-	format/test_stride_hashes.py format/test_whole_corpus.py contract/test_promise_02_round_trip.py \
-	contract/test_promise_09_nothing_silent.py contract/test_promise_10_any_arrow_reader.py cli/test_build.py \
-	cli/test_main.py cli/test_plan.py pipeline/encode/chat/test_template.py pipeline/test_conversion.py \
-	pipeline/test_executors.py pipeline/test_fields.py pipeline/test_import_loss.py pipeline/test_readers.py \
+	format/test_interop.py format/test_loss.py format/test_manifest.py format/test_partial_file.py \
+	format/test_shards.py format/test_stride_hashes.py format/test_whole_corpus.py \
+	contract/test_promise_02_round_trip.py contract/test_promise_09_nothing_silent.py \
+	contract/test_promise_10_any_arrow_reader.py cli/test_build.py cli/test_main.py cli/test_plan.py \
+	pipeline/encode/chat/test_template.py pipeline/test_conversion.py pipeline/test_fields.py pipeline/test_readers.py \
 	pipeline/test_records.py pipeline/test_saved.py pipeline/test_shared_values.py pipeline/test_streams.py \
-	pipeline/test_tokenizer.py inspect/test_documents.py inspect/test_html.py inspect/test_statistics.py \
-	inspect/test_summary.py interop/test_export.py run_files/test_plan_file.py run_files/test_recipe.py \
-	runtime/test_numpy_loader.py runtime/test_state_hashes.py runtime/test_vectors.py)
+	pipeline/test_tokenizer.py inspect/test_html.py inspect/test_statistics.py inspect/test_summary.py \
+	interop/test_export.py run_files/test_plan_file.py run_files/test_recipe.py runtime/test_numpy_loader.py \
+	runtime/test_state_hashes.py runtime/test_vectors.py)
 # and these in `make test-long`: they need torch, which takes as long to install as all the rest
 TORCH_LIBRARIES := $(addprefix tests/,contract/test_promise_05_random_access.py contract/test_promise_07_constant_state.py \
 	runtime/test_compact.py runtime/test_loader.py runtime/test_loss_spans.py runtime/test_recycling.py trainer/test_hugging_face.py)
@@ -53,7 +53,7 @@ RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
 	@echo "make check         lint, types and the fast tests of the rooms that differ from BASE=HEAD; a minute or two"
-	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions; 10 to 13 minutes"
+	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions; 9 to 12 minutes"
 	@echo "make test-long     what 'make test' leaves out: long tests, and most cases of long tables; an hour or more"
 	@echo "make test-interop  other projects' readers and training loops on tokshard's shards; the cluster recipes"
 	@echo "make test-browser  the HTML reports in headless Chromium, if this machine has one"
