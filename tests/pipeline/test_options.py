@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +339,7 @@ def test_a_limit_that_is_none_is_refused(text):
 
 def test_a_limit_is_a_number_or_a_share():
     assert parse_bad_record_limit("12") == BadRecordLimit(count=12)
+    assert parse_bad_record_limit("100%") == BadRecordLimit(share=Fraction(1))
     assert parse_bad_record_limit("1.5k") == BadRecordLimit(count=1_500)
     assert str(parse_bad_record_limit("0.5 %")) == "0.5%"
     assert parse_bad_record_limit(None) is None
