@@ -99,6 +99,7 @@ def growing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growing]:
         yield Growing(shop, directory / "base")
 
 
+@pytest.mark.slow
 @every_option
 def test_an_append_killed_at_some_steps_leaves_the_older_generation_and_is_completed(
     growing: Growing, options: tuple[str, ...]

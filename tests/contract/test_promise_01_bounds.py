@@ -85,6 +85,7 @@ def between_renames(steps: Sequence[str]) -> Iterator[tuple[set[str], str]]:
             opened.add(step)
 
 
+@pytest.mark.slow
 def test_files_opened_in_the_search_for_duplicates_grow_with_the_number_of_tasks_and_no_faster(run: Run) -> None:
     """With a fan-in of 4, the largest case takes three rounds of joins."""
     opens = [len(reads(run(num_tasks, "--dedup", "exact").steps)) for num_tasks in (16, 32, 64)]
@@ -105,6 +106,7 @@ def test_a_build_opens_as_many_files_per_task_however_many_tasks_it_has(run: Run
     assert few <= 3 * 16 + 10
 
 
+@pytest.mark.slow
 def test_all_jobs_of_an_array_together_read_what_one_process_reads_and_little_for_each(
     launcher: Launcher, run: Run, tmp_path: Path
 ) -> None:
@@ -127,6 +129,7 @@ def test_all_jobs_of_an_array_together_read_what_one_process_reads_and_little_fo
     assert many - few < (8 - 2) * 3 * 32, (few, many)
 
 
+@pytest.mark.slow
 def test_the_memory_of_the_search_for_duplicates_does_not_grow_with_the_texts(
     byte_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

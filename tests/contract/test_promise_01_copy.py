@@ -80,6 +80,7 @@ def check_killed(desk: Desk, options: tuple[str, ...], fault: Fault, *, workers:
     assert not repeated, killed.steps[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [OPTIONS["shuffled"], OPTIONS["a part"]], ids=["shuffled", "a part"])
 def test_two_workers_copy_as_one_does(desk: Desk, options: tuple[str, ...]) -> None:
     expected, _ = desk.reference(options)
@@ -89,6 +90,7 @@ def test_two_workers_copy_as_one_does(desk: Desk, options: tuple[str, ...]) -> N
     assert state(desk.out) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [OPTIONS["in order"], OPTIONS["shuffled"]], ids=["in order", "shuffled"])
 def test_a_copy_killed_at_some_steps_and_run_again_gives_the_same_bytes(desk: Desk, options: tuple[str, ...]) -> None:
     _, steps = desk.reference(options)

@@ -73,6 +73,7 @@ def test_every_cut_of_every_format_gives_every_record_once(
         assert [corpus.metadata(index)["n"] for index in range(len(corpus))] == [*range(len(documents))] * len(paths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_is_cut_where_that_is_asked_for(name: str, byte_tokenizer: Path, tmp_path: Path) -> None:
     rng = random.Random(1)  # what compresses well is smaller than a task

@@ -187,6 +187,7 @@ def test_any_number_of_workers_makes_the_same_of_the_small_sources(shop: Worksho
 # one stop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [names.TOKENIZER, names.REPORT, names.MANIFEST])
 def test_a_build_killed_while_it_writes_a_file_of_the_corpus_leaves_nothing_beside_it(
     shop: Workshop, name: str
@@ -196,6 +197,7 @@ def test_a_build_killed_while_it_writes_a_file_of_the_corpus_leaves_nothing_besi
     shop.check(())
 
 
+@pytest.mark.slow
 @every_option
 def test_a_build_killed_at_some_steps_and_run_again_gives_the_same_bytes(
     shop: Workshop, options: tuple[str, ...]
@@ -213,6 +215,7 @@ def kills_of_duplicates(shop: Workshop) -> list[Fault]:
     return [fault for fault in kills(steps) if is_found[fault.at - 1]]
 
 
+@pytest.mark.slow
 def test_a_build_killed_at_some_steps_of_the_search_for_duplicates_gives_the_same_bytes(shop: Workshop) -> None:
     for fault in random.Random(0).sample(kills_of_duplicates(shop), 3):
         check_killed(shop, OPTIONS["dedup"], fault)
@@ -236,6 +239,7 @@ def check_killed(shop: Workshop, options: tuple[str, ...], fault: Fault, *, work
     shop.check(options, workers=workers, what=(fault, killed.steps[-1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_disk_that_fails_once_is_a_clear_error_and_the_next_run_continues(shop: Workshop, workers: int) -> None:
     options = OPTIONS["limit"]
@@ -373,6 +377,7 @@ def twelve(shop: Workshop, tmp_path: Path) -> Workshop:
     return Workshop(shop.launcher, [str(source)], shop.tokenizer, shop.out, references={})
 
 
+@pytest.mark.slow
 def test_a_worker_that_outlives_its_build_changes_nothing_of_the_next(twelve: Workshop) -> None:
     """It was given more documents to write than a build in order gives it, because nothing was done before."""
     options = ("--max-documents", "6")

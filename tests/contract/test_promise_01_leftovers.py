@@ -122,6 +122,7 @@ def check_way_out(build: Begun, path: Path, what: str) -> None:
     assert state(build.out) == build.reference, what
 
 
+@pytest.mark.slow
 @some("how", ["short", "gone"])
 def test_receipts_and_what_they_promise_are_made_again_or_named_if_they_are_damaged_between_two_runs(
     begun: Begun, how: str
@@ -178,6 +179,7 @@ COMMITTING = r"open .*/\.shards\.arrow"
 """A step of a build whose tasks are done."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", ["rm {0}", "truncate -s 8 {0}", "cp {0} {0}.new && printf x >> {0}.new && mv {0}.new {0}"]
 )
@@ -209,6 +211,7 @@ def test_what_goes_while_a_build_ends_is_named_and_made_again(begun: Begun, fold
     assert state(begun.out) == begun.reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["rm {0}/*.bin", "truncate -s 4 {0}/*.bin"])
 def test_hashes_and_duplicates_that_go_before_they_are_used_are_named_and_made_again(
     begun: Begun, command: str

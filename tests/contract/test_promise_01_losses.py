@@ -80,6 +80,7 @@ SHARD = r"open .*/\.shard-00-0000000-000002-"
 """A step in the middle of a task or segment, with a part of a file on disk."""
 
 
+@pytest.mark.slow
 @crossed("kind, name", KINDS, OPTIONS)
 def test_a_task_whose_worker_dies_runs_again_on_another(bench: Bench, kind: str, name: str) -> None:
     words = bench.words(kind, *OPTIONS[name])
@@ -90,6 +91,7 @@ def test_a_task_whose_worker_dies_runs_again_on_another(bench: Bench, kind: str,
     assert state(bench.out) == reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["hashing", "finding"])
 def test_a_task_of_the_search_for_duplicates_whose_worker_dies_runs_again(bench: Bench, step: str) -> None:
     words = bench.words("lines.jsonl", "--dedup", "exact")
@@ -100,6 +102,7 @@ def test_a_task_of_the_search_for_duplicates_whose_worker_dies_runs_again(bench:
     assert state(bench.out) == reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_task_that_costs_a_second_worker_ends_the_build_and_the_next_run_continues(bench: Bench, kind: str) -> None:
     words = bench.words(kind)
@@ -131,6 +134,7 @@ def test_losses_of_different_tasks_end_no_build(bench: Bench) -> None:
     assert state(bench.out) == reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [(), ("--shuffle", "7")], ids=["in order", "shuffled"])
 def test_a_task_of_a_copy_whose_worker_dies_runs_again_once(bench: Bench, shuffle: tuple[str, ...]) -> None:
     words = ["copy", str(bench.place / "corpus"), "--out", str(bench.out), "--shard-tokens", "40", *shuffle]
@@ -147,6 +151,7 @@ def test_a_task_of_a_copy_whose_worker_dies_runs_again_once(bench: Bench, shuffl
     assert state(bench.out) == reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 4])
 def test_what_can_be_read_once_only_costs_two_workers_at_most(bench: Bench, times: int) -> None:
     """The first process reads and writes it. A chunk of which two workers die cannot be read again."""

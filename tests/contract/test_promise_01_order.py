@@ -349,6 +349,7 @@ real_processes = settings(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", THEMES)
 @settings(real_processes)
 @given(data=st.data(), history=HISTORIES, workers=WORKERS, order=ORDERS)
@@ -381,6 +382,7 @@ class Jobs:
         return self.bench.launcher.start(words, out=self.bench.out, fault=fault)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["a limit", "bad records", "damage and a limit", "duplicates and damage"])
 @settings(real_processes, max_examples=examples(3))
 @given(
@@ -435,6 +437,7 @@ def test_the_lowest_failure_counts_however_late_it_comes(bench: Bench) -> None:
     bench.check(bench.build(case, paths, bench.out, workers=2, faults=[held(0, shard(1, 0))]), alone)
 
 
+@pytest.mark.slow
 def test_what_a_stream_gave_before_its_damage_is_left_out_with_it(bench: Bench) -> None:
     case = Case(
         (Source(LINES, "ddd"), Source(STREAM, "d" * 9, is_damaged=True), Source(LINES, "d")), skips_sources=True

@@ -269,6 +269,7 @@ def cells(launcher: Launcher, byte_tokenizer: Path, tmp_path_factory: pytest.Tem
     return Table(launcher, tmp_path_factory.mktemp("table"), byte_tokenizer)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=examples(13),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

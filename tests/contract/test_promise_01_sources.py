@@ -103,6 +103,7 @@ SOME += [("lines.jsonl", "goes", WRITTEN), ("stream.jsonl.gz", "grows", WRITTEN)
 REST = [case for case in itertools.product(KINDS, CHANGES, (WRITTEN, HASHED)) if case not in SOME]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "change", "options"), [*SOME, *(pytest.param(*case, marks=pytest.mark.soak) for case in REST)]
 )
@@ -127,6 +128,7 @@ def test_a_source_that_changes_while_it_is_read_is_named_and_the_build_continues
     assert state(bench.out) == reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lines.jsonl", "stream.jsonl.zst"])
 def test_a_source_that_goes_while_it_is_read_is_left_out_whole_if_that_is_asked_for(bench: Bench, kind: str) -> None:
     source, other = bench.write(kind), bench.write("text.txt")
@@ -155,6 +157,7 @@ def lines(path: Path, *found: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_text_stays_where_it_is_found_next_when_the_source_that_had_it_first_goes(bench: Bench, workers: int) -> None:
     """What was already written without it is written again."""

@@ -137,6 +137,7 @@ def check_killed(command: Command, fault: Fault) -> None:
         assert state(command.out) == command.reference
 
 
+@pytest.mark.slow
 def test_the_status_of_a_build_that_was_killed_says_how_it_continues(command: Command) -> None:
     for fault in random.Random(1).sample(kills(command.steps), 2):
         check_killed(command, fault)
@@ -149,6 +150,7 @@ def test_the_status_of_a_build_that_was_killed_at_any_step_says_how_it_continues
         check_killed(command, fault)
 
 
+@pytest.mark.slow
 def test_the_status_of_a_build_that_is_stopped_for_a_while_names_its_process(command: Command) -> None:
     numbers = []
     begun = next(at for at, step in enumerate(command.steps) if re.search(small.BEGINS, step)) + 2
@@ -174,6 +176,7 @@ def test_the_status_of_a_build_that_is_stopped_for_a_while_names_its_process(com
     assert state(command.out) == command.reference
 
 
+@pytest.mark.slow
 def test_the_status_may_be_asked_for_all_the_time(command: Command) -> None:
     """While a build runs, ends, and starts over: files that it is about to read go."""
     seen = Counter[str]()

@@ -51,6 +51,7 @@ def test_every_generated_document_has_the_ids_of_the_reference(
     assert_round_trip(texts, reference, tmp_path_factory.mktemp("unicode"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["<|endoftext|>", "a<|endoftext|>b", "<|endoftext|>" * 100, "<|endoftext|"])
 def test_a_document_that_spells_the_eos_token_gets_ordinary_ids(text: str, reference: Any, tmp_path: Path) -> None:
     assert_round_trip([text, "plain", text], reference, tmp_path)

@@ -42,6 +42,7 @@ def distances(plan: StreamPlan, cursor: Cursor, sample: int) -> list[float]:
     return [abs(float(count - share)) for count, share in zip(counts, exact, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_corpora", [1, 2, 3, 12, 100, 500])
 def test_each_corpus_is_within_8_samples_of_its_exact_share_for_1_to_500_corpora(num_corpora: int) -> None:
     rng = np.random.default_rng(num_corpora)
@@ -54,6 +55,7 @@ def test_each_corpus_is_within_8_samples_of_its_exact_share_for_1_to_500_corpora
             assert max(distances(plan, plan.cursor(), sample)) <= 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_each_corpus_is_within_8_samples_of_its_exact_share_within_a_segment(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -71,6 +73,7 @@ def test_each_corpus_is_within_8_samples_of_its_exact_share_within_a_segment(see
                 assert abs(counts[number] - before[number] - share) <= 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_a_change_of_weights_adds_at_most_16_samples_of_error(seed: int) -> None:
     rng = np.random.default_rng(seed)

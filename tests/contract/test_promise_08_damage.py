@@ -49,6 +49,7 @@ def damage(path: Path, kind: str, rng: random.Random) -> None:
         path.unlink()
 
 
+@pytest.mark.slow
 @some("kind", ["flipped", "missing", "truncated", "foreign"], default=2)
 def test_damage_to_any_file_is_reported_with_that_file_and_reading_never_crashes(
     corpus: Path, tmp_path: Path, kind: str
@@ -108,6 +109,7 @@ def test_a_flipped_bit_in_a_store_is_reported_or_was_never_read(
 SAVED = ["build.json", "inputs.arrow", "tasks.msgpack", "tokenizer.json", "write/rejects/0000000-000000.jsonl"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAVED)
 def test_a_flipped_bit_in_what_an_unfinished_build_saved_is_reported_or_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str

@@ -113,6 +113,7 @@ def tokshard(cwd: Path, tmp_path: Path, *arguments: str, script: str = PROGRAM) 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_modules_next_to_the_inputs_are_not_imported_by_a_build_nor_by_its_workers(
     downloads: Path, ran: Path, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ def test_modules_next_to_the_inputs_are_not_imported_by_a_build_nor_by_its_worke
     assert not ran.exists(), ran.read_text()
 
 
+@pytest.mark.slow
 def test_modules_next_to_a_corpus_are_not_imported_by_those_who_read_it(
     downloads: Path, ran: Path, tmp_path: Path
 ) -> None:
@@ -133,6 +135,7 @@ def test_modules_next_to_a_corpus_are_not_imported_by_those_who_read_it(
     assert not ran.exists(), ran.read_text()
 
 
+@pytest.mark.slow
 def test_modules_next_to_a_corpus_are_not_imported_by_the_workers_of_a_loader(
     downloads: Path, ran: Path, tmp_path: Path
 ) -> None:
@@ -164,6 +167,7 @@ def test_the_loading_script_of_a_saved_data_set_is_not_run(ran: Path, tmp_path: 
     assert not ran.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replaced", "words"),
     [

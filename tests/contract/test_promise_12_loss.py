@@ -98,6 +98,7 @@ def test_the_targets_of_an_epoch_are_the_answers(
     assert read(plan_of(path, pack), form, documents, ranks=ranks) == targets_of(documents)
 
 
+@pytest.mark.slow
 @every_packing
 @pytest.mark.parametrize("seq_len", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_short_rows_have_the_targets_behind_their_ends(held: tuple[Path, list[Hand]], pack: str, seq_len: int) -> None:
@@ -124,6 +125,7 @@ def test_masked_conversations_have_no_targets(held: tuple[Path, list[Hand]], pac
     assert found == Counter({key: n for key, n in targets_of(documents).items() if key[0] not in masked})
 
 
+@pytest.mark.slow
 @every_packing
 @pytest.mark.parametrize(
     "changes", [(2, 1, 4), *(pytest.param(change, marks=pytest.mark.soak) for change in ((4, 1), (1, 4)))]
