@@ -109,8 +109,8 @@ KINDS = {
     "saved data set": Kind(_saved),
 }
 FAST = ("members.tar.zst", "text by line", "saved data set")
-SLOW = ("plain.jsonl", "table.parquet")
-"""With `FAST`, one of each way to cut an input into tasks."""
+DIVIDED = (*FAST, "plain.jsonl", "table.parquet")
+"""One of each way to cut an input into tasks."""
 
 UNIQUE = [f"text {number}, " + "abc " * (2_000 + number % 9) for number in range(300)]
 TEXTS = [text for n, unique in enumerate(UNIQUE) for text in ([unique, UNIQUE[n // 2]] if n % 5 == 0 else [unique])]
@@ -133,10 +133,7 @@ def facts(out: Path) -> dict[str, tuple[list[str], list[str], dict[str, int], in
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(name, marks=[] if name in FAST else pytest.mark.slow if name in SLOW else pytest.mark.soak)
-        for name in KINDS
-    ],
+    [pytest.param(name, marks=[] if name in DIVIDED else pytest.mark.soak) for name in KINDS],
 )
 def test_duplicates_and_the_split_are_the_same_for_any_number_of_workers(kind, tmp_path):
     write_byte_tokenizer(tmp_path / ".tokenizer")

@@ -575,8 +575,7 @@ def padded(number: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "name",
     [
-        "frames.jsonl.zst",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("members.csv.gz", "plain.jsonl", "members.tar.zst")),
+        *("frames.jsonl.zst", "members.csv.gz", "plain.jsonl", "members.tar.zst"),
         *(
             pytest.param(name, marks=pytest.mark.soak)
             for name in (
