@@ -39,7 +39,7 @@ LIBRARIES := $(addprefix tests/,format/test_arrow_file.py format/test_content.py
 	pipeline/test_tokenizer.py inspect/test_html.py inspect/test_statistics.py inspect/test_summary.py \
 	interop/test_export.py run_files/test_plan_file.py run_files/test_recipe.py runtime/test_numpy_loader.py \
 	runtime/test_state_hashes.py runtime/test_vectors.py)
-# and these in `make test-long`: they need torch, which takes as long to install as all the rest
+# And these do in `make test-long`: they need torch, which takes as long to install as all the rest.
 TORCH_LIBRARIES := $(addprefix tests/,contract/test_promise_05_random_access.py contract/test_promise_07_constant_state.py \
 	runtime/test_compact.py runtime/test_loader.py runtime/test_loss_spans.py runtime/test_recycling.py trainer/test_hugging_face.py)
 # of `make test-interop`, with other packages than the rest of it
@@ -52,8 +52,8 @@ RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 
 help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
-	@echo "make check         lint, types and the fast tests of the rooms that differ from BASE=HEAD; a minute"
-	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions; 9 to 12 minutes"
+	@echo "make check         lint, types and the fast tests of the rooms that differ from BASE=HEAD; a minute per room"
+	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions; 10 to 12 minutes"
 	@echo "make test-long     what 'make test' leaves out: long tests, and most cases of long tables; an hour or more"
 	@echo "make test-interop  other projects' readers and training loops on tokshard's shards; the cluster recipes"
 	@echo "make test-browser  the HTML reports in headless Chromium, if this machine has one"
@@ -97,7 +97,7 @@ check: lint
 TESTERS ?= 3
 
 # One graph: the tests begin when their own environment is there, beside lint and what is left of the other environment.
-# Those with the lowest versions run beside the others, one at a time: they fill what these leave of two cores.
+# The tests with the lowest versions run beside the others, in one process: it uses what those leave of two cores.
 test:
 	$(MAKE) --jobs 3 --output-sync=line lint test-pinned test-lowest
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import product
 from typing import Any
 
@@ -20,19 +20,22 @@ def examples(number: int) -> int:
     return max(1, number * min(settings.default.max_examples, 10 * _USUAL) // _USUAL)
 
 
-def some(names: str, cases: Collection[Any], *, default: int = 1) -> pytest.MarkDecorator:
+def some(
+    names: str, cases: Collection[Any], *, default: int = 1, ids: Callable[[Any], str] | None = None
+) -> pytest.MarkDecorator:
     """Parametrize a test with cases. By default the first ones run; the soak runs all of them.
 
     Args:
         names: the names of the arguments, separated by commas.
         cases: the values of each case: a tuple, or the value itself for a single name.
         default: how many run by default.
+        ids: names a value, as in `pytest.mark.parametrize`.
     """
     marked = []
     for number, case in enumerate(cases):
         values = case if "," in names else (case,)
         marked.append(pytest.param(*values, marks=pytest.mark.soak if number >= default else ()))
-    return pytest.mark.parametrize(names, marked)
+    return pytest.mark.parametrize(names, marked, ids=ids)
 
 
 def crossed(names: str, *axes: Collection[Any]) -> pytest.MarkDecorator:

@@ -33,7 +33,7 @@ def test_what_a_start_takes_is_measured(tmp_path: Path) -> None:
         (tmp_path / "index").write_bytes(bytes(2_000_000))
         return [1, 2]
 
-    gc.collect()  # or what earlier tests left may be freed in between
+    gc.collect()  # memory that earlier tests left would be freed while this one measures
     found = starting.started(work, str(tmp_path))
     assert found["memory_mb"] == pytest.approx(50, rel=0.2)
     assert found["written_mb"] == 2

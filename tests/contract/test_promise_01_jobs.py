@@ -172,6 +172,7 @@ def test_any_number_of_jobs_in_any_order_gives_the_bytes_of_one_process(
         DEDUP,
     ],
     default=5,
+    ids=" ".join,
 )
 def test_every_option_gives_the_bytes_of_one_process(
     sources: list[str], tmp_path: Path, options: tuple[str, ...]
@@ -224,6 +225,7 @@ def damaged(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> lis
         (*DEDUP, "--on-bad-source", "skip"),
     ],
     default=9,
+    ids=" ".join,
 )
 @pytest.mark.parametrize("count", [3, *(pytest.param(count, marks=pytest.mark.soak) for count in (2, 5))])
 def test_damage_gives_the_error_or_the_bytes_of_one_process(

@@ -103,7 +103,7 @@ def test_documents_are_not_copied_twice_by_mistake(corpus, tmp_path):
 
 @pytest.fixture(scope="module")
 def relatives(tmp_path_factory) -> dict[str, Path]:
-    """A corpus of two generations, what it was before, and copies of it; not to be changed."""
+    """A corpus of two generations, the corpus before it grew, and copies of it. No test changes them."""
     directory = tmp_path_factory.mktemp("relatives")
     found = {name: directory / name for name in ("grown", "before", "flat", "joined", "low", "high", "other")}
     for name in ("grown", "before"):
@@ -143,7 +143,7 @@ def test_parts_of_a_corpus_that_share_no_document_become_one(relatives, tmp_path
 
 @pytest.fixture(scope="module")
 def descendants(relatives, tmp_path_factory) -> dict[str, Path]:
-    """Copies of copies; not to be changed."""
+    """Copies of copies. No test changes them."""
     directory = tmp_path_factory.mktemp("descendants")
     found = {name: directory / name for name in ("again", "third", "shuffled", "lower", "short", "long")}
     copy_corpus(relatives["joined"], out=found["again"], shuffle=3)

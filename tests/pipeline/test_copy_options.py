@@ -149,7 +149,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.slow
-@some("options", OPTIONS, default=3)
+@some("options", OPTIONS, default=3, ids=str)
 def test_jobs_of_an_array_copy_the_same_bytes(corpus, tmp_path, options):
     copy_corpus(corpus, out=tmp_path / "one", **options)
     for index in (2, 0, 1):

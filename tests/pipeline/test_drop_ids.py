@@ -129,6 +129,7 @@ def test_a_copy_leaves_out_the_documents_of_a_list_in_any_form(
         {},
     ],
     default=3,
+    ids=str,
 )
 def test_workers_and_jobs_of_an_array_leave_out_the_same(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Small plans, and the rows of loaders beside those that `plan.sample` gives."""
+"""For tests of loaders: small plans, the rows of batches, and the rows that `plan.sample` gives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 
-# torch is imported where it is needed: some tests that use this run without it
+# functions import torch themselves: some tests that use this module run without it
 
 Batch = dict[str, Any]  # of tensors, or of arrays
 SIZES = {"seq_len": 6, "block_tokens": 16, "window_blocks": 3, "allow_small_blocks": True}

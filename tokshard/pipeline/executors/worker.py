@@ -78,7 +78,7 @@ def end_with_coordinator() -> None:
 
 
 def prepare_workers() -> None:
-    """Start the process that workers are forked from, with their modules imported; it takes half a second of CPU.
+    """Start the process that workers are forked from. It imports their modules, which takes half a second of CPU.
 
     Raises:
         BuildError: it cannot be started.
