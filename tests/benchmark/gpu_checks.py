@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
 
+from tests.benchmark import gpu_training
 from tests.benchmark.gpu_attention import WrongError, flex, varlen
 from tests.benchmark.gpu_children import child, last_lines, lines_of, run
 from tokshard.run_files.checkpoint_directory import State, check_hashes
@@ -38,7 +39,6 @@ from tokshard.trainer import checkpoint, loop
 from tokshard.trainer.optimizer import make_optimizer
 from tokshard.trainer.parallel import make_mesh, process_group, sharded_model
 
-MODEL = {"preset": "10M", "dim": 256, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 256}
 NUM_BATCHES = 2_000
 NUM_WORKERS = 1
 
@@ -63,7 +63,7 @@ class Place:
         """A recipe of the small model; ``changes`` are ``section__key=value``."""
         fields: dict[str, Any] = {
             "data": {"corpora": {"all": self.corpus}, "seq_len": 128, "global_batch_size": 4},
-            "model": dict(MODEL),
+            "model": dict(gpu_training.MODEL),
             "parallel": {"device": self.device, "precision": "bf16"},
             "train": {"out": str(self.directory / name), "steps": 1_000_000, "log_every": 1_000},
         }
@@ -166,7 +166,7 @@ def no_sync(place: Place) -> dict[str, Any]:
 
 def devices(place: Place) -> dict[str, Any]:
     """A checkpoint of the CPU loads on the device, and one of the device on the CPU: bit for bit."""
-    shape = Shape(**{key: value for key, value in MODEL.items() if key != "preset"}, vocab_size=512)  # type: ignore[arg-type]
+    shape = Shape(**{key: value for key, value in gpu_training.MODEL.items() if key != "preset"}, vocab_size=512)  # type: ignore[arg-type]
     names = ["cpu", place.device, "cpu"]
     with process_group(Parallel(device=place.device)):  # type: ignore[arg-type]
         expected, path = dict[str, Tensor](), ""
@@ -265,6 +265,13 @@ def sigterm(place: Place) -> dict[str, Any]:
     return {"stopped_after": stopped, "seconds_of_both": time.monotonic() - began}
 
 
+def out_of_memory(place: Place) -> dict[str, Any]:
+    """A run that needs more memory than there is."""
+    if not place.has_gpu:
+        raise NotRun("the memory of a process is limited on CUDA only")
+    return gpu_training.out_of_memory(place.directory)
+
+
 CHECKS: dict[str, Callable[[Place], dict[str, Any]]] = {
     "varlen attention": lambda place: varlen(place.device),
     "no sync in 5 steps": no_sync,
@@ -275,6 +282,11 @@ CHECKS: dict[str, Callable[[Place], dict[str, Any]]] = {
     "asynchronous save": async_save,
     "SIGTERM and resume": sigterm,
     "flex attention": lambda place: flex(place.device),
+    "compact batches": lambda place: gpu_training.compact(place.device, place.directory),
+    "losses as on the CPU": lambda place: gpu_training.as_on_cpu(place.device, place.directory),
+    "stopped and continued": lambda place: gpu_training.continued(place.device, place.directory),
+    "trace and memory snapshot": lambda place: gpu_training.traced(place.device, place.directory),
+    "out of memory": out_of_memory,
 }
 
 

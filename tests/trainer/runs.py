@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.corpora import TINY_TOKENIZER, write_corpus
+from tests.corpora import TINY_TOKENIZER, Source, write_corpus
 from tests.ranks import forked, free_port
+from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 64
@@ -46,6 +47,29 @@ def corpus(path: Path, *, step: int, seed: int, num_documents: int = 300) -> str
         ids = 1 + (rng.integers(0, 63) + step * np.arange(length) + (rng.random(length) < 0.1)) % 63
         documents.append([*ids.tolist(), 0])
     return str(write_corpus(path, documents, tokenizer=tokenizer()))
+
+
+def chat(path: Path, lengths: list[int]) -> tuple[list[list[int]], list[list[float]]]:
+    """A corpus of conversations: two answers in each that has room, the second of them with another weight.
+
+    Returns:
+        Tokens, and how much each counts, by document.
+    """
+    rng = np.random.default_rng(1)
+    documents, spans, weights, counts = [], [], [], []
+    for index, length in enumerate(lengths):
+        documents.append([*rng.integers(1, 64, length - 1).tolist(), 0])
+        first = [1, 1 + length // 4, length // 2, length - 1] if length > 8 else []
+        spans.append(first)
+        weights.append([1.0, 0.25 + index % 5 / 8][: len(first) // 2])
+        each = np.zeros(length)
+        for weight, start, stop in zip(weights[-1], first[::2], first[1::2], strict=True):
+            each[start:stop] = weight
+        counts.append(each.tolist())
+    metadata = {LOSS: spans, WEIGHTS: weights}
+    sources = [Source(documents=documents, metadata=metadata)]
+    write_corpus(path, sources=sources, columns=LOSS_COLUMNS, tokenizer=tokenizer())
+    return documents, counts
 
 
 def configuration(paths: dict[str, str], out: Path, **changes: Any) -> dict[str, Any]:

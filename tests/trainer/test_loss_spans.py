@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.corpora import Source, write_corpus
-from tests.trainer.runs import SMALL, configuration, corpus, evaluations_of, steps_of, tokenizer, train_on
-from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
+from tests.corpora import write_corpus
+from tests.trainer.runs import SMALL, chat, configuration, corpus, evaluations_of, steps_of, tokenizer, train_on
 from tokshard.run_files.model_shape import Shape
 from tokshard.run_files.recipe import resolve
 from tokshard.runtime import StreamingLoader, StreamPlan
@@ -27,29 +26,6 @@ from tokshard.trainer.model import Transformer, initialise
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 CPU, TOLERANCE = torch.device("cpu"), 1e-5
 LENGTHS = [17, 2, 40, 9, 31, 29]
-
-
-def chat(path: Path, lengths: list[int]) -> tuple[list[list[int]], list[list[float]]]:
-    """A corpus of conversations: two answers in each that has room, the second of them with another weight.
-
-    Returns:
-        Tokens, and how much each counts, by document.
-    """
-    rng = np.random.default_rng(1)
-    documents, spans, weights, counts = [], [], [], []
-    for index, length in enumerate(lengths):
-        documents.append([*rng.integers(1, 64, length - 1).tolist(), 0])
-        first = [1, 1 + length // 4, length // 2, length - 1] if length > 8 else []
-        spans.append(first)
-        weights.append([1.0, 0.25 + index % 5 / 8][: len(first) // 2])
-        each = np.zeros(length)
-        for weight, start, stop in zip(weights[-1], first[::2], first[1::2], strict=True):
-            each[start:stop] = weight
-        counts.append(each.tolist())
-    metadata = {LOSS: spans, WEIGHTS: weights}
-    sources = [Source(documents=documents, metadata=metadata)]
-    write_corpus(path, sources=sources, columns=LOSS_COLUMNS, tokenizer=tokenizer())
-    return documents, counts
 
 
 @pytest.mark.parametrize("loss_chunk", [0, 50])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from typing import cast
 
@@ -30,9 +31,9 @@ from tokshard.trainer.parallel import say, together
 class Saver:
     """Saves the checkpoints of a run, one at a time. Every rank makes one, and calls it at the same steps.
 
-    An asynchronous `save` copies the tensors to memory, which it keeps for the next save, and returns. Training
-    may change the originals while a thread writes the copies. The threads of the ranks have their own process group, so
-    they never mix with the collectives of training.
+    An asynchronous `save` copies the tensors to memory, which it keeps for the next save (from torch 2.13 on), and
+    returns. Training may change the originals while a thread writes the copies. The threads of the ranks have their own
+    process group, so they never mix with the collectives of training.
 
     Args:
         directory: of the checkpoints.
@@ -83,16 +84,18 @@ class Saver:
             self._stager.close()
 
     def _copied(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self._stager is None:
-            on_gpu = any(tensor.is_cuda for tensor in tensors.values())
-            self._stager = DefaultStager(
-                StagingOptions(
-                    use_pinned_memory=on_gpu,
-                    use_shared_memory=False,
-                    use_async_staging=False,
-                    use_non_blocking_copy=on_gpu,  # it waits for all copies at the end
-                )
+        if self._stager is not None:
+            with suppress(KeyError):  # before torch 2.13 it can be used only once (pytorch/pytorch#183413)
+                return cast("dict[str, Tensor]", self._stager.stage(tensors))
+        on_gpu = any(tensor.is_cuda for tensor in tensors.values())
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=on_gpu,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=on_gpu,  # it waits for all copies at the end
             )
+        )
         return cast("dict[str, Tensor]", self._stager.stage(tensors))
 
     def _save(self, tensors: dict[str, Tensor], state: State) -> None:
