@@ -18,6 +18,7 @@ import pytest
 from tests.runtime.loaders import dataloader, expected_rows, one_corpus, rows_of, take, two_corpora
 from tests.runtime.sources import ListSource
 from tokshard.errors import LoaderError
+from tokshard.forking import cached_property
 from tokshard.runtime import prefetch
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader
@@ -128,7 +129,6 @@ def in_child(check: Any) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_what_is_made_ahead_ends_with_the_item_that_is_under_way_when_it_is_closed() -> None:
     made: list[int] = []
 
@@ -144,6 +144,7 @@ def test_what_is_made_ahead_ends_with_the_item_that_is_under_way_when_it_is_clos
     assert len(made) <= 2
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_is_refused_may_close_and_read_on_alone_and_leaves_the_parent_its_thread() -> None:
     plan = two_corpora()
     loader = StreamingLoader(plan, global_batch_size=2)
@@ -181,6 +182,31 @@ def test_a_dataset_in_a_forked_worker_does_not_wait_for_a_lock_that_a_thread_of_
 
     def check() -> None:
         assert rows_of([dataset[next(dataset.sampler)]]) == expected
+
+    in_child(check)
+    done.set()
+    thread.join()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_computes_what_a_thread_of_its_parent_was_computing() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    class Slow:
+        @cached_property
+        def value(self) -> int:
+            if threading.current_thread() is thread:
+                held.set()
+                done.wait(60)
+            return 7
+
+    thread = threading.Thread(target=lambda: Slow().value)
+    thread.start()
+    assert held.wait(60)
+
+    def check() -> None:
+        slow = Slow()
+        assert slow.value == slow.value == vars(slow)["value"] == 7
 
     in_child(check)
     done.set()

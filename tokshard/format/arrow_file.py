@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from functools import cached_property
 
 import pyarrow as pa
 from pyarrow import ipc
+
+from tokshard.forking import cached_property
 
 TAIL = struct.Struct("<i6s")  # length of the footer, magic
 _BLOCK = struct.Struct("<qi4xq")  # position, bytes of the message, bytes of its body (which the message says itself)

@@ -6,7 +6,6 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.forking import cached_property
 from tokshard.format import names
 from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.files import LoadFile, map_file

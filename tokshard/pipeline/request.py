@@ -7,7 +7,6 @@ versions is refused, on any machine.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import importlib.metadata
 import os
@@ -20,6 +19,7 @@ import msgspec
 
 from tokshard.errors import UNDECODABLE, BuildError, ConfigurationChangedError, UsageError
 from tokshard.extras import version_of
+from tokshard.forking import cached_property
 from tokshard.format.loss import has_spans, has_weights
 from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
 from tokshard.format.schema import ShardFacts, token_dtype
@@ -89,13 +89,13 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
 
     workspace: Workspace
 
-    @functools.cached_property
+    @cached_property
     def outputs(self) -> tuple[Output, ...]:
         """The corpora to write: two with a validation split."""
         is_split = self.config.validation_fraction is not None
         return self.workspace.outputs(is_split=is_split, generation=self.generation)
 
-    @functools.cached_property
+    @cached_property
     def facts(self) -> ShardFacts:
         """The facts of its corpus that every shard repeats."""
         return ShardFacts(
@@ -106,7 +106,7 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
             columns=self.columns,
         )
 
-    @functools.cached_property
+    @cached_property
     def spec(self) -> RecordSpec:
         """The parts of a record that the build reads."""
         config, eos = self.config, self.tokenizer.eos_id

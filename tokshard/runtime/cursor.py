@@ -11,13 +11,13 @@ import struct
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta, Struct
 
+from tokshard.forking import cached_property
 from tokshard.runtime.order.mixture import Balance, Mixture, Segment
 from tokshard.runtime.order.permutation import ORDER_VERSION
 from tokshard.runtime.order.windows import CorpusOrder, Pack, Place, Shape

@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
 from tokshard.errors import StoreError
+from tokshard.forking import cached_property
 from tokshard.store.addresses import Address
 from tokshard.store.base import Entry
 from tokshard.store.failures import FAILURES, status_of, verdict

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, cast
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import UNDECODABLE, UsageError
+from tokshard.forking import cached_property
 from tokshard.format.corpus import Corpus
 from tokshard.inspect.corpus.places import trained_on
 from tokshard.run_files.checkpoint_directory import is_checkpoint

@@ -5,7 +5,6 @@ Chunks are independent, so several processes can handle chunks of one input.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.forking import cached_property
 from tokshard.format.manifest import BuildConfig, TokenizerInfo
 from tokshard.interop.tokens.batches import TokenBatch
 from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN
@@ -80,7 +80,7 @@ class Maker:
         self._special = SpecialText(tokenizer.special_ids)
         self._pass_on = TokenPasser(tokenizer, spec) if spec.tokens is not None else None
 
-    @functools.cached_property
+    @cached_property
     def encode(self) -> Callable[[Sequence[str]], EncodedTexts]:
         """The tokenizer."""
         if self._chat is not None:

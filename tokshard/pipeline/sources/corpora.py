@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, BuildError, DamagedCorpusError, UsageError
+from tokshard.forking import cached_property
 from tokshard.format import names
 from tokshard.format.arrays import value_array
 from tokshard.format.conditions import Conditions
@@ -93,24 +93,24 @@ class CorporaReader:
     ) -> None:
         self._locations, self._columns, self._copied, self._drop_ids = corpora, columns, copied, drop_ids
 
-    @functools.cached_property
+    @cached_property
     def _opened(self) -> list[Corpus]:
         return [open_corpus(location, generation=generation) for location, generation in self._locations]
 
-    @functools.cached_property
+    @cached_property
     def _starts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """The first shard, document and source of each corpus, numbered over all corpora."""
         counts = [(len(corpus.shards), corpus.num_documents, len(corpus.sources())) for corpus in self._opened]
         shards, documents, sources = np.cumsum([(0, 0, 0), *counts], axis=0).T
         return shards, documents, sources
 
-    @functools.cached_property
+    @cached_property
     def _is_wanted(self) -> Chooser:
         labels = [label for corpus in self._opened for label in source_labels(corpus, corpus.sources())]
         kinds = {name: kind for corpus in self._opened for name, kind in kept_columns(corpus.manifest.columns).items()}
         return Chooser(self._copied, labels, kinds)
 
-    @functools.cached_property
+    @cached_property
     def _listed(self) -> DocumentList | None:
         if self._drop_ids is None:
             return None

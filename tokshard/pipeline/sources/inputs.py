@@ -9,7 +9,6 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from pyarrow import ipc
 
 from tokshard.errors import BuildError, SourceError, TokshardError
+from tokshard.forking import cached_property
 from tokshard.format.arrays import table_batch
 from tokshard.format.files import map_file
 from tokshard.store import Store, absolute_location, written

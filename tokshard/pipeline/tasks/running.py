@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tokshard.errors import BadSourceError, CorpusError, SourceError, TokshardError, UsageError
+from tokshard.forking import cached_property
 from tokshard.pipeline.encode.documents import Made, ruled, split_documents
 from tokshard.pipeline.encode.maker import Maker
 from tokshard.pipeline.request import Build, saved_tokenizer
@@ -91,7 +92,7 @@ class InputReader:
             with open_file(source) as file:
                 file.read(1)
 
-    @functools.cached_property
+    @cached_property
     def _corpora(self) -> CorporaReader:
         copied = self._build.config.copied
         assert copied is not None, "only a copy reads documents"

@@ -12,13 +12,14 @@ import itertools
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.forking import cached_property
 from tokshard.format.corpus import Corpus
 from tokshard.format.loss import Targets, has_weights
 from tokshard.format.schema import HASH_STRIDE, ORDINAL_STRIDE

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tokshard.forking import cached_property
 
 ORDER_VERSION = 1
 """Names the rules of the order. Bump when any sample of any plan would change."""

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.forking import ForkLock
 from tokshard.runtime.bytes.source import TokenSource
-from tokshard.runtime.order.forking import ForkLock
 from tokshard.runtime.order.packing import ENDS_DOCUMENT, GOES_ON, PADDING, STEP_PIECES, STEP_TOKENS, Laid, packed_whole
 from tokshard.runtime.order.permutation import Permutation
 from tokshard.runtime.order.windows import CorpusOrder, Window

@@ -13,13 +13,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
+from tokshard.forking import cached_property
 from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.order.permutation import NUM_EPOCHS, Permutation
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.forking import cached_property
 from tokshard.pipeline.encode.chat.records import MALFORMED_CHAT, ChatRecordError, Conversation
 from tokshard.pipeline.encode.chat.template import ChatTemplate
 from tokshard.pipeline.encode.chat.tokens import Engine, Speller, alternatives
@@ -77,7 +77,7 @@ class ChatEncoder:
         self._special = alternatives(speller.special)
         self._others = others
 
-    @functools.cached_property
+    @cached_property
     def _literal(self) -> Engine:
         """Encodes text in which all control tokens are spelled, not meant."""
         return self._speller.engine(self._others)
