@@ -48,7 +48,7 @@ BY_TRAINERS := $(wildcard tests/interop/test_cluster_*.py tests/interop/test_tra
 RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart check test test-pinned test-lowest test-long soak test-interop test-browser test-remote test-ray benchmark benchmark-peers lint format clean
+.PHONY: help quickstart check test test-pinned test-with-torch test-without-torch test-lowest test-long soak test-interop test-browser test-remote test-ray benchmark benchmark-peers lint format clean
 
 help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
@@ -93,17 +93,29 @@ ROOMS = $(shell { git diff --name-only $(BASE); git ls-files --others --exclude-
 check: lint
 	HYPOTHESIS_PROFILE=few $(BIN)/python -m pytest -q -n 2 tests/architecture $(wildcard $(ROOMS))
 
-# Tests wait for processes, signals and each other a third of their time: one worker more than the two cores makes use of it.
-TESTERS ?= 3
-
 # One graph: the tests begin when their own environment is there, beside lint and what is left of the other environment.
-# The tests with the lowest versions run beside the others, in one process: it uses what those leave of two cores.
+# They wait for processes, signals and each other a third of their time: four processes, and a fifth with the lowest
+# versions, make use of it.
 test:
-	$(MAKE) --jobs 3 --output-sync=line lint test-pinned test-lowest
+	$(MAKE) --jobs 4 --output-sync=line lint test-pinned test-lowest
 
 # the files of tests, each as a whole, in the order of pyproject.toml
-test-pinned: $(VENV)/stamp-dev
-	$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
+TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
+# Imports of torch cost each process two seconds, and then each fork twice as much: what needs it has processes of its
+# own. A file that is in the wrong part runs as well, but slower.
+WITH_TORCH := $(wildcard tests/trainer/test_*.py tests/runtime/test_*.py) $(addprefix tests/,benchmark/test_gpu_benchmark.py \
+	cli/test_trace.py contract/test_promise_03_epoch.py contract/test_promise_04_world.py \
+	contract/test_promise_05_random_access.py contract/test_promise_07_constant_state.py contract/test_promise_12_loss.py \
+	inspect/test_bench.py inspect/test_steps_on_record.py run_files/test_saved_state.py store/test_ranks_of_a_store.py \
+	store/test_remote_corpora.py)
+
+test-pinned: test-with-torch test-without-torch
+
+test-with-torch: $(VENV)/stamp-dev
+	$(TESTS) $(WITH_TORCH)
+
+test-without-torch: $(VENV)/stamp-dev
+	$(TESTS) $(addprefix --ignore=,$(WITH_TORCH))
 
 test-long: $(VENV)/stamp-dev $(LOWEST)/stamp-torch
 	$(LOWEST)/bin/python -m pytest -n 2 $(TORCH_LIBRARIES)
