@@ -94,13 +94,13 @@ check: lint
 	HYPOTHESIS_PROFILE=few $(BIN)/python -m pytest -q -n 2 tests/architecture $(wildcard $(ROOMS))
 
 # One graph: the tests begin when their own environment is there, beside lint and what is left of the other environment.
-# They wait for processes, signals and each other a third of their time: four processes, and a fifth with the lowest
+# They wait for processes, signals and each other a third of their time: five processes, and a sixth with the lowest
 # versions, make use of it.
 test:
 	$(MAKE) --jobs 4 --output-sync=line lint test-pinned test-lowest
 
 # the files of tests, each as a whole, in the order of pyproject.toml
-TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
+TESTS := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
 # Imports of torch cost each process two seconds, and then each fork twice as much: what needs it has processes of its
 # own. A file that is in the wrong part runs as well, but slower.
 WITH_TORCH := $(wildcard tests/trainer/test_*.py tests/runtime/test_*.py) $(addprefix tests/,benchmark/test_gpu_benchmark.py \
@@ -112,10 +112,10 @@ WITH_TORCH := $(wildcard tests/trainer/test_*.py tests/runtime/test_*.py) $(addp
 test-pinned: test-with-torch test-without-torch
 
 test-with-torch: $(VENV)/stamp-dev
-	$(TESTS) $(WITH_TORCH)
+	$(TESTS) -n 2 $(WITH_TORCH)
 
 test-without-torch: $(VENV)/stamp-dev
-	$(TESTS) $(addprefix --ignore=,$(WITH_TORCH))
+	$(TESTS) -n 3 $(addprefix --ignore=,$(WITH_TORCH))
 
 test-long: $(VENV)/stamp-dev $(LOWEST)/stamp-torch
 	$(LOWEST)/bin/python -m pytest -n 2 $(TORCH_LIBRARIES)
