@@ -133,6 +133,7 @@ def completed(monkeypatch, capsys):
     return completed
 
 
+@pytest.mark.slow
 def test_the_program_answers_a_shell():
     asked = {**os.environ, **environment_of("bash_complete", "tokshard build notes.js")}
     done = subprocess.run(COMMAND, env=asked, capture_output=True, text=True, check=True)
@@ -257,6 +258,7 @@ def test_an_interrupt_is_one_line_and_exit_code_130(shell, failing):
     assert shell("verify") == (130, "", "interrupted\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "exit_code", "said"), [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "terminated\n")]
 )
@@ -362,6 +364,7 @@ def test_a_corpus_that_is_damaged_ends_every_command_with_1(shell, corpus, monke
     assert shell(*(word.format("corpus") for word in COMMANDS_ON[command]))[0] == 1
 
 
+@pytest.mark.slow
 @some("closed", ["<&- >&- 2>&-", "2> /dev/full", "<&-", ">&-", "2>&-"])
 def test_a_build_with_closed_streams_does_its_work_and_ends_with_0(tmp_path, closed):
     command = f"{sys.executable} -m tokshard build {tmp_path}/a.jsonl --tokenizer {ROOT}/recipes/tokenizer"
@@ -378,6 +381,7 @@ def test_a_build_with_closed_streams_does_its_work_and_ends_with_0(tmp_path, clo
     assert run(["verify", str(tmp_path / "out")]) == 0
 
 
+@pytest.mark.slow
 def test_a_result_that_cannot_be_written_is_an_error_after_the_work_is_done(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
     recipe = f'[corpora.a]\nsources = "a.jsonl"\ntokenizer = "{ROOT}/recipes/tokenizer"\nout = "out"\n'
@@ -399,6 +403,7 @@ def test_a_result_that_cannot_be_written_is_an_error_after_the_work_is_done(tmp_
     assert run(["verify", str(tmp_path / "out")]) == 0
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_ends_a_command_quietly(corpus):
     process = subprocess.Popen(
         [*COMMAND, "inspect", *[str(corpus)] * 20, "--sample", "0"],
@@ -413,6 +418,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(corpus):
     process.stderr.close()
 
 
+@pytest.mark.slow
 def test_an_error_that_nobody_reads_as_json_is_still_two_lines_and_its_exit_code():
     process = subprocess.Popen(
         [*COMMAND, "inspect", "nowhere", "--json"],
@@ -437,6 +443,7 @@ def test_a_broken_pipe_inside_the_run_is_not_taken_for_a_reader_that_left(shell,
     assert err.startswith("error: internal: BrokenPipeError: a worker is gone\n")
 
 
+@pytest.mark.slow
 def test_output_fits_a_terminal_without_utf8(tmp_path):
     source = Source(documents=documents_of([3, 4, 600]), path="größe-数.jsonl", left_out={"empty": 1})
     corpus = write_corpus(tmp_path / "corpus", sources=[source], tokenizer=TINY_TOKENIZER)

@@ -572,6 +572,7 @@ def padded(number: int) -> dict[str, Any]:
     return {"text": f"document {number}", "n": number, "pad": random.Random(number).randbytes(1_000).hex()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
