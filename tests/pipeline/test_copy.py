@@ -24,6 +24,7 @@ from tokshard.cli.main import run
 from tokshard.errors import BuildError, ConfigurationChangedError, DamagedCorpusError, UnfinishedCorpusError, UsageError
 from tokshard.format import names, writer
 from tokshard.inspect.verify.verification import verify_corpus
+from tokshard.pipeline.sources import corpora
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import planning, shuffle
 from tokshard.runtime import NumpyLoader, StreamPlan
@@ -92,6 +93,18 @@ def test_a_copy_in_other_shards_has_the_documents_origins_and_order_of_the_corpu
     assert plans[0].fingerprint == plans[1].fingerprint
     for sample in range(40):
         assert np.array_equal(*(plan.sample(sample)["input_ids"] for plan in plans))
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 300])
+def test_record_batches_are_copied_in_slices(corpus, tmp_path, monkeypatch, tokens):
+    """One document each, some, and parts of the record batches of 400 tokens."""
+    expected = rows(corpus)
+    monkeypatch.setattr(corpora, "SLICE_TOKENS", tokens)
+    for name, options in {"all": {}, "some": {"where": "lang=fr"}, "long": {"min_tokens": 40}}.items():
+        copy_corpus(corpus, out=tmp_path / name, **options)
+    assert rows(tmp_path / "all") == expected
+    assert rows(tmp_path / "some") == [row for row in expected if row[1]["lang"] == "fr"]
+    assert rows(tmp_path / "long") == [row for row in expected if len(row[0]) >= 40]
 
 
 def test_documents_are_not_copied_twice_by_mistake(corpus, tmp_path):
