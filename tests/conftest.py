@@ -17,7 +17,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 # the timeout of pytest ends what hangs; a deadline per example only fails on a busy machine
 # A run of the suite repeats the one before: only `make soak` looks for examples that have not been tried yet
-settings.register_profile("dev", deadline=None, max_examples=15, derandomize=True)
+settings.register_profile("dev", deadline=None, max_examples=10, derandomize=True)
 settings.register_profile("few", deadline=None, max_examples=6, derandomize=True)  # the second run, for the libraries
 settings.register_profile("soak", deadline=None, max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
