@@ -101,8 +101,8 @@ test:
 
 # the files of tests, each as a whole, in the order of pyproject.toml
 TESTS := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
-# Imports of torch cost each process two seconds, and then each fork twice as much: what needs it has processes of its
-# own. A file that is in the wrong part runs as well, but slower.
+# Importing torch takes two seconds of each process, and makes its forks slower: tests that need torch have processes of
+# their own. A file that is in the wrong part only runs slower.
 WITH_TORCH := $(wildcard tests/trainer/test_*.py tests/runtime/test_*.py) $(addprefix tests/,benchmark/test_gpu_benchmark.py \
 	cli/test_trace.py contract/test_promise_03_epoch.py contract/test_promise_04_world.py \
 	contract/test_promise_05_random_access.py contract/test_promise_07_constant_state.py contract/test_promise_12_loss.py \
