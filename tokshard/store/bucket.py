@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
 from tokshard.errors import StoreError
-from tokshard.forking import cached_property
 from tokshard.store.addresses import Address
 from tokshard.store.base import Entry
 from tokshard.store.failures import FAILURES, status_of, verdict
@@ -55,14 +54,11 @@ class Bucket:
     def __init__(self, address: Address, options: RemoteOptions) -> None:
         self.address, self.options = address, options
         self.requests = Requests(address, options)
+        # for concurrent requests; nothing that runs in it may wait for another. Threads start with the first request
+        self.pool = ThreadPoolExecutor(options.connections, thread_name_prefix="tokshard-store")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Bucket, (self.address, self.options))
-
-    @cached_property
-    def pool(self) -> ThreadPoolExecutor:
-        """Threads for concurrent requests; nothing that runs in them may wait for another."""
-        return ThreadPoolExecutor(self.options.connections, thread_name_prefix="tokshard-store")
 
     def where(self, key: str) -> str:
         """A key as messages name it."""
