@@ -91,7 +91,7 @@ ROOMS = $(shell { git diff --name-only $(BASE); git ls-files --others --exclude-
 	-e 's,^tokshard/[a-z]+\.py$$,tests/cli,p' -e 's,^(tokshard|tests)/([a-z_]+)$$,tests/\2,p' | sort -u)
 
 check: lint
-	HYPOTHESIS_PROFILE=few $(BIN)/python -m pytest -q -n 2 tests/architecture $(wildcard $(ROOMS))
+	$(BIN)/python -m pytest -q -n 2 tests/architecture $(wildcard $(ROOMS))
 
 # One graph: the tests begin when their own environment is there, beside lint and what is left of the other environment.
 # They wait for processes, signals and each other a third of their time: five processes, and a sixth with the lowest
@@ -122,7 +122,7 @@ test-long: $(VENV)/stamp-dev $(LOWEST)/stamp-torch
 	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 1800 -m "soak and not remote"
 
 test-lowest: $(LOWEST)/stamp-test
-	HYPOTHESIS_PROFILE=few $(LOWEST)/bin/python -m pytest $(LIBRARIES)
+	$(LOWEST)/bin/python -m pytest $(LIBRARIES)
 
 # The long form goes on with buckets and a Ray cluster, and ends with the long tests and new examples for every property.
 # ONLY='KIND SEED' tries one seed alone.
