@@ -11,6 +11,7 @@ import pytest
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard.cli.main import run
+from tokshard.inspect.plan import bench
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
 SHORT = ("--seconds", "0.05")
@@ -20,6 +21,7 @@ SHORT = ("--seconds", "0.05")
 def mix(tmp_path, monkeypatch):
     """A mix file next to its corpora, in the working directory."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "_MEMORY_SECONDS", 0.01)
     for name, lengths in (("code", [2_000] * 40), ("prose", [20, 7] * 400)):
         write_corpus(tmp_path / name, documents_of(lengths), tokenizer=TINY_TOKENIZER)
     text = 'corpora = { code = "code", prose = "prose" }\nweights = { code = 3, prose = 1 }\nseq_len = 64\n'

@@ -115,6 +115,7 @@ def test_the_slurm_array_makes_the_corpus_of_one_process(
     assert builds.corpus_hashes(out) == expected
 
 
+@pytest.mark.soak  # the script of Slurm has the same steps
 def test_the_kubernetes_jobs_make_the_corpus_of_one_process(
     sources: Path, reference: dict[str, str], cluster: dict[str, str], tmp_path: Path
 ) -> None:

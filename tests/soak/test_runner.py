@@ -20,6 +20,8 @@ from tests.soak.kinds import KINDS, Kind, Try
 from tests.soak.record import Record, Trial
 from tests.soak.worker import ROOT, UnpreparedError, Worker
 
+pytestmark = pytest.mark.soak  # whoever changes the runner runs it
+
 
 def prepare(folder: Path, stack: ExitStack) -> Try:
     """Trials of which each fails in another way."""
