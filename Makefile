@@ -27,8 +27,8 @@ CODE := quickstart/shards/code
 PROSE := quickstart/shards/prose
 RECIPE := recipes/quickstart_train.toml
 RUN := quickstart/run
-# These files run again with the lowest versions. They use every package that tokshard needs: formats, compression,
-# tokenizers, JSON and msgpack, templates, the command line, arrays.
+# These files run again with the lowest versions, the first case and the last of each test. They use every package that
+# tokshard needs: formats, compression, tokenizers, JSON and msgpack, templates, the command line, arrays.
 LIBRARIES := $(addprefix tests/,format/test_arrow_file.py format/test_content.py format/test_documents.py \
 	format/test_interop.py format/test_loss.py format/test_manifest.py format/test_partial_file.py \
 	format/test_shards.py format/test_stride_hashes.py format/test_whole_corpus.py \
@@ -39,7 +39,7 @@ LIBRARIES := $(addprefix tests/,format/test_arrow_file.py format/test_content.py
 	pipeline/test_tokenizer.py inspect/test_html.py inspect/test_statistics.py inspect/test_summary.py \
 	interop/test_export.py run_files/test_plan_file.py run_files/test_recipe.py runtime/test_numpy_loader.py \
 	runtime/test_state_hashes.py runtime/test_vectors.py)
-# And these do in `make test-long`: they need torch, which takes as long to install as all the rest.
+# `make test-long` runs all cases, and these files: they need torch, which takes as long to install as all the rest.
 TORCH_LIBRARIES := $(addprefix tests/,contract/test_promise_05_random_access.py contract/test_promise_07_constant_state.py \
 	runtime/test_compact.py runtime/test_loader.py runtime/test_loss_spans.py runtime/test_recycling.py trainer/test_hugging_face.py)
 # of `make test-interop`, with other packages than the rest of it
@@ -118,11 +118,11 @@ test-without-torch: $(VENV)/stamp-dev
 	$(TESTS) -n 3 $(addprefix --ignore=,$(WITH_TORCH))
 
 test-long: $(VENV)/stamp-dev $(LOWEST)/stamp-torch
-	$(LOWEST)/bin/python -m pytest -n 2 $(TORCH_LIBRARIES)
+	$(LOWEST)/bin/python -m pytest -n 2 $(LIBRARIES) $(TORCH_LIBRARIES)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 1800 -m "soak and not remote"
 
 test-lowest: $(LOWEST)/stamp-test
-	$(LOWEST)/bin/python -m pytest $(LIBRARIES)
+	$(LOWEST)/bin/python -m pytest --first-and-last $(LIBRARIES)
 
 # The long form goes on with buckets and a Ray cluster, and ends with the long tests and new examples for every property.
 # ONLY='KIND SEED' tries one seed alone.

@@ -23,6 +23,22 @@ settings.register_profile("soak", deadline=None, max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--first-and-last", action="store_true", help="of the cases of each test, run these two")
+
+
+@pytest.hookimpl(trylast=True)  # of those that markers leave
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Other versions of packages change what a call does more often than what one value of many does."""
+    if config.getoption("first_and_last"):
+        cases: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        kept = {item for each in cases.values() for item in (each[0], each[-1])}
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+
+
 def pytest_collection_finish() -> None:
     """Modules and tests stay to the end. The garbage collector would look at them again and again, 8 % of the time."""
     gc.collect()

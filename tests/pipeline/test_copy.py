@@ -411,7 +411,7 @@ def test_groups_hold_every_item_once_and_no_more_tokens_than_they_may(tokens, mo
     assert not found or not any(tokens[ends[-1] :])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_memory_of_a_shuffle_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     """The largest corpus that one level deals, and one four times as large."""
     small.shrink(

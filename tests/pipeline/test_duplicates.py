@@ -198,7 +198,7 @@ def num_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     return names
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_opens_grow_with_the_number_of_hashes_and_no_faster(tmp_path, monkeypatch, num_reads):
     """With a fan-in of 4, the largest case takes four rounds of joins, so that what does not fit would show."""
     monkeypatch.setattr(duplicates, "FAN_IN", 4)

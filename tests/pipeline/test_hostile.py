@@ -115,7 +115,7 @@ def test_a_document_of_the_largest_size_is_encoded_in_bounded_memory(what, kind,
     assert outcome.peak_bytes < BASE_BYTES + FACTOR * LONG
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_million_empty_lines_are_a_million_empty_records(build, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n" * 1_000_000 + b'{"text": "last"}\n')
@@ -283,7 +283,7 @@ def test_an_archive_that_a_bomb_unpacks_to_is_read_in_pieces(build, tmp_path):
     assert outcome.peak_bytes < BASE_BYTES + 4 * 16 * MIB
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_rows_of_a_table_that_are_too_long_are_bad_records(build, tmp_path):
     path = tmp_path / "a.parquet"
     found: Any = table([{"text": "good"}, {"text": "a" * (64 * MIB)}, {"text": "good"}])
@@ -305,7 +305,7 @@ def test_a_compressed_file_of_nothing_but_members_ends(build, tmp_path):
     assert outcome.peak_bytes < BASE_BYTES
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 18, reason="pyarrow 17 cannot write views of one value")
 def test_views_that_share_one_long_value_are_taken_a_few_at_a_time(build, tmp_path):
     # 800 views of 2.5 MiB each, all of the same bytes: 13 kB of views stand for 2 GiB of text

@@ -182,7 +182,7 @@ def test_500_corpora_of_which_one_has_nearly_everything_each_get_their_share(hea
         assert largest_error(mixture, stop) <= 4.75
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_thousands_of_small_changes_add_up_to_no_error() -> None:
     steps = np.linspace(0, 1, 5_000).tolist()
     anneal = [(16 * number, [1 - part, part, 0.01, 1e-4]) for number, part in enumerate(steps)]

@@ -41,7 +41,7 @@ def resumed(plan: StreamPlan, state: State, **options: Any) -> StreamingLoader:
 # what is planned
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_thousand_planned_changes_are_a_small_state_that_is_saved_and_loaded_at_once() -> None:
     plan = long_schedule(2_000, 5, 8)
     for place in (0, 8, 8_000, 15_992, 20_000):

@@ -101,7 +101,7 @@ def long_schedule(num_segments: int, num_corpora: int, every: int) -> StreamPlan
     return StreamPlan(sources, schedule=schedule, seq_len=16, block_tokens=64, window_blocks=4, seed=2)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_schedule_of_5000_changes_of_50_corpora_starts_quickly_and_is_compact_when_it_is_past() -> None:
     plan = long_schedule(5_000, 50, 8)
     loader = StreamingLoader(plan, global_batch_size=8)
