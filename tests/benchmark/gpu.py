@@ -128,6 +128,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rows", default="", help="only checks and rows whose name has a match of this expression")
     parser.add_argument("--out", default="")
     given = parser.parse_args(arguments)
+    try:
+        re.compile(given.rows)
+    except re.error as error:
+        parser.error(f"--rows {given.rows} is no regular expression: {error}")
     status = 0
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(given.out or scratch)

@@ -175,6 +175,7 @@ def test_a_missing_command_is_wrong_usage_and_shows_the_help(shell):
         (["inspect", "--xyzzy", "c"], "no option --xyzzy", "see 'tokshard inspect --help'"),
         (["inspect", "-x", "c"], "no option -x", "see 'tokshard inspect --help'"),
         (["--verson"], "no option --verson", "did you mean --version?"),
+        (["inspect", "--jobs", "3", "c"], "no option --jobs", "see 'tokshard inspect --help'"),  # its dashes are known
         (["inspect"], "missing argument 'CORPUS...'", "see 'tokshard inspect --help'"),
         (["inspect", "c", "--document"], "option '--document' requires an argument", "see 'tokshard inspect --help'"),
         (
