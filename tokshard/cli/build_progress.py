@@ -8,9 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TextIO
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, TextIO
 
 from tokshard.extras import version_of
 from tokshard.pipeline.judge import loss_warning
@@ -21,6 +19,9 @@ from tokshard.pipeline.tasks.planning import AnyTask, StepTask, StreamTask
 from tokshard.pipeline.workspace.places import DEAL, FIND, HASH, JOIN, WRITE
 from tokshard.pipeline.workspace.receipts import Key, Progress, Receipt, progress_of
 from tokshard.wording import bytes_text, clock, count_text, counted, one_line
+
+if TYPE_CHECKING:
+    from tqdm import tqdm  # its import asks for the metadata of all packages
 
 _LINE_SECONDS = 10.0
 _NOT_TINY = 1_000_000
@@ -171,6 +172,8 @@ class StageDisplay:
         if not is_quiet and (done.records or done.input_bytes):
             self.say(self._continuing())
         if not is_quiet and self._stream.isatty():
+            from tqdm import tqdm
+
             self._bar = tqdm(
                 total=total_bytes or None, initial=self._shown_bytes, file=self._stream, bar_format=self._bar_format()
             )
@@ -230,7 +233,7 @@ class StageDisplay:
         if self._bar is None:
             print(one_line(line), file=self._stream, flush=True)
         else:
-            tqdm.write(one_line(line), file=self._stream)
+            self._bar.write(one_line(line), file=self._stream)
 
     @property
     def _shown_bytes(self) -> int:

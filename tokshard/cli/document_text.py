@@ -6,12 +6,14 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokshard.format.corpus import Corpus
-from tokshard.inspect.corpus.difference import Difference
 from tokshard.inspect.corpus.documents import DocumentView, Match, TokenPiece
 from tokshard.wording import counted, one_line, printable
+
+if TYPE_CHECKING:
+    from tokshard.inspect.corpus.difference import Difference  # imports plans, too
 
 _BOUNDARY = "\u2502"
 _OPEN, _CLOSE = "\u27e6", "\u27e7"

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import click
-from tqdm import tqdm
 
 from tokshard.wording import bytes_text, one_line
 
@@ -20,6 +19,8 @@ def byte_progress(label: str, *, unit: str = "B") -> Iterator[Callable[[int, int
     """A function that shows the finished and the total amount, in bytes or another unit, while the context lasts."""
     label = one_line(label)
     if sys.stderr.isatty():
+        from tqdm import tqdm
+
         with tqdm(
             desc=label,
             unit=unit if unit == "B" else f" {unit}",

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
@@ -157,6 +156,8 @@ def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str)
                 else "give a corpus that has documents",
             )
         return [int(number)]
+    import pyarrow.compute as pc  # takes as long as all of pyarrow
+
     found, first_of_batch = list[int](), 0
     for index in range(len(corpus.shards)):
         shard = corpus.shard(index)
