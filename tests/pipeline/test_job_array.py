@@ -31,7 +31,7 @@ from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import BadRecordError, BadSourceError, BuildError, UsageError
 from tokshard.format import names
-from tokshard.pipeline import jobs
+from tokshard.pipeline import adopt, jobs
 from tokshard.pipeline.jobs import JobResult
 from tokshard.pipeline.progress import Note, Report, StageStarted
 from tokshard.pipeline.status import read_status
@@ -101,6 +101,25 @@ def test_any_job_finishes_what_the_others_left(place, start):
     start(1, 3)
     assert not commit_corpus(place / "out").warnings
     assert files(place / "out") == expected
+
+
+@pytest.mark.parametrize(
+    "end", [KeyboardInterrupt(), BadSourceError("gone", hint="fetch it")], ids=["killed", "failed"]
+)
+def test_a_job_plans_the_tasks_if_the_one_that_began_the_build_did_not(place, start, monkeypatch, end):
+    def ends(build: object) -> None:
+        raise end
+
+    with monkeypatch.context() as patch:
+        patch.setattr(adopt, "plan", ends)
+        with pytest.raises(type(end)):
+            start(0, 2)
+    with pytest.raises(BuildError, match="no job has planned its tasks") as caught:
+        commit_corpus(place / "out")
+    assert "--job-index 0 --num-jobs 1" in caught.value.hint
+    start(1, 2)
+    commit_corpus(place / "out")
+    assert files(place / "out") == files(build(place, out=place / "expected", task_bytes=64))
 
 
 def test_a_job_leaves_the_next_tasks_of_a_job_that_runs_to_it(place, start):

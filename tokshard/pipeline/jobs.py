@@ -224,19 +224,20 @@ def _prepared(sources: list[str], options: BuildOptions) -> Build | None:
     with hints(build), lock(build.workspace, is_preparing=True):
         before = load_request(build.workspace)
         # the work folder of an earlier generation can be left although that generation is complete
-        if before is None or not before.is_array or before.generation < build.generation:
-            adopt(build, tokenizer)
-        else:
+        is_begun = before is not None and before.is_array and before.generation >= build.generation
+        if before is not None and is_begun and load_tasks(build.workspace) is not None:
             check_same(before, build)
             build.workspace.run.join()
             save_request(build)
+        else:
+            adopt(build, tokenizer)
     return build
 
 
 def _tasks(build: Build) -> list[Planned]:
     tasks = load_tasks(build.workspace)
     if tasks is None:
-        raise BuildError(f"{build.workspace.out} is not fully prepared", hint="run the same command again")
+        raise BuildError(f"{build.workspace.out} is not complete: no job has planned its tasks", hint=_any_job(build))
     return tasks
 
 
@@ -302,11 +303,15 @@ def _incomplete(build: Build, error: UnfinishedStageError) -> BuildError:
     verb = {HASH: "hashed", WRITE: "written", DEAL: "dealt"}.get(error.stage.name, "done")
     is_reader = not isinstance(first, StepTask)
     place = f", the first of which reads {build.inputs[first.key[0]].location}" if is_reader else ""
-    words = command_words(build.sources, build.options, is_array=build.is_array)
     return BuildError(
         f"{build.workspace.out} is not complete: {count:,} of {len(error.stage.tasks):,} tasks are not {verb}{place}",
-        hint=f"any job finishes the tasks of the others: cd {shlex.quote(build.directory)} && {shlex.join(words)}",
+        hint=_any_job(build),
     )
+
+
+def _any_job(build: Build) -> str:
+    words = command_words(build.sources, build.options, is_array=build.is_array)
+    return f"any job finishes the tasks of the others: cd {shlex.quote(build.directory)} && {shlex.join(words)}"
 
 
 def _complete(workspace: Workspace) -> BuildResult:

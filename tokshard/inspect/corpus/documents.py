@@ -156,7 +156,7 @@ def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str)
                 else "give a corpus that has documents",
             )
         return [int(number)]
-    import pyarrow.compute as pc  # takes as long as all of pyarrow
+    import pyarrow.compute as pc  # takes 60 ms, and few commands come here
 
     found, first_of_batch = list[int](), 0
     for index in range(len(corpus.shards)):
