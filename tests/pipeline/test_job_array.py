@@ -288,6 +288,21 @@ def test_what_a_commit_left_that_was_killed_while_it_cleaned_up_goes_with_the_ne
     assert not work.exists()
 
 
+def test_a_job_writes_nothing_beside_the_corpus_of_a_commit_that_was_killed_while_it_cleaned_up(place, start):
+    start(0, 1)
+    work, kept = place / "out" / names.WORK, place / "kept"
+    shutil.copytree(work, kept)
+    commit_corpus(place / "out")
+    expected = files(place / "out")
+    kept.rename(work)
+    shutil.rmtree(work / WRITE)  # the receipts are among the first to go
+    done = start(0, 1)
+    assert (done.is_new, done.receipts) == (False, ())
+    assert not (work / WRITE).exists()
+    commit_corpus(place / "out")
+    assert files(place / "out") == expected
+
+
 # failures
 
 

@@ -65,7 +65,7 @@ def adopt(build: Build, tokenizer: bytes) -> list[Planned]:
     if build.options.force:
         if before is None:
             save_request(build)  # a run that is killed here leaves what the next one refuses or continues
-    elif all(names.MANIFEST in present(output.store) for output in build.outputs):
+    elif build.is_complete:
         raise BuildError(f"{workspace.out} was completed by another build just now", hint="run the command again")
     # a build that stopped before its first shard may be continued with other settings: often these were the mistake;
     # the work folder of an earlier generation can be left although that generation is complete

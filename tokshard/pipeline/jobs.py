@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 
 from tokshard.errors import BuildError, UsageError
-from tokshard.format import names
 from tokshard.format.opening import read_manifest
 from tokshard.pipeline.adopt import BuiltCorpus, adopt, finished_corpora, load_tasks, remove_workspace
 from tokshard.pipeline.append import newest_generation
@@ -50,7 +49,6 @@ from tokshard.pipeline.workspace.lease import check_no_build, lock, running_job,
 from tokshard.pipeline.workspace.ownership import check_directory, complete_outputs
 from tokshard.pipeline.workspace.places import DEAL, HASH, WRITE, Workspace, open_workspace
 from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipts, receipt_keys
-from tokshard.store import present
 from tokshard.wording import counted
 
 _POLL_SECONDS = 2.0
@@ -211,6 +209,8 @@ def _prepared(sources: list[str], options: BuildOptions) -> Build | None:
     saved = load_request(workspace)
     if saved is not None and is_same_command(saved, sources, options) and load_tasks(workspace) is not None:
         build = placed(msgspec.structs.replace(saved, options=options), workspace)
+        if build.is_complete:
+            return None  # a commit was killed while it cleaned up
         check_versions(build)
         workspace.run.join()
         return build
@@ -285,7 +285,7 @@ def commit_corpus(out: str | os.PathLike[str]) -> BuildResult:
         return result
     build = placed(request, workspace)
     with hints(build), lock(workspace):
-        if all(names.MANIFEST in present(output.store) for output in build.outputs):
+        if build.is_complete:
             workspace.remove()  # a commit was killed between its manifest and its last step
             return _complete(workspace)
         check_versions(build)

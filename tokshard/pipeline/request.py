@@ -20,6 +20,7 @@ import msgspec
 from tokshard.errors import UNDECODABLE, BuildError, ConfigurationChangedError, UsageError
 from tokshard.extras import version_of
 from tokshard.forking import cached_property
+from tokshard.format import names
 from tokshard.format.loss import has_spans, has_weights
 from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
 from tokshard.format.schema import ShardFacts, token_dtype
@@ -29,7 +30,7 @@ from tokshard.pipeline.sources.chats import TemplateSource
 from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, InputTable, read_once_name, saved_inputs
 from tokshard.pipeline.sources.records import RecordSpec, parse_columns
 from tokshard.pipeline.workspace.places import INPUTS, REQUEST, TOKENIZER, Output, Workspace, has_request
-from tokshard.store import is_uri
+from tokshard.store import is_uri, present
 from tokshard.version import __version__
 
 _MAX_SHOWN = 5
@@ -94,6 +95,11 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
         """The corpora to write: two with a validation split."""
         is_split = self.config.validation_fraction is not None
         return self.workspace.outputs(is_split=is_split, generation=self.generation)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all its corpora are."""
+        return all(names.MANIFEST in present(output.store) for output in self.outputs)
 
     @cached_property
     def facts(self) -> ShardFacts:
