@@ -33,6 +33,7 @@ from tokshard.format import names
 from tokshard.inspect.corpus.report import read_documents, read_report
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.status import read_status
+from tokshard.pipeline.workspace.places import WRITE
 from tokshard.runtime.plan import StreamPlan
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
@@ -422,10 +423,17 @@ def test_jobs_append_to_a_corpus_whose_commit_was_killed_at_its_last_step(shop: 
     shutil.copytree(work, kept)
     commit_corpus(shop.directory / "corpus")
     kept.rename(work)
-    run_job(shop.source("two", ["c"]), append=True, **options)
+    two = shop.source("two", ["c"])
+    run_job(two, append=True, **options)
+    shutil.copytree(work, kept)
     commit_corpus(shop.directory / "corpus")
     assert texts_of(shop.open()) == ["a", "b", "c"]
     assert not work.exists()
+    kept.rename(work)
+    shutil.rmtree(work / WRITE)  # this one, too, and when it had begun to clean up
+    assert not run_job(two, append=True, **options).is_new
+    commit_corpus(shop.directory / "corpus")
+    assert texts_of(shop.open()) == ["a", "b", "c"]
 
 
 # what belongs together

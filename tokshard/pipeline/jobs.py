@@ -209,11 +209,10 @@ def _prepared(sources: list[str], options: BuildOptions) -> Build | None:
     saved = load_request(workspace)
     if saved is not None and is_same_command(saved, sources, options) and load_tasks(workspace) is not None:
         build = placed(msgspec.structs.replace(saved, options=options), workspace)
-        if build.is_complete:
-            return None  # a commit was killed while it cleaned up
-        check_versions(build)
-        workspace.run.join()
-        return build
+        if not build.is_complete:  # or a commit was killed while it cleaned up
+            check_versions(build)
+            workspace.run.join()
+            return build
     build, tokenizer = resolve(sources, options)
     if build.inputs.read_once:
         raise _read_once(build.inputs.read_once[0])
