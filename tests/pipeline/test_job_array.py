@@ -36,6 +36,7 @@ from tokshard.pipeline.jobs import JobResult
 from tokshard.pipeline.progress import Note, Report, StageStarted
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import running
+from tokshard.pipeline.workspace import ownership
 from tokshard.pipeline.workspace.lease import running_job
 from tokshard.pipeline.workspace.places import WRITE, open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt
@@ -120,6 +121,14 @@ def test_a_job_plans_the_tasks_if_the_one_that_began_the_build_did_not(place, st
     start(1, 2)
     commit_corpus(place / "out")
     assert files(place / "out") == files(build(place, out=place / "expected", task_bytes=64))
+
+
+def test_a_job_that_looks_at_a_directory_while_another_begins_there_is_not_refused(place, start, monkeypatch):
+    killed(start, 1, 0, 2)
+    answers = iter([False])  # what the other one has written is there a moment later
+    monkeypatch.setattr(ownership, "has_request", lambda store: next(answers, True))
+    workspace = open_workspace(place / "out")
+    ownership.check_directory(workspace, workspace.outputs(is_split=False))
 
 
 def test_a_job_leaves_the_next_tasks_of_a_job_that_runs_to_it(place, start):

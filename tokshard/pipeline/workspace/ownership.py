@@ -29,6 +29,16 @@ def check_directory(workspace: Workspace, outputs: Sequence[Output]) -> None:
     Raises:
         UsageError: a folder that the build needs is something else, or has other files.
     """
+    has_begun = has_request(workspace.store)
+    try:
+        _check(workspace, outputs, has_begun=has_begun)
+    except UsageError:
+        if has_begun or not has_request(workspace.store):
+            raise
+        _check(workspace, outputs, has_begun=True)  # another job has begun the build meanwhile
+
+
+def _check(workspace: Workspace, outputs: Sequence[Output], *, has_begun: bool) -> None:
     store = workspace.store
     for folder in dict.fromkeys(["", names.WORK, *(folder for output in outputs for folder in _folders(output))]):
         in_the_place = obstacle(store, folder)
@@ -39,19 +49,18 @@ def check_directory(workspace: Workspace, outputs: Sequence[Output]) -> None:
             )
     if not present(store):
         return
-    has_begun = _check_own(store)
-    if not has_begun and not any(manifest_of(output) for output in _places(workspace)):
-        _check_empty(store, present(store) - {names.WORK}, "build")
+    if not has_begun:
+        _check_own(store)
+        if not any(manifest_of(output) for output in _places(workspace)):
+            _check_empty(store, present(store) - {names.WORK}, "build")
     for output in outputs:
         if output.folder and manifest_of(output) is None:
             what = "generation of a corpus" if output.generation else "corpus of a build with a validation split"
             _check_empty(output.store, _foreign(output) if has_begun else present(output.store), what)
 
 
-def _check_own(store: Store) -> bool:
-    """Refuse a work folder that no build made: one with files but no request. Returns whether there is a request."""
-    if has_request(store):
-        return True
+def _check_own(store: Store) -> None:
+    """Refuse a work folder that no build made: one with files but no request."""
     for name in files_below(store, names.WORK):
         if name != LOCK and _UNFINISHED_REQUEST.fullmatch(name) is None:
             raise UsageError(
@@ -59,7 +68,6 @@ def _check_own(store: Store) -> bool:
                 f"and no {REQUEST.removeprefix(f'{names.WORK}/')}",
                 hint="move it away, or give another --out",
             )
-    return False
 
 
 def _foreign(output: Output) -> set[str]:
