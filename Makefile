@@ -27,7 +27,7 @@ CODE := quickstart/shards/code
 PROSE := quickstart/shards/prose
 RECIPE := recipes/quickstart_train.toml
 RUN := quickstart/run
-# These files run again with the lowest versions, the first case and the last of each test. They use every package that
+# These files run again with the lowest versions, the first and the last case of each test. They use every package that
 # tokshard needs: formats, compression, tokenizers, JSON and msgpack, templates, the command line, arrays.
 LIBRARIES := $(addprefix tests/,format/test_arrow_file.py format/test_content.py format/test_documents.py \
 	format/test_interop.py format/test_loss.py format/test_manifest.py format/test_partial_file.py \

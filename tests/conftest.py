@@ -24,12 +24,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--first-and-last", action="store_true", help="of the cases of each test, run these two")
+    parser.addoption("--first-and-last", action="store_true", help="run only the first and the last case of each test")
 
 
 @pytest.hookimpl(trylast=True)  # of those that markers leave
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Other versions of packages change what a call does more often than what one value of many does."""
+    """An old version of a package mostly fails in every case of a test: two of them will do."""
     if config.getoption("first_and_last"):
         cases: dict[str, list[pytest.Item]] = {}
         for item in items:
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end. The garbage collector would look at them again and again, 8 % of the time."""
+    """Modules and tests stay to the end: if the garbage collector passes over them, tests take 8 % less time."""
     gc.collect()
     gc.freeze()
 

@@ -131,7 +131,7 @@ def main(arguments: list[str]) -> int:
     try:
         re.compile(given.rows)
     except re.error as error:
-        parser.error(f"--rows {given.rows} is no regular expression: {error}")
+        parser.error(f"--rows {given.rows} is not a regular expression: {error}")
     status = 0
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(given.out or scratch)

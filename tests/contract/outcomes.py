@@ -34,7 +34,7 @@ def messages(outcome: Outcome, out: Path) -> list[str]:
     Inputs that are left out are not among them: the run that finds one names it.
     """
     said = outcome.errors.replace(str(out), "OUT")
-    said = said.replace("remove OUT and run the jobs again", "start over with --force")  # which jobs have not
+    said = said.replace("remove OUT and run the jobs again", "start over with --force")  # jobs have no --force
     lines = said.splitlines()
     return [line for line in lines if line.startswith(("error: ", "hint: "))]
 

@@ -97,7 +97,7 @@ def show(failure: Failure, *, as_json: bool) -> None:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``did you mean X?`` with the nearest known name; empty if none is near."""
-    named = {each.lstrip("-"): each for each in known}  # with their dashes, all options are near each other
+    named = {each.lstrip("-"): each for each in known}  # dashes would make all options similar
     near = get_close_matches(name.lstrip("-"), named, n=1)
     return f"did you mean {named[near[0]]}?" if near else ""
 

@@ -209,7 +209,7 @@ def _prepared(sources: list[str], options: BuildOptions) -> Build | None:
     saved = load_request(workspace)
     if saved is not None and is_same_command(saved, sources, options) and load_tasks(workspace) is not None:
         build = placed(msgspec.structs.replace(saved, options=options), workspace)
-        if not build.is_complete:  # or a commit was killed while it cleaned up
+        if not build.is_complete:  # a commit that was killed while it cleaned up leaves the request
             check_versions(build)
             workspace.run.join()
             return build

@@ -98,7 +98,7 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all its corpora are."""
+        """Whether all of its corpora have their manifests."""
         return all(names.MANIFEST in present(output.store) for output in self.outputs)
 
     @cached_property
