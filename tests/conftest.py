@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.forks import Forks
 from tokshard.pipeline.executors.worker import prepare_workers
 
 # Tests run side by side. Threads of torch and numpy spin while they wait for one that has no core: tests of the trainer
@@ -43,6 +44,13 @@ def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: if the garbage collector passes over them, tests take 8 % less time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    forks = Forks()
+    yield forks
+    forks.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

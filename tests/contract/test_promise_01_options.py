@@ -98,7 +98,8 @@ def case(
     return inputs, options, hashes(out)
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.soak)])
+@pytest.mark.soak  # test_promise_01_rebuild.py has workers, and test_promise_01_faults.py these options
+@pytest.mark.parametrize("workers", [2, 3])
 def test_any_number_of_workers_gives_the_same_bytes(case, tmp_path: Path, workers: int) -> None:
     inputs, options, reference = case
     assert build(inputs, tmp_path / "out", *options, "--workers", str(workers)) == reference

@@ -5,6 +5,8 @@ tests/runtime/test_rescale.py proves it with real processes that are killed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from tests.examples import examples
 from tests.runtime.loaders import expected_rows, rows_of, rows_of_ranks, take
 from tests.runtime.sources import ListSource
 from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan
+from tokshard.runtime.cursor import Cursor
 
 BATCH = 12
 
@@ -33,8 +36,19 @@ def plan_of() -> StreamPlan:
     return StreamPlan(corpora, weights={"a": 0.7, "b": 0.3}, seq_len=8, block_tokens=32, window_blocks=2, seed=5)
 
 
-def run(state: dict[str, Any] | None, *, ranks: int, steps: int, **options: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The rows of all ranks in the order of samples, step by step, and the state at the end."""
+def run(
+    state: dict[str, Any] | None,
+    *,
+    ranks: int,
+    steps: int,
+    change: Callable[[StreamingLoader], None] | None = None,
+    **options: Any,
+) -> tuple[list[Any], dict[str, Any], Cursor]:
+    """The rows of all ranks in the order of samples, step by step, and the state and the cursor at the end.
+
+    Args:
+        change: is done to every loader after the steps, which are then taken once more.
+    """
     loaders = [
         StreamingLoader(plan_of(), global_batch_size=BATCH, dp_rank=rank, dp_world_size=ranks, **options)
         for rank in range(ranks)
@@ -43,11 +57,16 @@ def run(state: dict[str, Any] | None, *, ranks: int, steps: int, **options: Any)
         if state is not None:
             loader.load_state_dict(state)
     per_rank = [take(loader, steps) if steps else [] for loader in loaders]
+    if change:
+        for loader, batches in zip(loaders, per_rank, strict=True):
+            change(loader)
+            batches.extend(take(loader, steps))
     (one, *others) = [loader.state_dict() for loader in loaders]
     assert all(other == one for other in others)
+    cursor = loaders[0].cursor
     for loader in loaders:
         loader.close()
-    return rows_of_ranks(per_rank), one
+    return rows_of_ranks(per_rank), one, cursor
 
 
 @settings(max_examples=examples(20))
@@ -55,7 +74,7 @@ def run(state: dict[str, Any] | None, *, ranks: int, steps: int, **options: Any)
 def test_any_history_of_world_sizes_and_stops_gives_the_same_global_batches(history: list[dict[str, int]]) -> None:
     state, rows = None, []
     for job in history:
-        more, state = run(state, ranks=job["ranks"], steps=job["steps"], prefetch_factor=job["prefetch"])
+        more, state, _ = run(state, ranks=job["ranks"], steps=job["steps"], prefetch_factor=job["prefetch"])
         rows += more
     assert rows == expected_rows(plan_of(), range(BATCH * sum(job["steps"] for job in history)))
 
@@ -149,9 +168,23 @@ def test_worker_processes_read_several_streams_as_a_thread_does() -> None:
 
 
 @pytest.mark.slow
-def test_worker_processes_that_come_and_go_give_the_same_global_batches() -> None:
+def test_worker_processes_that_come_and_go_give_the_same_batches_through_skips_weights_and_masks(
+    tmp_path: Path,
+) -> None:
     state, rows = None, []
-    for ranks, workers in ((2, 0), (1, 1), (1, 0)):
-        more, state = run(state, ranks=ranks, steps=3, num_workers=workers)
+    for number, (ranks, workers) in enumerate(((2, 0), (1, 1), (1, 0))):
+        masked = tmp_path / f"{number}.txt"
+        masked.write_text(f"0\n{4 - 2 * number}\n")
+
+        def change(loader: StreamingLoader, number: int = number, masked: Path = masked) -> None:
+            loader.skip(BATCH)
+            loader.set_weights({"a": 3 - number, "b": 1})
+            loader.mask("a", masked)
+
+        more, state, cursor = run(state, ranks=ranks, steps=1, change=change, num_workers=workers)
         rows += more
-    assert rows == expected_rows(plan_of(), range(BATCH * 9))
+    # two steps of each three are read
+    read = [step * BATCH + place for step in (0, 2, 3, 5, 6, 8) for place in range(BATCH)]
+    expected = expected_rows(plan_of(), read, cursor)
+    assert [row["sample_index"] for row in rows] == [row["sample_index"] for row in expected]
+    assert rows == expected

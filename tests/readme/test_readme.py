@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import tomllib
-import traceback
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 import pytest
+
+from tests.forks import Forks
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -67,7 +63,8 @@ def assert_shown(example: str, shown: list[str], said: str) -> None:
 
 def may_fork(kind: str, example: str) -> bool:
     """Whether an example would spend most of its time on imports."""
-    return kind == "python" or (example.startswith("tokshard ") and ";" not in example)  # that is for the shell
+    programs = ("tokshard ", "python -m ")
+    return kind == "python" or (example.startswith(programs) and ";" not in example)  # that is for the shell
 
 
 def run(arguments: list[str] | str, directory: Path) -> str:
@@ -86,91 +83,6 @@ def run(arguments: list[str] | str, directory: Path) -> str:
     )
     assert done.returncode == 0, f"{arguments}\n{done.stdout}"
     return done.stdout
-
-
-class Forks:
-    """Runs scripts and command lines of tokshard, each in a fork of a process that has imported torch. A context."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-c", "from tests.readme import test_readme; test_readme.serve()"]
-        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._server = subprocess.Popen(
-            command,
-            env={**os.environ, "PYTHONPATH": paths},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.communicate()
-
-    def run(self, arguments: list[str], directory: Path) -> str:
-        """Run `tokshard` with arguments, or a script; gives what it printed."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps([str(directory), *arguments]) + "\n")
-        self._server.stdin.flush()
-        exit_code, said = json.loads(self._server.stdout.readline())
-        assert exit_code == 0, f"{arguments}\n{said}"
-        return str(said)
-
-
-def serve() -> None:
-    """The process of `Forks`."""
-    import tokenizers  # noqa: F401
-    import torch.utils.data  # noqa: F401
-
-    import tokshard.cli.build
-    import tokshard.cli.inspect
-    import tokshard.cli.main
-    import tokshard.cli.trace
-    import tokshard.pipeline.build
-    import tokshard.run_files.torch_checkpoints
-    import tokshard.runtime.tensors  # noqa: F401
-
-    for line in sys.stdin:
-        with tempfile.TemporaryFile("w+") as output:
-            if not (pid := os.fork()):
-                directory, *arguments = json.loads(line)
-                os.chdir(directory)
-                _become(arguments, output.fileno())
-            _, status = os.waitpid(pid, 0)
-            output.seek(0)
-            sys.stdout.write(json.dumps([os.waitstatus_to_exitcode(status), output.read()]) + "\n")
-            sys.stdout.flush()
-
-
-def _become(arguments: list[str], output: int) -> None:
-    from tokshard.cli.main import main
-
-    code = 1
-    try:
-        for descriptor in (1, 2):
-            os.dup2(output, descriptor)
-        sys.argv = arguments
-        if arguments[0] == "tokshard":
-            main()
-        else:
-            runpy.run_path(arguments[0], run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except BaseException:  # noqa: BLE001 - the edge of the process
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    with Forks() as forks:
-        yield forks
 
 
 def run_page(text: str, directory: Path, forks: Forks) -> None:

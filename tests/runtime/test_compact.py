@@ -131,7 +131,7 @@ def states_of(loader: Any, count: int) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transforms", [(), pytest.param((reverse,), marks=pytest.mark.soak)])
+@pytest.mark.parametrize("transforms", [(reverse,), pytest.param((), marks=pytest.mark.soak)])
 def test_worker_processes_give_the_same_compact_batches(
     transforms: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

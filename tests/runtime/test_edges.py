@@ -272,7 +272,7 @@ for access in ("mmap", "pread"):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_hundreds_of_shards_are_read_with_256_descriptors(tmp_path: Path) -> None:
     memory = ListSource([10] * 600)
     memory.tokens = memory.tokens % 3 + 1
@@ -376,10 +376,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "end", ["kill while workers start", *(pytest.param(n, marks=pytest.mark.soak) for n in ("kill", "return"))]
-)
+@pytest.mark.soak  # test_workers_leave_ctrl_c_and_the_sigterm_of_a_launcher_to_the_loop_and_end_with_it
+@pytest.mark.parametrize("end", ["kill while workers start", "kill", "return"])
 def test_no_worker_outlives_a_job_that_is_killed_or_forgets_to_close(end: str) -> None:
     done = start_python(CHILD_OF_A_KILLED_JOB, end)
     assert done.returncode == (0 if end == "return" else -signal.SIGKILL), done.stderr
@@ -493,7 +491,7 @@ def test_a_shard_truncated_under_a_running_job_is_an_error_with_pread(tmp_path: 
     loader.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # test_a_killed_worker_is_an_error_and_no_hang
 def test_a_mapped_shard_truncated_under_a_worker_is_an_error_whether_it_kills_the_worker_or_not(
     tmp_path: Path,
 ) -> None:

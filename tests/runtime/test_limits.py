@@ -268,7 +268,7 @@ def test_a_dataset_ends_and_warns_as_the_loader_does() -> None:
     assert len(caught) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # test_worker_processes_change_no_target reads an epoch to its end
 def test_worker_processes_end_where_a_thread_does() -> None:
     plan = plan_of(max_epochs=2)
     expected = rows_of(to_the_end(StreamingLoader(plan, global_batch_size=2)))

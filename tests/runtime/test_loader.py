@@ -52,29 +52,6 @@ def test_the_global_batches_are_those_of_the_plan_for_every_world_size_and_prefe
     assert found == expected_rows(plan, range(batch * steps))
 
 
-@pytest.mark.slow
-def test_worker_processes_that_come_and_go_give_the_same_batches_through_skips_weights_and_masks(
-    tmp_path: Path,
-) -> None:
-    plan, state, rows = two_corpora(epochs=None), None, []
-    for number, workers in enumerate((0, 1)):
-        with StreamingLoader(plan, global_batch_size=4, num_workers=workers) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            batches = take(loader, 3)
-            loader.skip(4)
-            loader.set_weights({"a": 3 - 2 * number, "b": 1})
-            (tmp_path / f"{number}.txt").write_text(f"0\n{4 - 2 * number}\n")
-            loader.mask("a", tmp_path / f"{number}.txt")
-            batches += take(loader, 3)
-            state, cursor = loader.state_dict(), loader.cursor
-        rows += rows_of(batches)
-    read = [*range(12), *range(16, 40), *range(44, 56)]
-    assert [row["sample_index"] for row in rows] == read
-    masked_from = {row["sample_index"]: row for row in expected_rows(plan, read, cursor)}
-    assert rows == [masked_from[row["sample_index"]] for row in rows]
-
-
 @pytest.mark.parametrize(
     "make",
     [

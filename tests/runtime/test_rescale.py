@@ -87,7 +87,7 @@ def logs(directory: Path, name: str) -> str:
 
 
 def incarnations_of(
-    directory: Path, rng: random.Random, launcher: Launcher, num_streams: int = 1
+    directory: Path, rng: random.Random, launcher: Launcher, num_streams: int = 1, *, has_workers: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Run until the last step is saved; every incarnation is killed, but the one that gets there.
 
@@ -107,7 +107,7 @@ def incarnations_of(
             "start": step,
             "world_size": world_size,
             "steps": STEPS,
-            "num_workers": int(world_size == 2 and 0 < number < 5),  # each imports torch
+            "num_workers": int(has_workers and world_size == 2 and 0 < number < 5),  # each imports torch
             "prefetch_factor": rng.randint(1, 6),
         }
         if num_streams > 1:
@@ -195,7 +195,7 @@ def assert_every_token_once_per_epoch(directory: Path, name: str, rows: list[Row
 def test_ranks_killed_at_random_steps_and_rescaled_many_times_read_every_token_once_per_epoch(
     directory: Path, launcher: Launcher, history: int
 ) -> None:
-    jobs = list(incarnations_of(directory, random.Random(history), launcher))
+    jobs = list(incarnations_of(directory, random.Random(history), launcher, has_workers=history > 1))
     assert len(jobs) >= 5
     assert {job["world_size"] for job in jobs} == {1, 2, 3, 4}
     steps, num_lost = read_ledger(directory, jobs)

@@ -51,7 +51,7 @@ def test_resuming_anywhere_draws_the_same() -> None:
         resumed.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # test_worker_processes_give_the_same_compact_batches, with full batches
 def test_worker_processes_draw_the_same() -> None:
     plan = two_corpora(transforms=[FIM, note])
     assert global_rows(plan, 5, batch=6, ranks=1, num_workers=1) == expected_rows(plan, range(30))

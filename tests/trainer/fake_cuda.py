@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -240,6 +241,7 @@ CHECKS: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
+    warnings.simplefilter("ignore")
     with without_a_gpu():
         for check in sys.argv[1:]:
             CHECKS[check]()

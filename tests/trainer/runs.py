@@ -2,16 +2,13 @@
 
     python -m tests.trainer.runs PHASES.json
 
-This process imports torch once, and forks the ranks of one phase after another.
+This process forks the ranks of one phase after another.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -20,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from tests.corpora import TINY_TOKENIZER, Source, write_corpus
+from tests.forks import ROOT, Forks
 from tests.ranks import forked, free_port
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 
-ROOT = Path(__file__).parents[2]
 VOCABULARY = 64
 SMALL = {"preset": "10M", "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}
 Phase = tuple[int, list[dict[str, Any]]]
@@ -96,25 +93,11 @@ def configuration(paths: dict[str, str], out: Path, **changes: Any) -> dict[str,
     return fields
 
 
-def train_on(phases: list[Phase], directory: Path) -> None:
+def train_on(phases: list[Phase], directory: Path, forks: Forks) -> None:
     """Train phase after phase: (ranks, configurations that they train one after another)."""
     path = directory / "phases.json"
     path.write_text(json.dumps(phases))
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.trainer.runs", str(path)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as job:
-        try:
-            said = job.communicate(timeout=350)[0]
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(job.pid, signal.SIGKILL)  # ranks too
-    assert job.returncode == 0, said
+    forks.run(["python", "-m", "tests.trainer.runs", str(path)], ROOT, seconds=350)
 
 
 def lines_of(out: Path) -> list[dict[str, Any]]:
@@ -145,11 +128,6 @@ def fork_rank(rank: int, world_size: int, port: int, jobs: list[dict[str, Any]],
 
 
 def main() -> None:
-    # once for all ranks: it takes longer than to train. The first model would import the compiler
-    import torch._dynamo  # noqa: F401
-
-    import tokshard.trainer.loop  # noqa: F401
-
     warnings.simplefilter("ignore")
     phases: list[Phase] = json.loads(Path(sys.argv[1]).read_text())
     for world_size, jobs in phases:

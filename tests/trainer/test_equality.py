@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from tests.forks import Forks
 from tests.trainer.runs import configuration, corpora, corpus, evaluations_of, steps_of, train_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -69,7 +70,7 @@ long_only = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     """Every run, those of one world size by the same ranks."""
     is_long, half = num_steps == LONG_STEPS, f"checkpoints/step-{num_steps // 2:08}"
     directory = tmp_path_factory.mktemp("equality")
@@ -98,7 +99,8 @@ def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tied_again = of_kind("tied-again", checkpoint__load=str(directory / "tied-hsdp" / "checkpoints/step-00000002"))
     tied_hsdp = of_kind("tied-hsdp", parallel__replicas=2, train__micro_batch_size=1, compute__recompute="full")
     # the same numbers, computed in other ways; 160 tokens of a rank make chunks of 64, 64 and 32
-    by_two = job("world-2", compute__loss_chunk=64, compute__recompute="full", compute__compile="eager")
+    compiled = {"compute__compile": "eager"} if is_long else {}  # which takes 10 seconds on each rank
+    by_two = job("world-2", compute__loss_chunk=64, compute__recompute="full", **compiled)
     hsdp = job("hsdp", parallel__replicas=2, train__micro_batch_size=1, compute__loss_chunk=20)
     phases = [
         (
@@ -125,7 +127,7 @@ def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
         # by a process that has trained nothing
         (1, [job("exact"), *([resumed("1-from-4"), tied_again] if is_long else [])]),
     ]
-    train_on(phases, directory)
+    train_on(phases, directory, forks)
     return directory
 
 

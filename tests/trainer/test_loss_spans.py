@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.corpora import write_corpus
+from tests.forks import Forks
 from tests.trainer.runs import SMALL, chat, configuration, corpus, evaluations_of, steps_of, tokenizer, train_on
 from tokshard.run_files.model_shape import Shape
 from tokshard.run_files.recipe import resolve
@@ -112,15 +113,14 @@ def test_metrics_and_losses_of_documents_are_weighted_and_an_evaluation_is(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_ranks_and_micro_batches_change_no_weighted_step(tmp_path: Path) -> None:
-    jobs = {"one": 1, "two": 2}
-    micro = mixed(tmp_path, "micro", train__micro_batch_size=3)
-    phases = [(number, [mixed(tmp_path, name)]) for name, number in jobs.items()]
-    phases[0][1].append(micro)
-    train_on(phases, tmp_path)
+def test_ranks_and_micro_batches_change_no_weighted_step(tmp_path: Path, forks: Forks) -> None:
+    changes: dict[str, dict[str, Any]] = {"one": {}, "micro": {"train__micro_batch_size": 3}}
+    for name, changed in changes.items():
+        assert train(resolve(mixed(tmp_path, name, **changed))) == 0
+    train_on([(2, [mixed(tmp_path, "two")])], tmp_path, forks)
     expected = steps_of(tmp_path / "one")
     assert all(0 < step["loss_weights"] < step["targets"] for step in expected)
-    for name in (*jobs, "micro"):
+    for name in ("micro", "two"):
         for found, wanted in zip(steps_of(tmp_path / name), expected, strict=True):
             for key in ("digest", "targets", "samples"):
                 assert found[key] == wanted[key]

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.forks import ROOT, Forks
 
 pytestmark = pytest.mark.timeout(300)
 
 
-def check(*names: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.trainer.fake_cuda", *names],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.split()) == (0, list(names)), done.stdout + done.stderr
+def check(forks: Forks, *names: str) -> None:
+    said = forks.run(["python", "-m", "tests.trainer.fake_cuda", *names], ROOT, seconds=280)
+    assert [line for line in said.splitlines() if line in names] == list(names)
 
 
 @pytest.mark.slow
-def test_shapes_dtypes_and_devices_fit_on_cuda_in_passes_steps_and_batches() -> None:
-    check("attention", "model", "optimizers", "expand")
+def test_shapes_dtypes_and_devices_fit_on_cuda_in_passes_steps_and_batches(forks: Forks) -> None:
+    check(forks, "attention", "model", "optimizers", "expand")
 
 
 @pytest.mark.soak
-def test_compiled_blocks_trace_on_cuda() -> None:
-    check("compile")
+def test_compiled_blocks_trace_on_cuda(forks: Forks) -> None:
+    check(forks, "compile")
 
 
 @pytest.mark.interop
-def test_float8_traces_on_cuda() -> None:
+def test_float8_traces_on_cuda(forks: Forks) -> None:
     pytest.importorskip("torchao")
-    check("float8")
+    check(forks, "float8")

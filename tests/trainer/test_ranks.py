@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import warnings
@@ -20,6 +19,7 @@ from unittest.mock import patch
 
 import pytest
 
+from tests.forks import Forks
 from tests.ranks import forked, free_port, worst_of
 from tests.trainer.runs import ROOT, SMALL, configuration, corpora, steps_of
 
@@ -32,12 +32,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def errors(directory: Path) -> list[dict[str, str]]:
+def errors(directory: Path, forks: Forks) -> list[dict[str, str]]:
     """What each rank raised, by case."""
-    command = [sys.executable, "-m", "tests.trainer.test_ranks", str(directory)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr
+    forks.run(["python", "-m", "tests.trainer.test_ranks", str(directory)], ROOT, seconds=110)
     return [json.loads((directory / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
 
 
@@ -349,11 +346,6 @@ def run_rank(rank: int, directory: Path, port: int) -> None:
 
 
 def main() -> None:
-    # once for both ranks
-    import torch._dynamo  # noqa: F401
-
-    import tokshard.trainer.loop  # noqa: F401
-
     warnings.simplefilter("ignore")
     directory = Path(sys.argv[1])
     corpora(directory / "corpora")

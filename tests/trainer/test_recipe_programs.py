@@ -49,7 +49,7 @@ def test_wandb_gets_every_step_by_name(tmp_path: Path, monkeypatch: pytest.Monke
     assert logged[3]["loss_by_corpus/code"] == steps[2]["loss_by_corpus"]["code"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # test_other_weights_are_in_force_after_logged_steps_alone_whatever_stops_a_run
 def test_a_mix_that_follows_the_losses_is_the_same_after_a_kill(tmp_path: Path) -> None:
     """Every step changes it; tests/trainer/kills.py has 1,000 changes, two ranks and many kills."""
     paths, command = corpora(tmp_path / "corpora"), [sys.executable, str(ROOT / "recipes/mix_from_losses.py")]

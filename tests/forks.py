@@ -1,0 +1,112 @@
+"""Programs in forks of one process that has imported torch and the trainer, on which each would spend seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+class Forks:
+    """Runs scripts, modules and command lines of tokshard, one after another."""
+
+    def __init__(self) -> None:
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.forks"],
+            env={**os.environ, "PYTHONPATH": paths},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def close(self) -> None:
+        """End the process."""
+        self._server.communicate()
+
+    def run(self, arguments: list[str], directory: Path, *, seconds: int = 60) -> str:
+        """Run `tokshard` with arguments, a script, or `python -m` and a module; gives what it printed.
+
+        Args:
+            directory: where it runs.
+            seconds: it is killed after so many, with the processes that it has started.
+        """
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps([seconds, str(directory), *arguments]) + "\n")
+        self._server.stdin.flush()
+        exit_code, said = json.loads(self._server.stdout.readline())
+        assert exit_code == 0, f"{arguments}\n{said}"
+        return str(said)
+
+
+def _serve() -> None:
+    # what most of the programs import
+    import tokenizers  # noqa: F401
+    import torch._dynamo
+    import torch.utils.data  # noqa: F401
+
+    import tokshard.cli.build
+    import tokshard.cli.inspect
+    import tokshard.cli.main
+    import tokshard.cli.trace
+    import tokshard.pipeline.build
+    import tokshard.run_files.torch_checkpoints
+    import tokshard.runtime.tensors
+    import tokshard.trainer.loop  # noqa: F401
+
+    for line in sys.stdin:
+        with tempfile.TemporaryFile("w+") as output:
+            if not (pid := os.fork()):
+                seconds, directory, *arguments = json.loads(line)
+                os.setsid()
+                signal.alarm(seconds)
+                os.chdir(directory)
+                _become(arguments, output.fileno())
+            _, status = os.waitpid(pid, 0)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            output.seek(0)
+            sys.stdout.write(json.dumps([os.waitstatus_to_exitcode(status), output.read()]) + "\n")
+            sys.stdout.flush()
+
+
+def _become(arguments: list[str], output: int) -> None:
+    from tokshard.cli.main import main
+
+    code = 1
+    try:
+        for descriptor in (1, 2):
+            os.dup2(output, descriptor)
+        sys.argv = arguments
+        if arguments[0] == "tokshard":
+            main()
+        elif arguments[:2] == ["python", "-m"]:
+            sys.argv = arguments[2:]
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(arguments[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - the edge of the process
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve()
