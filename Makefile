@@ -48,7 +48,7 @@ BY_TRAINERS := $(wildcard tests/interop/test_cluster_*.py tests/interop/test_tra
 RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart check test test-pinned test-with-torch test-without-torch test-lowest test-long soak test-interop test-browser test-remote test-ray benchmark benchmark-peers lint format clean
+.PHONY: help quickstart check test test-pinned test-lowest test-long soak test-interop test-browser test-remote test-ray benchmark benchmark-peers lint format clean
 
 help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
@@ -94,28 +94,28 @@ check: lint
 	$(BIN)/python -m pytest -q -n 2 tests/architecture $(wildcard $(ROOMS))
 
 # One graph: the tests begin when their own environment is there, beside lint and what is left of the other environment.
-# They wait for processes, signals and each other a third of their time: five processes, and a sixth with the lowest
-# versions, make use of it.
+# They wait for processes, signals and each other a third of their time: six processes make use of it.
 test:
-	$(MAKE) --jobs 4 --output-sync=line lint test-pinned test-lowest
+	$(MAKE) --jobs 8 --output-sync=line lint test-pinned test-lowest
 
-# the files of tests, each as a whole, in the order of pyproject.toml
-TESTS := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
-# Importing torch takes two seconds of each process, and makes its forks slower: tests that need torch have processes of
-# their own. A file that is in the wrong part only runs slower.
-WITH_TORCH := $(wildcard tests/trainer/test_*.py tests/runtime/test_*.py) $(addprefix tests/,benchmark/test_gpu_benchmark.py \
-	cli/test_trace.py contract/test_promise_03_epoch.py contract/test_promise_04_world.py \
-	contract/test_promise_05_random_access.py contract/test_promise_07_constant_state.py contract/test_promise_12_loss.py \
-	inspect/test_bench.py inspect/test_steps_on_record.py run_files/test_saved_state.py store/test_ranks_of_a_store.py \
-	store/test_remote_corpora.py)
+# The parts of the suite take about as long as each other. Each is one process: it collects its own tests alone, and
+# hands no results over, which costs pytest-xdist a tenth of the time. Importing torch takes two seconds of a process and
+# makes its forks slower, so what needs torch is in the first two.
+TESTS := $(BIN)/python -m pytest -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
+WITH_TORCH := $(addprefix tests/,benchmark/test_gpu_benchmark.py cli/test_trace.py contract/test_promise_03_epoch.py \
+	contract/test_promise_04_world.py contract/test_promise_05_random_access.py contract/test_promise_07_constant_state.py \
+	contract/test_promise_12_loss.py inspect/test_bench.py inspect/test_steps_on_record.py run_files/test_saved_state.py)
+PARTS := trainer runtime contract pipeline rest
+trainer := tests/trainer $(WITH_TORCH)
+runtime := tests/runtime
+contract := tests/contract tests/readme
+pipeline := tests/pipeline
+rest := $(filter-out tests/__pycache__ $(trainer) $(runtime) $(contract) $(pipeline),$(patsubst %/,%,$(wildcard tests/*/)))
 
-test-pinned: test-with-torch test-without-torch
+test-pinned: $(PARTS:%=test-part-%)
 
-test-with-torch: $(VENV)/stamp-dev
-	$(TESTS) -n 2 $(WITH_TORCH)
-
-test-without-torch: $(VENV)/stamp-dev
-	$(TESTS) -n 3 $(addprefix --ignore=,$(WITH_TORCH))
+test-part-%: $(VENV)/stamp-dev
+	$(TESTS) $(if $(filter-out trainer,$*),$(addprefix --ignore=,$(WITH_TORCH))) $($*)
 
 test-long: $(VENV)/stamp-dev $(LOWEST)/stamp-torch
 	$(LOWEST)/bin/python -m pytest -n 2 $(LIBRARIES) $(TORCH_LIBRARIES)
