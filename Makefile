@@ -94,18 +94,18 @@ check: lint
 	$(BIN)/python -m pytest -q -n 2 tests/architecture $(wildcard $(ROOMS))
 
 # One graph: the tests begin when their own environment is there, beside lint and what is left of the other environment.
-# They wait for processes, signals and each other a third of their time: six processes make use of it.
+# They wait for processes and signals a part of their time: three at a time keep two cores busy, and more slow each other.
 test:
-	$(MAKE) --jobs 8 --output-sync=line lint test-pinned test-lowest
+	$(MAKE) --jobs 3 --output-sync=line test-pinned lint test-lowest
 
 # The parts of the suite take about as long as each other. Each is one process: it collects its own tests alone, and
 # hands no results over, which costs pytest-xdist a tenth of the time. Importing torch takes two seconds of a process and
-# makes its forks slower, so what needs torch is in the first two.
+# makes its forks slower, so what needs torch is in two of them.
 TESTS := $(BIN)/python -m pytest -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
 WITH_TORCH := $(addprefix tests/,benchmark/test_gpu_benchmark.py cli/test_trace.py contract/test_promise_03_epoch.py \
 	contract/test_promise_04_world.py contract/test_promise_05_random_access.py contract/test_promise_07_constant_state.py \
 	contract/test_promise_12_loss.py inspect/test_bench.py inspect/test_steps_on_record.py run_files/test_saved_state.py)
-PARTS := trainer runtime contract pipeline rest
+PARTS := contract pipeline trainer runtime rest
 trainer := tests/trainer $(WITH_TORCH)
 runtime := tests/runtime
 contract := tests/contract tests/readme
