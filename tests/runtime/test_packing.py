@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -32,7 +32,17 @@ def packings(draw: st.DrawFn, max_blocks: int = 5) -> tuple[list[int], dict[str,
     """Lengths of documents that are bad to pack, and the arguments of a plan."""
     seq_len = draw(st.sampled_from([1, 2, 3, 4, 8]))
     block = 128 * seq_len * draw(st.integers(1, 2))
-    special = [1, seq_len // 2 + 1, seq_len, seq_len + 1, 2 * seq_len - 1, block // 128 + 1, block - 1, 3 * block]
+    special = [
+        1,
+        max(1, seq_len // 2),
+        seq_len // 2 + 1,
+        seq_len,
+        seq_len + 1,
+        2 * seq_len - 1,
+        block // 128 + 1,
+        block - 1,
+        3 * block,
+    ]
     pattern = draw(st.lists(st.sampled_from(special) | st.integers(1, 3 * seq_len), min_size=1, max_size=8))
     lengths = pattern * draw(st.integers(1, 200))
     fitting = int(np.searchsorted(np.cumsum(lengths), max_blocks * block, "right"))
@@ -123,8 +133,15 @@ def test_the_page_alone_gives_the_rows(
         assert_equal(plan, model, sample)
 
 
+LONG_AND_SHORT_PUT_OFF = (
+    [5, 5, 2, 2] * 9,
+    {"seq_len": 8, "block_tokens": 1024, "window_blocks": 1, "pack": "whole", "seed": 0},
+)
+
+
 @settings(max_examples=examples(10), deadline=None)
 @given(packing=packings(max_blocks=2), size=st.integers(1, 90), ranks=st.integers(1, 3))
+@example(packing=LONG_AND_SHORT_PUT_OFF, size=1, ranks=1)
 def test_every_rank_of_every_world_size_reads_its_rows_of_a_pass(
     packing: tuple[list[int], dict[str, Any]], size: int, ranks: int
 ) -> None:

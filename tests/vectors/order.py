@@ -39,6 +39,7 @@ CORPORA: dict[str, dict[str, Any]] = {
     "many": {"document_lengths": [(11 * k) % 37 + 1 for k in range(170)], "first_token": 6001},
     "more": {"document_lengths": [(11 * k) % 37 + 1 for k in range(600)], "first_token": 20001},
     "halves": {"document_lengths": [9] * 300, "first_token": 40001},
+    "halves and less": {"document_lengths": [9, 8, 9] * 100, "first_token": 45001},
     "long": {"document_lengths": [3, 700, 5, 1, 2900, 40, 333], "first_token": 50001},
     "large": {"num_tokens": 10**12 + 7, "document_tokens": 9},
 }
@@ -112,6 +113,12 @@ PLANS: dict[str, dict[str, Any]] = {
     },
     "packed whole, with chunks that are put off": {
         "corpora": {"halves": {"corpus": "halves", "pack": "whole"}},
+        "arguments": {"seq_len": 16, "block_tokens": 2_048, "window_blocks": 1, "seed": 32},
+        "pieces": [*range(8), 128, 129, 10**9],
+        "rows": [0, 129],
+    },
+    "packed whole, with long and short chunks that are put off": {
+        "corpora": {"halves and less": {"corpus": "halves and less", "pack": "whole"}},
         "arguments": {"seq_len": 16, "block_tokens": 2_048, "window_blocks": 1, "seed": 32},
         "pieces": [*range(8), 128, 129, 10**9],
         "rows": [0, 129],

@@ -58,6 +58,7 @@ def packed_whole(
     room = np.full(num_rows, seq_len) - np.bincount(rows[rows != _PUT_OFF], lengths[rows != _PUT_OFF], num_rows)
     room = room.astype(np.int64)
     late = np.flatnonzero(rows == _PUT_OFF)
+    late = late[np.argsort(lengths[late] * 2 <= seq_len, kind="stable")]  # as they were taken: the long ones first
     which, late_rows, offsets, late_lengths = cut_into(lengths[late], room)
     is_last = offsets + late_lengths == lengths[late][which]
     room -= np.bincount(late_rows, late_lengths, num_rows).astype(np.int64)
