@@ -23,6 +23,7 @@ LENGTHS = {
     "c": [3],
     "chat": [60, 2, 9, 130, 24, 1] * 6,
     "longer": [9, 30, 1, 5, 12, 2, 1] * 60,
+    "halves": [5, 4, 5, 5] * 70,  # with rows of 8, more chunks above half a row than rows
     "spans": [9, 31, 1, 80, 5, 12, 2, 1] * 50,
 }
 SPANS = {"chat": True, "spans": False}
