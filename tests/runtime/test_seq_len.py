@@ -88,7 +88,7 @@ def test_batches_after_the_change_are_the_samples_of_the_plan_and_survive_a_save
     steps: tuple[int, int],
     takes: float,
 ) -> None:
-    parts = [[40, *part] for part in parts]
+    parts = [[2 * shape["block_tokens"], *part] for part in parts]  # of which 0.6 is a block
     before, after = (plan_of(parts, size, num_streams=streams, take=takes, **shape) for size in pair)
     loader = NumpyLoader(before, global_batch_size=2 * streams)
     take(loader, steps[0])
@@ -237,8 +237,10 @@ def test_a_corpus_that_comes_back_after_the_change_goes_on_where_it_was_and_read
         again = NumpyLoader(loader.plan, global_batch_size=streams)
         again.load_state_dict(loader.state_dict())
         assert again.cursor == loader.cursor
-    tokens = loader.stats()["corpora"]
-    assert all(count <= 1 for (corpus, *_), count in found.items() if tokens.get(corpus, {"epoch": 9})["epoch"] <= 1)
+    # one stream may have gone through its part when the others have not
+    most = 1 if streams == 1 else 0.9 / streams
+    in_first_epoch = {name for name, stats in loader.stats()["corpora"].items() if stats["epoch"] <= most}
+    assert all(count == 1 for (corpus, *_), count in found.items() if corpus in in_first_epoch)
 
 
 def test_weights_skips_and_masks_go_on_across_the_change(tmp_path: Any) -> None:
