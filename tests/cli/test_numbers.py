@@ -6,7 +6,7 @@ import re
 
 import click
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokshard.cli.main import COMMANDS, cli, run
@@ -157,6 +157,8 @@ def test_a_size_in_bytes_without_its_b_is_refused_with_both_readings(text):
 
 
 @given(st.integers(0, 10**15))
+@example(999_950_000)  # 1B, not 1000M
+@example(999_950)
 def test_a_count_that_is_printed_with_a_suffix_is_read_as_the_same_number_in_four_digits(number):
     text = tokens_text(number)
     read = read_count(text.replace(",", ""))

@@ -158,8 +158,9 @@ def _simulation_text(simulation: Simulation, *, width: int) -> str:
 def tokens_text(number: int) -> str:
     """A number of tokens; large ones with four digits."""
     for power, suffix in ((12, "T"), (9, "B"), (6, "M")):
-        if number >= 10**power:
-            return f"{float(f'{number / 10**power:.4g}'):.12g}{suffix}"
+        rounded = float(f"{number / 10**power:.4g}")
+        if rounded >= 1 and number >= 10**6:  # what rounds to 1,000 of a suffix is 1 of the next
+            return f"{rounded:.12g}{suffix}"
     return f"{number:,}"
 
 
