@@ -160,7 +160,7 @@ KEPT = ["bb", f"{EOS} is text", *(f"document {number}" for number in range(120))
 @pytest.mark.parametrize(
     ("kind", "limit"),
     [
-        pytest.param(name, limit, marks=[] if limit is None or name in FAST else pytest.mark.soak)
+        pytest.param(name, limit, marks=[] if name in FAST or (limit is None and name in DIVIDED) else pytest.mark.soak)
         for name in KINDS
         for limit in (None, 7, 60)
     ],
