@@ -53,7 +53,7 @@ RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
 	@echo "make check         lint, types and the fast tests of the rooms that differ from BASE=HEAD; a minute per room"
-	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions; 9 to 12 minutes"
+	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions; 8 to 10 minutes"
 	@echo "make test-long     what 'make test' leaves out: long tests, and most cases of long tables; an hour or more"
 	@echo "make test-interop  other projects' readers and training loops on tokshard's shards; the cluster recipes"
 	@echo "make test-browser  the HTML reports in headless Chromium, if this machine has one"
@@ -96,7 +96,7 @@ check: lint
 # One graph: the tests begin when their own environment is there, beside lint and what is left of the other environment.
 # They wait for processes and signals a part of their time: three at a time keep two cores busy, and more slow each other.
 test:
-	$(MAKE) --jobs 3 --output-sync=line test-pinned lint test-lowest
+	$(MAKE) --jobs 3 --keep-going --output-sync=line test-pinned lint test-lowest
 
 # The parts of the suite take about as long as each other. Each is one process: it collects its own tests alone, and
 # hands no results over, which costs pytest-xdist a tenth of the time. Importing torch takes two seconds of a process and
