@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.readme.test_readme import ROOT, Forks, run_page
+from tests.forks import ROOT, Forks
+from tests.readme.test_readme import run_page
 
 pytestmark = [pytest.mark.remote, pytest.mark.timeout(300)]
 
@@ -16,5 +18,5 @@ def test_the_guide_to_s3_runs_and_prints_what_it_shows(moto: str, tmp_path: Path
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     text = (ROOT / "recipes/guides/stream-from-s3.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 200
-    with Forks() as forks:
+    with closing(Forks()) as forks:  # with the environment of the server of this test
         run_page(text.replace("s3://my-bucket", moto), tmp_path, forks)
