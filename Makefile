@@ -53,7 +53,7 @@ RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
 	@echo "make check         lint, types and the fast tests of the rooms that differ from BASE=HEAD; a minute per room"
-	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions; 8 to 10 minutes"
+	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions; 9 minutes or so"
 	@echo "make test-long     what 'make test' leaves out: long tests, and most cases of long tables; an hour or more"
 	@echo "make test-interop  other projects' readers and training loops on tokshard's shards; the cluster recipes"
 	@echo "make test-browser  the HTML reports in headless Chromium, if this machine has one"
@@ -94,13 +94,13 @@ check: lint
 	$(BIN)/python -m pytest -q -n 2 tests/architecture $(wildcard $(ROOMS))
 
 # One graph: the tests begin when their own environment is there, beside lint and what is left of the other environment.
-# They wait for processes and signals a part of their time: three at a time keep two cores busy, and more slow each other.
+# They wait for processes and signals a part of their time: three at a time keep two cores busy, and six were no faster.
 test:
 	$(MAKE) --jobs 3 --keep-going --output-sync=line test-pinned lint test-lowest
 
-# The parts of the suite take about as long as each other. Each is one process: it collects its own tests alone, and
-# hands no results over, which costs pytest-xdist a tenth of the time. Importing torch takes two seconds of a process and
-# makes its forks slower, so what needs torch is in two of them.
+# The parts of the suite. Each is one process, without pytest-xdist: it collects only its own tests, and sends no results
+# to another process. Importing torch takes two seconds of a process and makes its forks slower, so only two of the
+# parts need it.
 TESTS := $(BIN)/python -m pytest -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
 WITH_TORCH := $(addprefix tests/,benchmark/test_gpu_benchmark.py cli/test_trace.py contract/test_promise_03_epoch.py \
 	contract/test_promise_04_world.py contract/test_promise_05_random_access.py contract/test_promise_07_constant_state.py \

@@ -34,7 +34,7 @@ class Forks:
         self._server.communicate()
 
     def run(self, arguments: list[str], directory: Path, *, seconds: int = 60) -> str:
-        """Run `tokshard` with arguments, a script, or `python -m` and a module; gives what it printed.
+        """Run a script, a module (`python -m ...`) or a command of tokshard, and return what it printed.
 
         Args:
             directory: where it runs.

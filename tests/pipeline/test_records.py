@@ -64,7 +64,7 @@ def refuse_constant(name: str) -> None:
 
 
 def expected(line: bytes, path: str) -> str | tuple[str]:
-    line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark is no part of it
+    line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark is dropped
     if not line.strip():
         return (EMPTY,)
     pairs: list[Any] = []  # also of the keys that a later one replaces

@@ -58,7 +58,7 @@ def packed_whole(
     room = np.full(num_rows, seq_len) - np.bincount(rows[rows != _PUT_OFF], lengths[rows != _PUT_OFF], num_rows)
     room = room.astype(np.int64)
     late = np.flatnonzero(rows == _PUT_OFF)
-    late = late[np.argsort(lengths[late] * 2 <= seq_len, kind="stable")]  # as they were taken: the long ones first
+    late = late[np.argsort(~_is_long(lengths[late], seq_len), kind="stable")]  # in the order in which they were taken
     which, late_rows, offsets, late_lengths = cut_into(lengths[late], room)
     is_last = offsets + late_lengths == lengths[late][which]
     room -= np.bincount(late_rows, late_lengths, num_rows).astype(np.int64)
@@ -149,13 +149,18 @@ def placed(lengths: NDArray[np.int64], num_rows: int, seq_len: int) -> Generator
         int64 [n], -1 for chunks that are put off.
     """
     found = np.full(len(lengths), _PUT_OFF, np.int64)
-    is_long = lengths * 2 > seq_len
+    is_long = _is_long(lengths, seq_len)
     long = np.flatnonzero(is_long)[:num_rows]  # no two of them fit into a row
     found[long] = np.arange(len(long))
     short = np.flatnonzero(~is_long)
     room_left = (seq_len - lengths[long]).tolist()
     found[short] = yield from _placed_short(lengths[short].tolist(), room_left, num_rows, seq_len)
     return found
+
+
+def _is_long(lengths: NDArray[np.int64], seq_len: int) -> NDArray[np.bool_]:
+    """Which chunks are taken first: those above half a row, bool [n]."""
+    return lengths * 2 > seq_len
 
 
 class _OpenRows:
