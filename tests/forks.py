@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import traceback
+from functools import partial
 from pathlib import Path
+
+from tests.ranks import forked
 
 ROOT = Path(__file__).parents[1]
 
@@ -66,12 +68,8 @@ def _serve() -> None:
 
     for line in sys.stdin:
         with tempfile.TemporaryFile("w+") as output:
-            if not (pid := os.fork()):
-                seconds, directory, *arguments = json.loads(line)
-                os.setsid()
-                signal.alarm(seconds)
-                os.chdir(directory)
-                _become(arguments, output.fileno())
+            seconds, directory, *arguments = json.loads(line)
+            pid = forked(partial(_run, arguments, directory, output.fileno()), seconds=seconds)
             _, status = os.waitpid(pid, 0)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
@@ -80,14 +78,15 @@ def _serve() -> None:
             sys.stdout.flush()
 
 
-def _become(arguments: list[str], output: int) -> None:
+def _run(arguments: list[str], directory: str, output: int) -> int:
     from tokshard.cli.main import main
 
-    code = 1
+    os.setsid()
+    os.chdir(directory)
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    sys.argv = arguments
     try:
-        for descriptor in (1, 2):
-            os.dup2(output, descriptor)
-        sys.argv = arguments
         if arguments[0] == "tokshard":
             main()
         elif arguments[:2] == ["python", "-m"]:
@@ -95,17 +94,11 @@ def _become(arguments: list[str], output: int) -> None:
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(arguments[0], run_name="__main__")
-        code = 0
     except SystemExit as end:
         if isinstance(end.code, str):
             sys.stderr.write(f"{end.code}\n")
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001 - the edge of the process
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
 
 
 if __name__ == "__main__":
