@@ -242,12 +242,12 @@ def test_nodes_recommend_as_many_streams_and_say_why(shell, tmp_path):
     assert (advice["num_nodes"], advice["num_streams"]) == (4, 4)
     assert advice["reads_without"] == advice["reads_now"] == 4
     assert advice["reads_with"] == 0.75 * 1 + 0.25 * 4  # prose has too few blocks, and a quarter of the samples
-    assert advice["whole"] == {"prose": 4 * 4 * 32}
+    assert advice["shared"] == {"prose": 4 * 4 * 32}
     exit_code, out, err = shell("streams.toml", "--nodes", "4")
     assert (exit_code, err) == (0, "")
     assert "num_streams = 4 for 4 nodes: 4 nodes would read" in out
     assert f"and without streams {advice['reads_without']:.1f}" in out
-    assert "corpus 'prose' has fewer than 512 blocks" in out
+    assert "corpus 'prose' has fewer than 512 blocks, so it is shared" in out
     (tmp_path / "four.toml").write_text(MIX + sizes + "num_streams = 4\n")
     report = report_of(shell, "four.toml", "--nodes", "4")
     assert report["streams"]["reads_now"] == advice["reads_with"]
@@ -259,7 +259,7 @@ def test_nodes_recommend_as_many_streams_and_say_why(shell, tmp_path):
 
 def test_one_node_needs_one_stream_and_more_nodes_than_samples_are_refused(shell):
     advice = report_of(shell, "mix.toml", "--nodes", "1")["streams"]
-    assert (advice["num_streams"], advice["whole"]) == (1, {})
+    assert (advice["num_streams"], advice["shared"]) == (1, {})
     assert "num_streams = 1 for 1 node: with one stream" in shell("mix.toml", "--nodes", "1")[1]
     exit_code, out, err = shell("mix.toml", "--nodes", "9")
     assert (exit_code, out) == (2, "")

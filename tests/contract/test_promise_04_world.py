@@ -80,7 +80,7 @@ def test_any_history_of_world_sizes_and_stops_gives_the_same_global_batches(hist
 
 
 def plan_with_streams(num_streams: int) -> StreamPlan:
-    """One corpus that is dealt to up to 12 streams, and one that stays whole."""
+    """One corpus that is dealt to up to 12 streams, and one that is shared."""
     corpora = {"a": ListSource([9, 4, 30, 1, 12, 3] * 30), "b": ListSource([5, 17, 2] * 4, first_token=5000)}
     sizes = {"seq_len": 4, "block_tokens": 16, "window_blocks": 2, "seed": 5}
     return StreamPlan(corpora, weights={"a": 0.7, "b": 0.3}, num_streams=num_streams, **sizes)

@@ -31,7 +31,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def plan_of(directory: Path, num_streams: int = 1) -> StreamPlan:
-    """With 2 and 4 streams, one of the corpora is dealt to them; with 64, both stay whole."""
+    """With 2 and 4 streams, one of the corpora is dealt to them; with 64, both are shared."""
     corpora = {name: directory / name for name in WEIGHTS}
     sizes = {"block_tokens": 64, "window_blocks": 4} if num_streams == 1 else {"block_tokens": 32, "window_blocks": 1}
     small = {"allow_small_blocks": num_streams > 1, "num_streams": num_streams}

@@ -41,7 +41,7 @@ OTHER = ListSource([8, 1, 19] * 60, first_token=9000)
 
 
 def plan_of(num_streams: int = 4, corpora: dict[str, Any] | None = None, **options: Any) -> StreamPlan:
-    """A corpus that is dealt to up to 13 streams, and one that stays whole."""
+    """A corpus that is dealt to up to 13 streams, and one that is shared."""
     corpora = {"large": LARGE, "small": SMALL} if corpora is None else corpora
     return StreamPlan(corpora, num_streams=num_streams, **{**SIZES, **options})
 

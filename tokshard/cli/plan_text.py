@@ -129,8 +129,8 @@ def _streams_text(advice: StreamsAdvice, num_streams: int, *, width: int) -> str
     if num_streams != wanted:
         rows.append(("", f"the plan has {counted(num_streams, 'stream')}, with which it is {advice.reads_now:,.1f}"))
     rows += [
-        ("", f"corpus {one_line(name)!r} has fewer than {needed:,} blocks, so that all nodes read all of it")
-        for name, needed in advice.whole.items()
+        ("", f"corpus {one_line(name)!r} has fewer than {needed:,} blocks, so it is shared: all nodes read all of it")
+        for name, needed in advice.shared.items()
     ]
     if wanted > 1:
         rows.append(("", "a run cannot change its number of streams: choose for the most nodes that it will have"))

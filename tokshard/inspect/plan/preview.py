@@ -51,7 +51,7 @@ class CorpusPlan:
         target_share: the share of its tokens that are trained; None without loss spans.
         num_documents: documents in the whole corpus.
         num_blocks, num_windows: per epoch, without the short tail.
-        num_parts: streams that own a part of it; 1 if all streams read the whole corpus.
+        num_parts: streams that own a part of it; 1 if they share the corpus.
         samples, tokens, epochs: how much is read; tokens and epochs include padding.
         share: its share of all samples that are read.
         documents: about how many different documents are read, at least in part.

@@ -26,7 +26,7 @@ class StreamsAdvice:
         num_streams: recommended.
         reads_without, reads_with, reads_now: bytes that a node reads per byte that it trains on: with one stream, with
             as many as recommended, with those of the plan.
-        whole: corpora that have too few blocks to be dealt to so many streams, and how many they would need.
+        shared: corpora that have too few blocks to be dealt to so many streams, and how many they would need.
     """
 
     num_nodes: int
@@ -34,7 +34,7 @@ class StreamsAdvice:
     reads_without: float
     reads_with: float
     reads_now: float
-    whole: dict[str, int]
+    shared: dict[str, int]
 
 
 def advise(run: Run, num_nodes: int) -> StreamsAdvice:
@@ -65,7 +65,7 @@ def advise(run: Run, num_nodes: int) -> StreamsAdvice:
         reads_without=reads[1],
         reads_with=reads[num_streams],
         reads_now=read_amplification(corpora, run.plan.shape.window_blocks, num_nodes, run.plan.num_streams),
-        whole={name: needed for name, num_blocks in blocks.items() if num_streams > 1 and num_blocks < needed},
+        shared={name: needed for name, num_blocks in blocks.items() if num_streams > 1 and num_blocks < needed},
     )
 
 
@@ -81,7 +81,7 @@ def read_amplification(
     """Bytes that a node reads per byte that it trains on, if it reads each window of its samples whole, once.
 
     A node trains on contiguous rows of each step. Rows are ordered by stream, so a node has samples of the streams that
-    its rows overlap. If a corpus is not dealt, every node has samples of every window.
+    its rows overlap. If a corpus is shared, every node has samples of every window.
 
     Args:
         corpora: of each, its share of the samples, and the full blocks that are read.

@@ -2,9 +2,9 @@
 
 A corpus is cut into blocks. Its full blocks are dealt once to the streams of a plan, in an order that does not depend
 on the seed, so a stream always reads the same blocks. A part of a small corpus would be too small to shuffle: the
-corpus stays whole, as part 0, and the streams read its samples in turn. Every epoch of a part permutes its blocks, and
-consecutive blocks of that order form windows. Windows and epochs follow each other without a gap, so a division finds
-the window of any sample. `pieces` handles the inside of a window.
+corpus is *shared*, all of it is part 0, and the streams read its samples in turn. Every epoch of a part permutes its
+blocks, and consecutive blocks of that order form windows. Windows and epochs follow each other without a gap, so a
+division finds the window of any sample. `pieces` handles the inside of a window.
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ class CorpusOrder:
         return stream, corpus_sample + (0 if self.place is None else int(self.place.bases[stream]))
 
     def num_samples(self, epochs: float) -> NDArray[np.int64]:
-        """Samples of this corpus in each stream until its part, or the whole corpus, is read a number of times."""
+        """Samples of this corpus in each stream until its part, or a shared corpus, is read a number of times."""
         streams = np.arange(self.num_streams)
         parts = streams[: self.num_parts]
         if self.place is None:  # the parts have few sizes
@@ -370,7 +370,7 @@ class CorpusOrder:
 
         Returns:
             The order from there on, and the number of tokens that it leaves out: at most the rest of one window, and
-            tokens of a whole corpus that slower streams had not read yet.
+            tokens of a shared corpus that slower streams had not read yet.
         """
         streams, parts = np.arange(self.num_streams), np.arange(self.num_parts)
         given = counts if self.place is None else counts - self.place.bases

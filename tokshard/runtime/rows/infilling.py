@@ -22,8 +22,9 @@ class FillInTheMiddle:
     b``, in SPM order ``<pre> <suf> c <mid> a b`` (the variant that keeps prefix and middle together). The sample keeps
     its length: the three sentinels take the place of the last three tokens of the middle, so a piece needs more than
     six. A delimiter at the end of the piece stays there. A piece that the sample cuts has no label for its last token,
-    because the next token of the document does not follow the middle. A piece in which only some tokens are targets is
-    not changed.
+    because the next token of the document does not follow the middle. In a plan with loss spans a piece changes only if
+    all labels between its tokens, without that delimiter, have the same weight, or none is a target: weights keep their
+    places, and would otherwise get to other tokens.
 
     Args:
         prefix_id, suffix_id, middle_id: ids of the sentinels in the tokenizer.
@@ -71,7 +72,7 @@ class FillInTheMiddle:
             if inner <= 2 * _NUM_SENTINELS or (
                 weights is not None and (weights[start : end - 1] != weights[start]).any()
             ):
-                continue  # too short, or its labels belong to single tokens
+                continue  # too short, or weights belong to single tokens
             low, high = sorted((draws[index, 1:3] * (inner + 1 - _NUM_SENTINELS)).astype(int).tolist())
             prefix, middle = tokens[start : start + low].copy(), tokens[start + low : start + high].copy()
             suffix = tokens[start + high + _NUM_SENTINELS : end].copy()

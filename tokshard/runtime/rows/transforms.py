@@ -28,9 +28,10 @@ class Sample:
         tokens: uint16 or uint32 [n], n = seq_len, except in the last sample of a finite pass.
         piece_lengths: int64 [pieces], parts of documents one after another; they add up to n.
         next_tokens: int64 [pieces], the label of the last token of each piece, -100 for none. It is the next token of
-            the document where a piece is cut.
-        loss_weights: float32 [n], the weight of each token's label, 0 for a label that does not count; None if no
-            corpus of the plan has loss spans.
+            the document where a piece is cut, be it a target or not.
+        loss_weights: float32 [n], the weight of each token's label: 1 for targets without a weight, 0 where the next
+            token is no target or there is none. Where a transform returns 0, the label becomes -100. None if no corpus
+            of the plan has loss spans.
     """
 
     tokens: NDArray[Any]
