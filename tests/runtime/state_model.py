@@ -336,7 +336,7 @@ def undamaged(line: str) -> dict[str, Any]:
     flat = [number for pair in skipped for number in pair]
     counts, remainders = facts["counts"], facts["remainders"]
     bounded = [g, *starts, *flat, *(number for each in counts for number in each)]
-    refuse(not all(type(n) is int and 0 <= n <= 3 * 2**61 for n in bounded), "not a number of samples")
+    refuse(not all(type(n) is int and 0 <= n <= 2**62 + 1 for n in bounded), "not a number of samples")
     words = [number for each in remainders for number in each]
     refuse(not all(type(n) is int and 0 <= n < WORD for n in words), "not a remainder")
     refuse(any(len(weights) != K for _, weights in facts["weights"]), "weights of other corpora")

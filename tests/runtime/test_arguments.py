@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.runtime.loaders import expected_rows, one_corpus, rows_of, take, two_corpora
 from tests.runtime.sources import ListSource
 from tokshard.errors import PlanError, PlanMismatchError
+from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.infilling import FillInTheMiddle
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader
@@ -164,16 +165,33 @@ def test_a_sample_that_cannot_be_counted_is_an_index_error(sample: int) -> None:
             read(sample)
 
 
-def test_the_last_sample_that_can_be_given_is_read_saved_and_loaded() -> None:
+@pytest.mark.parametrize(("first", "size"), [(2**62, 1), (2**62 - 2, 3)])
+def test_the_last_sample_is_read_saved_and_loaded_and_none_behind_it(first: int, size: int) -> None:
     plan = one_corpus(seq_len=1)
-    loader = StreamingLoader(plan, global_batch_size=2)
-    loader.skip(2**62)
-    assert rows_of(take(loader, 2))[:1] == expected_rows(plan, range(2**62, 2**62 + 1))
-    state = loader.state_dict()
+    with StreamingLoader(plan, global_batch_size=size) as loader:
+        loader.skip(first)
+        assert rows_of(take(loader, 1)) == expected_rows(plan, range(first, 2**62 + 1))
+        loader.load_state_dict(state := loader.state_dict())
+        with pytest.raises(PlanError, match=f"from sample {2**62 + 1} on ends with sample {2**62 + size}"):
+            take(loader, 1)
+        with pytest.raises(PlanError, match="the sample to skip to is"):
+            loader.skip(1)
+        assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize("make", [NumpyLoader, StreamingLoader, lambda *a, **k: StreamDataset(*a, **k).sampler])
+def test_a_step_that_reaches_beyond_the_last_sample_is_refused_after_a_resume_too(make: Callable[..., Any]) -> None:
+    plan = one_corpus(seq_len=1)
+    with NumpyLoader(plan, global_batch_size=4) as skipping:
+        skipping.skip(2**62 - 5)
+        state = skipping.state_dict()
+    loader = make(plan, global_batch_size=4)
     loader.load_state_dict(state)
-    with pytest.raises(PlanError, match="the sample to skip to is"):
-        loader.skip(1)
-    loader.close()
+    steps = iter(loader)
+    next(steps)
+    with pytest.raises(PlanError, match=r"samples are counted up to 2\*\*62") as caught:
+        next(steps)
+    assert "smaller global_batch_size" in caught.value.hint
 
 
 def test_a_batch_that_no_int32_counts_is_refused_and_the_hint_is_the_largest() -> None:

@@ -202,7 +202,7 @@ def test_a_state_whose_plan_hash_is_not_that_of_its_fields_is_refused() -> None:
         {"schedule": 5},
         {"schedule": ["x"]},
         {"counts": [[1, 1]], "remainders": [[2**64]]},
-        {"counts": [[3 * 2**61 + 1, 1]], "remainders": [[1]]},
+        {"counts": [[2**62 + 2, 1]], "remainders": [[1]]},
         {"masks": [5]},
         {"corpora": []},
         {"unknown": 5},

@@ -26,8 +26,8 @@ from tokshard.runtime.rows.masks import Mask
 MAX_SAMPLE = 1 << 62
 """The largest sample number. It leaves room in 64 bits for batches made ahead."""
 
-Count = Annotated[int, Meta(ge=0, le=MAX_SAMPLE + (MAX_SAMPLE >> 1))]
-"""Samples or an index in a state. A run may have read past the largest sample number."""
+Count = Annotated[int, Meta(ge=0, le=MAX_SAMPLE + 1)]
+"""Samples or an index in a state: a run may have read the largest sample number, and stands behind it then."""
 
 SeqLen = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import LoaderError, PlanError
 from tokshard.runtime.bytes.source import fetched
-from tokshard.runtime.cursor import Cursor
+from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
 from tokshard.runtime.locality import warnings_of_windows
 from tokshard.runtime.options import Weights, checked_weights, integer, real
 from tokshard.runtime.plan import StreamPlan
@@ -86,10 +86,22 @@ class Walk:
             stacklevel=3,
         )
 
-    @property
     def has_step(self) -> bool:
-        """Whether the pass has another step."""
-        return self.stop.has_step(self.cursor.sample)
+        """Whether the pass has another step.
+
+        Raises:
+            PlanError: the step would reach beyond sample 2**62.
+        """
+        start = self.cursor.sample
+        if not self.stop.has_step(start):
+            return False
+        if (last := self.stop.end_of_step(start, self._size) - 1) > MAX_SAMPLE:
+            raise PlanError(
+                f"the step of {self._size} samples from sample {start} on ends with sample {last}, and samples are "
+                "counted up to 2**62",
+                hint="give a smaller global_batch_size, or start a new run without the loader's state",
+            )
+        return True
 
     def advance(self) -> None:
         """Advance by a step that the loop receives, and warn of corpora that it uses up."""
@@ -147,7 +159,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             self._walk.begin()
             if self.cursor is not before:
                 self._discard()
-        while self._walk.has_step:
+        while self._walk.has_step():
             with self._exclusive():
                 batch = self._next()
                 self._walk.advance()

@@ -191,6 +191,7 @@ class StepSampler(Sampler["Step"]):
 
         Raises:
             LoaderError: the loop before did not end. This loop would not continue it, because a DataLoader reads ahead.
+            PlanError: the step would reach beyond sample 2**62.
         """
         if self._is_second:
             raise LoaderError(
@@ -199,7 +200,7 @@ class StepSampler(Sampler["Step"]):
                 "dataset.sampler.load_state_dict or StatefulDataLoader loads",
                 hint="use StreamingLoader, or make a new StreamDataset to begin again",
             )
-        self._is_under_way = self._walk.has_step
+        self._is_under_way = self._walk.has_step()
         if not self._is_under_way:
             self._walk.end()
             raise StopIteration

@@ -21,7 +21,7 @@ from tokshard.run_files.checkpoint_directory import is_checkpoint
 from tokshard.run_files.plan_file import TrainerData, load_mix
 from tokshard.run_files.recipe import corpora_of
 from tokshard.run_files.saved_state import read_state
-from tokshard.runtime.cursor import Cursor
+from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
 from tokshard.runtime.order.mixture import Segment
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.steps import RankRows, turns
@@ -159,7 +159,7 @@ class Run:
             return int(start)
         if step > self.step:
             start = self.cursor.sample + self.samples_in(step - 1) - self.samples_in(self.step)
-            check_sample(start + self.size_of(step))
+            check_sample(start + self.size_of(step) - 1)
             if not self.stop.has_step(start):
                 corpus, sample = self.stop.corpus, self.stop.sample
                 why = f"corpus {corpus!r} is used up at {sample}" if corpus else "the pass is over"
@@ -217,12 +217,12 @@ class Run:
 
 
 def check_sample(sample: int) -> None:
-    """Refuse a sample number that is too large to compute with.
+    """Refuse a number that no sample has.
 
     Raises:
-        UsageError: it is 2**62 or more.
+        UsageError: it is more than 2**62.
     """
-    if sample >> 62:
+    if sample > MAX_SAMPLE:
         raise UsageError(f"sample {sample:,} is beyond 2**62, where samples end", hint="ask for an earlier one")
 
 

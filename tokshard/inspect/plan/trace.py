@@ -147,7 +147,7 @@ def trace_samples(
 ) -> Iterator[list[TraceRow]]:
     """Every document of some global samples, in parts. Arguments and errors as for `trace_steps`."""
     reader, num_samples = DocumentReader(run), run.plan.num_samples
-    check_sample(samples.stop)
+    check_sample(samples.stop - 1)
     if not samples or (num_samples is not None and samples.stop > num_samples):
         raise UsageError(
             f"--sample {samples.start}:{samples.stop} is not a range of the plan's samples",

@@ -37,7 +37,7 @@ ONE = 1 << 64
 """Shares and remainders are integers in units of 2**-64. Rounding could lose one sample only after 2**64 samples."""
 
 _END = (3 << 61) + 1
-"""No run has so many samples: it may read on a little from 2**62."""
+"""No run has so many samples: batches made ahead may lie a little behind 2**62, the last sample."""
 
 _LOW, _BITS_32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
