@@ -83,6 +83,7 @@ class Job:
         long = [name for name, each in held.items() if sum(each.lengths) > self.sizes["block_tokens"]]
         self.takes = {name: draw.one([1.0, 0.7]) for name in long}
         self.names, self.seq_len = self.some_names(), draw.one(self.seq_lens)
+        self.gone: set[str] = set()
         self.most = draw.one([None, 0.4, 1.0]) if self.streams == 1 else None
         self.plans()
         self.run = Run(self.model, self.limits())
@@ -190,8 +191,9 @@ class Job:
         if "seq_len" in choices:
             self.seq_len = self.draw.one(self.seq_lens)
         before = self.names
-        if "corpora" in choices:
-            self.names = self.some_names()
+        if "corpora" in choices:  # those that were removed may not come back
+            self.names = [name for name in self.some_names() if name not in self.gone] or before
+            self.gone |= set(before) - set(self.names)
         if choices:
             if self.names == before:
                 choices["weights"] = "plan"  # the plans have other changes

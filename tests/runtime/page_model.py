@@ -168,6 +168,7 @@ class Corpus:
         """N of section 4 with P = 1."""
         return self.A * self.B + len(self.tail)
 
+    @lru_cache(maxsize=8)  # noqa: B019
     def of_length(self, S: int) -> Corpus:
         """The same with another S, on which chunks depend."""
         return Corpus(self.used, self.seed, self.C, self.B, self.W, S)
@@ -183,6 +184,10 @@ class Part:
         tail = corpus.S * ceil_div(len(self.tail) + corpus.Q, corpus.S) if corpus.is_whole and self.tail else 0
         self.H = self.M * (corpus.B + corpus.Q) + tail if corpus.is_whole else self.N
         self.num_windows = max(1, ceil_div(self.M, corpus.W))
+        if corpus.is_whole and self.num_windows == 1:
+            lengths = sorted((len(chunk) for chunk in self.chunks(Window(0, 0, 0, 0))), reverse=True)
+            num_rows = len(opened(lengths, corpus.S))
+            self.H = (num_rows + ceil_div(num_rows, 128)) * corpus.S
 
     def key(self, purpose: str, epoch: int, window: int = 0) -> Key:
         corpus = self.corpus
@@ -257,16 +262,40 @@ class Part:
         return [piece for piece in found if piece.start >= 0]  # without padding
 
 
+def opened(lengths: Sequence[int], S: int) -> list[int]:
+    """The room of the rows that chunks open, each put into the row with the least room in which it fits."""
+    room: list[int] = []
+    for length in lengths:
+        fitting = [row for row in range(len(room)) if room[row] >= length]
+        if fitting:
+            room[min(fitting, key=room.__getitem__)] -= length
+        else:
+            room.append(S - length)
+    return room
+
+
 def packed(chunks: Sequence[range], R: int, S: int) -> list[list[range]]:
     """The rows of a window, without padding: its chunks are given in the order of the permutation."""
-    long, short = (
-        [q for q, chunk in enumerate(chunks) if (2 * len(chunk) > S) == is_long] for is_long in (True, False)
-    )
+    found, put_off = placed(chunks, R, S, sorted(range(len(chunks)), key=lambda q: 2 * len(chunks[q]) <= S))
+    if put_off:
+        found, put_off = placed(chunks, R, S, sorted(range(len(chunks)), key=lambda q: -len(chunks[q])))
+    for row in found:
+        while put_off and (left := S - sum(map(len, row))):
+            first = put_off.pop(0)
+            row.append(first[:left])
+            if first[left:]:
+                put_off.insert(0, first[left:])
+    assert not put_off
+    return found
+
+
+def placed(chunks: Sequence[range], R: int, S: int, taken: Sequence[int]) -> tuple[list[list[range]], list[range]]:
+    """The rows of chunks that are taken in some order, and those that are put off."""
     rows: list[list[int]] = []  # the chunks of each open row, as they were placed
     room: list[int] = []
     turns: list[int] = []  # when each row got a chunk last
     put_off = []
-    for turn, q in enumerate(long + short):
+    for turn, q in enumerate(taken):
         fitting = [row for row in range(len(rows)) if room[row] >= len(chunks[q])]
         if len(rows) < R and (not fitting or len(chunks) - turn <= R - len(rows)):
             rows.append([q])
@@ -279,15 +308,7 @@ def packed(chunks: Sequence[range], R: int, S: int) -> list[list[range]]:
             turns[row] = turn
         else:
             put_off.append(chunks[q])
-    found = [[chunks[q] for q in sorted(row)] for row in rows] + [[] for _ in range(R - len(rows))]
-    for row in found:
-        while put_off and (left := S - sum(map(len, row))):
-            first = put_off.pop(0)
-            row.append(first[:left])
-            if first[left:]:
-                put_off.insert(0, first[left:])
-    assert not put_off
-    return found
+    return [[chunks[q] for q in sorted(row)] for row in rows] + [[] for _ in range(R - len(rows))], put_off
 
 
 # ----------------------------------------------------- ORDER.md 6. Slices and samples, and STATE.md 5. Another seq_len
@@ -295,15 +316,23 @@ def packed(chunks: Sequence[range], R: int, S: int) -> list[list[range]]:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a corpus is cut into samples: S, an origin o of each part, a base b in each stream."""
+    """How a corpus is cut into samples: S, an origin o of each part, a base b in each stream.
+
+    The samples of part p with numbers below `joined[p]` have the samples [first[p], stop[p]) of the cut before.
+    """
 
     S: int
     origins: tuple[int, ...]
     bases: tuple[int, ...]
+    joined: tuple[int, ...]
+    first: tuple[int, ...] = ()
+    stop: tuple[int, ...] = ()
+    before: Cut | None = None
+    left_out: int = 0
 
     @classmethod
     def of_start(cls, corpus: Corpus, S: int) -> Cut:
-        return cls(S, (0,) * len(corpus.parts), (0,) * corpus.C)
+        return cls(S, (0,) * len(corpus.parts), (0,) * corpus.C, (0,) * len(corpus.parts))
 
 
 def sample_of_part(corpus: Corpus, cut: Cut, c: int, k: int) -> tuple[Part, int]:
@@ -323,19 +352,42 @@ def slice_of(part: Part, cut: Cut, number: int) -> int:
     return first + perm(inside, part.key("samples", window.epoch, window.number))(number - first)
 
 
-def changed(corpus: Corpus, cut: Cut, counts: Sequence[int], S: int) -> tuple[Cut, int]:
-    """The cut from a change to S on, after `counts` samples in each stream, and the tokens that are left out."""
-    origins, left_out = [], 0
+def sample_pieces(corpus: Corpus, cut: Cut, p: int, number: int, epochs: float | None) -> list[range]:
+    """The tokens of the corpus that a sample of part p has, piece after piece."""
+    part = corpus.of_length(cut.S).parts[p]
+    if number < cut.joined[p]:
+        assert cut.before is not None
+        m = cut.S // cut.before.S
+        first = cut.first[p] + number * m
+        old = range(first, min(first + m, cut.stop[p]))
+        return [piece for each in old for piece in sample_pieces(corpus, cut.before, p, each, epochs)]
+    start = cut.origins[p] + slice_of(part, cut, number) * cut.S
+    stop = start + cut.S
+    return part.read(start, stop if epochs is None else min(stop, floor(Fraction(epochs) * part.H)))
+
+
+def changed(corpus: Corpus, cut: Cut, counts: Sequence[int], S: int) -> Cut:
+    """The cut from a change to S on, after `counts` samples in each stream."""
+    origins, all_joined, firsts, stops, left_out = [], [], [], [], cut.left_out
+    m = S // cut.S if S % cut.S == 0 else 0
     for part, new in zip(corpus.of_length(cut.S).parts, corpus.of_length(S).parts, strict=True):
         o = cut.origins[part.p]
         streams = [part.p] if corpus.is_dealt else range(corpus.C)
         last = [sample_of_part(corpus, cut, c, counts[c] - 1)[1] for c in streams if counts[c] > cut.bases[c]]
         u = max(last, default=-1) + 1
-        first = ceil_div(part.window_at(o + (u - 1) * cut.S).stop - o, cut.S) if u else 0
-        origin = o + cut.S * first
-        origins.append(origin + origin // part.H * (new.H - part.H))
-        left_out += (first - sum(counts[c] - cut.bases[c] for c in streams)) * cut.S
-    return Cut(S, tuple(origins), tuple(counts)), left_out
+        if u <= cut.joined[part.p]:
+            f = cut.joined[part.p]
+        else:
+            f = ceil_div(part.window_at(o + (u - 1) * cut.S).stop - o, cut.S)
+        joined = ceil_div(f - u, m) if m else 0
+        origin = o + cut.S * f
+        origins.append(origin + origin // part.H * (new.H - part.H) - joined * S)
+        left_out += (u - sum(counts[c] - cut.bases[c] for c in streams) + (0 if m else f - u)) * cut.S
+        all_joined.append(joined)
+        firsts.append(u)
+        stops.append(f)
+    lists = map(tuple, (origins, counts, all_joined, firsts, stops))
+    return Cut(S, *lists, before=cut, left_out=left_out)
 
 
 # ------------------------------------------------------------------------------------------ ORDER.md 7. The mixture
@@ -534,7 +586,7 @@ class Plan:
         self.used, self.S, self.seed, self.C = list(corpora), seq_len, seed, num_streams
         default = max(65_536, 16 * seq_len)
         if any(used.pack == "whole" for used in corpora):
-            default = ceil_div(65_536, 128 * seq_len) * 128 * seq_len
+            default = ceil_div(1_048_576, 128 * seq_len) * 128 * seq_len
         self.B = block_tokens or default
         self.W = window_blocks or max(64, 67_108_864 // (self.B * self.C))
         if len({(used.documents.content, used.start_epoch) for used in corpora}) < len(corpora):
@@ -640,11 +692,7 @@ class Run:
         index, k = self.mixture.located(g)
         corpus, cut = self.plan.corpora[index], self.cuts[index]
         part, number = sample_of_part(corpus, cut, g % corpus.C, k)
-        start = cut.origins[part.p] + slice_of(part, cut, number) * cut.S
-        stop = start + cut.S
-        if self.plan.epochs is not None:
-            stop = min(stop, floor(Fraction(self.plan.epochs) * part.H))
-        return index, part.read(start, stop)
+        return index, sample_pieces(corpus, cut, part.p, number, self.plan.epochs)
 
     def pieces(self, g: int) -> list[tuple[int, int, int]]:
         """As documents, and tokens [start, stop) of each."""

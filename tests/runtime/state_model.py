@@ -1,6 +1,6 @@
 """A slow model of the state of a job, sections 1, 2 and 5 of STATE.md, written from the page alone."""
 
-# ruff: noqa: N803, N806 - the letters of the page
+# ruff: noqa: N806 - the letters of the page
 
 from __future__ import annotations
 
@@ -163,11 +163,9 @@ def resumed(
     refuse(not is_same and corpora != "plan", "other corpora; corpora='plan' takes them")
     run.mixture = mixture_of(facts, plan, weights, is_same=is_same)
     run.has_first_corpora = is_same and not facts["counts"]
-    run.cuts = [Cut.of_start(corpus, S) for corpus in plan.corpora]
     if not is_same:
-        take_other_corpora(run, facts, S)
-    elif run.lengths:
-        run.cuts = cuts_of(run.lengths[-1])
+        take_other_corpora(run, facts)
+    run.cuts = [cut_after(corpus, i, run.first_seq_len, run.lengths) for i, corpus in enumerate(plan.corpora)]
     refuse(plan.epochs is not None and run.mixture.counts_before(g) != [[g]], "a finite pass of another corpus")
     if S != plan.S:
         take_other_seq_len(run)
@@ -204,98 +202,55 @@ def masks_of(facts: dict[str, Any]) -> list[dict[str, Any]]:
 # With other corpora (and the end of section 5)
 
 
-def take_other_corpora(run: Run, facts: dict[str, Any], S: int) -> None:
-    plan, g = run.plan, run.sample
+def take_other_corpora(run: Run, facts: dict[str, Any]) -> None:
+    plan, g, none = run.plan, run.sample, (0,) * run.plan.C
     old = [identity_of(entry) for entry in facts["corpora"]]
     given = list(zip(*run.mixture.counts_before(g), strict=True))  # of each old corpus in each stream
-    old_cuts: list[Any] = cuts_of(run.lengths[-1]) if run.lengths else [None] * len(old)
-    old_left_out = run.lengths[-1]["left_out"] if run.lengths else [0] * len(old)
-    removed = [entry for entry in run.changes if entry["action"] == "removed"]
-    counts, left_out = [], []
-    for i, (corpus, used) in enumerate(zip(plan.corpora, plan.used, strict=True)):
-        tokens = 0
-        if identity(used) in old:
-            at = old.index(identity(used))
-            counts.append(given[at])
-            if run.lengths:
-                run.cuts[i], tokens = old_cuts[at], old_left_out[at]
-        else:
-            last = [entry for entry in removed if entry["identity"] == identity(used)][-1:]
-            counts.append(tuple(last[0]["counts"]) if last else (0,) * plan.C)
-            if last:
-                run.cuts[i], tokens = cut_of_return(corpus, last[0], run.first_seq_len, S)
-        left_out.append(tokens)
-    changes = [
-        change(g, "removed", entry["name"], identity_of(entry), each, cut, tokens)
-        for entry, each, cut, tokens in zip(facts["corpora"], given, old_cuts, old_left_out, strict=True)
-        if identity_of(entry) not in identities(plan)
-    ] + [
-        change(g, "added", used.name, identity(used), each)
-        for used, each in zip(plan.used, counts, strict=True)
-        if identity(used) not in old
+    removed = [entry["identity"] for entry in run.changes if entry["action"] == "removed"]
+    refuse(any(identity(used) in removed for used in plan.used), "a corpus that was removed before")
+    places = [old.index(identity(used)) if identity(used) in old else None for used in plan.used]
+    counts = [none if at is None else given[at] for at in places]
+    run.changes = [
+        *run.changes,
+        *(
+            change(g, "removed", entry["name"], identity_of(entry), each)
+            for entry, each in zip(facts["corpora"], given, strict=True)
+            if identity_of(entry) not in identities(plan)
+        ),
+        *(
+            change(g, "added", used.name, identity(used), none)
+            for used, at in zip(plan.used, places, strict=True)
+            if at is None
+        ),
     ]
-    run.changes = run.changes + changes
-    if run.lengths:
-        run.lengths = [entry_of(run.cuts, run.lengths[-1]["sample"], S, left_out)]
+    run.lengths = [
+        {**entry, "bases": [[0 if at is None else each[at] for at in places] for each in entry["bases"]]}
+        for entry in run.lengths
+    ]
     run.mixture = Mixture.of_start(plan.seed, plan.C, plan.segments_from(g), tuple(zip(*counts, strict=True)))
 
 
-def change(
-    g: int,
-    action: str,
-    name: str,
-    identity: dict[str, Any],
-    counts: Sequence[int],
-    cut: Cut | None = None,
-    left_out: int = 0,
-) -> dict[str, Any]:
-    entry = {"sample": g, "action": action, "name": name, "identity": identity, "counts": list(counts)}
-    if cut is not None:
-        bases, origins = list(cut.bases), list(cut.origins)
-        entry["length"] = {"seq_len": cut.S, "bases": bases, "origins": origins, "left_out": left_out}
-    return entry
-
-
-def cut_of_return(corpus: Corpus, entry: dict[str, Any], first_seq_len: int, S: int) -> tuple[Cut, int]:
-    """The cut of a corpus that comes back, and what was left out of it by then."""
-    cut, left_out = Cut.of_start(corpus, first_seq_len), 0
-    if "length" in entry:
-        length = entry["length"]
-        cut = Cut(length["seq_len"], tuple(length["origins"]), tuple(length["bases"]))
-        left_out = length["left_out"]
-    if cut.S == S:
-        return cut, left_out
-    moved, tokens = changed(corpus, cut, entry["counts"], S)
-    return moved, left_out + tokens
+def change(g: int, action: str, name: str, identity: dict[str, Any], counts: Sequence[int]) -> dict[str, Any]:
+    return {"sample": g, "action": action, "name": name, "identity": identity, "counts": list(counts)}
 
 
 # Section 5, "In the state"
 
 
-def cuts_of(entry: dict[str, Any]) -> list[Cut]:
-    """Of an entry of `lengths`. Its bases are those of each corpus in a stream, those of a cut of each stream."""
-    bases = zip(*entry["bases"], strict=True)
-    return [Cut(entry["seq_len"], tuple(o), tuple(b)) for o, b in zip(entry["origins"], bases, strict=True)]
-
-
-def entry_of(cuts: Sequence[Cut], g: int, S: int, left_out: Sequence[int]) -> dict[str, Any]:
-    return {
-        "sample": g,
-        "seq_len": S,
-        "bases": [list(bases) for bases in zip(*(cut.bases for cut in cuts), strict=True)],
-        "origins": [list(cut.origins) for cut in cuts],
-        "left_out": list(left_out),
-    }
+def cut_after(corpus: Corpus, i: int, first_seq_len: int, lengths: Sequence[dict[str, Any]]) -> Cut:
+    """The cut of corpus i after all changes of the length."""
+    cut = Cut.of_start(corpus, first_seq_len)
+    for entry in lengths:
+        cut = changed(corpus, cut, [each[i] for each in entry["bases"]], entry["seq_len"])
+    return cut
 
 
 def take_other_seq_len(run: Run) -> None:
-    S, counts = run.plan.S, zip(*run.mixture.counts_before(run.sample), strict=True)
-    found = [changed(*each, S) for each in zip(run.plan.corpora, run.cuts, counts, strict=True)]
-    run.cuts, left_out = [cut for cut, _ in found], [tokens for _, tokens in found]
-    if run.lengths:
-        left_out = [sum(pair) for pair in zip(left_out, run.lengths[-1]["left_out"], strict=True)]
-    run.lengths = [entry for entry in run.lengths if entry["sample"] < run.sample]
-    run.lengths = [*run.lengths, entry_of(run.cuts, run.sample, S, left_out)]
+    bases = [list(counts) for counts in run.mixture.counts_before(run.sample)]
+    entry = {"sample": run.sample, "seq_len": run.plan.S, "bases": bases}
+    run.lengths = [*(each for each in run.lengths if each["sample"] < run.sample), entry]
+    corpora = enumerate(run.plan.corpora)
+    run.cuts = [cut_after(corpus, i, run.first_seq_len, run.lengths) for i, corpus in corpora]
 
 
 # ------------------------------------------------------------------------------------- 2. What is refused as damage
@@ -362,13 +317,13 @@ def undamaged(line: str) -> dict[str, Any]:
 OBJECTS = {
     "corpora": "name fingerprint start_epoch take",
     "changes": "sample action name identity counts",
-    "lengths": "sample seq_len bases origins left_out",
+    "lengths": "sample seq_len bases",
     "masks": "fingerprint name file calls sha256",
 }
 
 
 def has_all_keys(facts: dict[str, Any]) -> bool:
-    optional = {"changes": {"length"}, "corpora": {"pack"}}
+    optional = {"corpora": {"pack"}}
     return all(
         set(keys.split()) == set(entry) - optional.get(key, set())
         for key, keys in OBJECTS.items()

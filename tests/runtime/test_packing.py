@@ -60,6 +60,13 @@ def rows_of_windows(num_tokens: int, arguments: dict[str, Any]) -> list[int]:
     return rows
 
 
+def rows_of_one_window(lengths: list[int], seq_len: int) -> int:
+    """The rows of an epoch that is one window: as the chunks need, longest first, and one in 128 more."""
+    chunks = [min(seq_len, length - start) for length in lengths for start in range(0, length, seq_len)]
+    count = len(page_model.opened(sorted(chunks, reverse=True), seq_len))
+    return count + -(-count // 128)
+
+
 def tokens_in(pieces: list[Any]) -> list[tuple[int, int]]:
     return [(piece.document, token) for piece in pieces for token in range(piece.start, piece.stop)]
 
@@ -72,6 +79,8 @@ def test_an_epoch_has_every_token_once_in_rows_that_follow_from_sizes(
     lengths, arguments = packing
     plan, seq_len = StreamPlan(ListSource(lengths), **arguments), arguments["seq_len"]
     rows = rows_of_windows(sum(lengths), arguments)
+    if len(rows) == 1:
+        rows = [rows_of_one_window(lengths, seq_len)]
     assert StreamPlan(ListSource(lengths), epochs=3, **arguments).num_samples == 3 * sum(rows)
     samples = np.arange(epoch * sum(rows), (epoch + 1) * sum(rows))
     traced = plan.traces(samples)
@@ -84,6 +93,18 @@ def test_an_epoch_has_every_token_once_in_rows_that_follow_from_sizes(
         if sum(map(len, of_window)) - sum(is_cut(pieces, seq_len, lengths) for pieces in of_window) >= count:
             assert all(of_window), "no row is empty if there are enough chunks"
         start += count
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(packing=packings(), epoch=st.sampled_from([0, 1, 10**9]))
+def test_where_the_window_is_the_corpus_no_document_that_fits_into_a_row_is_cut(
+    packing: tuple[list[int], dict[str, Any]], epoch: int
+) -> None:
+    lengths, arguments = packing
+    plan = StreamPlan(ListSource(lengths), **arguments | {"window_blocks": 9})
+    rows = rows_of_one_window(lengths, arguments["seq_len"])
+    traced = plan.traces(np.arange(epoch * rows, (epoch + 1) * rows))
+    assert sum(is_cut(pieces, arguments["seq_len"], lengths) for pieces in traced) == 0
 
 
 def is_cut(pieces: list[Any], seq_len: int, lengths: list[int]) -> int:
@@ -103,7 +124,9 @@ def test_rows_are_chosen_as_by_one_who_looks_at_all_of_them_for_each_chunk(
     lengths = data.draw(st.lists(st.integers(1, most), max_size=60))
     lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), num_rows * seq_len, "right"))]
     chunks = [range(100 * number, 100 * number + length) for number, length in enumerate(lengths)]
-    found = packing.result_of(packing.placed(np.array(lengths, np.int64), num_rows, seq_len)).tolist()
+    rows, late = packing.result_of(packing.placed(np.array(lengths, np.int64), num_rows, seq_len))
+    found = rows.tolist()
+    assert sorted(late.tolist()) == [number for number, row in enumerate(found) if row < 0]
     row_of = {chunk: row for row, held in enumerate(page_model.packed(chunks, num_rows, seq_len)) for chunk in held}
     assert found == [row_of.get(chunk, -1) for chunk in chunks]
 
@@ -245,8 +268,7 @@ def web_lengths(num_tokens: int, median: float, seed: int = 0) -> NDArray[np.int
 
 def test_no_document_that_fits_into_a_row_is_cut_and_one_token_in_129_is_padding() -> None:
     lengths = web_lengths(700_000, 32).tolist()
-    plan = StreamPlan(ListSource(lengths), seq_len=128, window_blocks=8, pack="whole", seed=1)
-    assert plan.shape.block_tokens == 65_536
+    plan = StreamPlan(ListSource(lengths), seq_len=128, block_tokens=65_536, window_blocks=8, pack="whole", seed=1)
     traced = plan.traces(np.arange(4_000))
     assert sum(is_cut(pieces, 128, lengths) for pieces in traced) == 0
     num_tokens = Counter(len(tokens_in(pieces)) for pieces in traced)
@@ -315,7 +337,7 @@ def test_a_sample_far_away_is_found_at_once() -> None:
 def test_the_table_of_many_short_chunks_is_made_in_seconds() -> None:
     lengths = np.maximum(1, web_lengths(8 << 20, 12))
     started = time.process_time()
-    found = packing.result_of(packing.placed(lengths, int(lengths.sum()) // 32_768 + 3, 32_768))
+    found, _ = packing.result_of(packing.placed(lengths, int(lengths.sum()) // 32_768 + 3, 32_768))
     assert time.process_time() - started < 1e-5 * len(lengths)
     assert found.min() >= 0
 
@@ -345,8 +367,10 @@ def test_what_cannot_be_packed_is_refused(arguments: dict[str, Any], message: st
         StreamPlan(ListSource([9]), seq_len=768, **arguments)
 
 
-@pytest.mark.parametrize(("seq_len", "block"), [(1, 65_536), (500, 128_000), (512, 65_536), (2048, 262_144)])
-def test_blocks_are_128_samples_by_default(seq_len: int, block: int) -> None:
+@pytest.mark.parametrize(
+    ("seq_len", "block"), [(1, 1_048_576), (500, 1_088_000), (512, 1_048_576), (16_384, 2_097_152)]
+)
+def test_blocks_have_128_of_the_longest_rows_that_the_run_can_grow_to_by_default(seq_len: int, block: int) -> None:
     plan = StreamPlan({"a": ListSource([9]), "b": ListSource([8])}, seq_len=seq_len, pack={"b": "whole"})
     assert plan.shape.block_tokens == block
     assert [corpus.pack for corpus in plan.corpora] == ["cut", "whole"]

@@ -118,7 +118,7 @@ RUNS: dict[str, dict[str, Any]] = {
             {"save": True},
         ],
     },
-    "other corpora, in three streams, and one that comes back": {
+    "other corpora, in three streams": {
         "plan": {
             "corpora": {"many": {"corpus": "many", "weight": 0.6}, "a": {"corpus": "a", "weight": 0.4}},
             "arguments": {**_SMALL, "seq_len": 16, "seed": 11, "num_streams": 3},
@@ -134,7 +134,7 @@ RUNS: dict[str, dict[str, Any]] = {
             {"save": True},
             {
                 "resume": {"corpora": "plan"},
-                "plan": {"a": {"corpus": "a", "weight": 0.9}, "many": {"corpus": "many", "weight": 0.1}},
+                "plan": {"b": {"corpus": "b", "weight": 0.9}, "many": {"corpus": "many", "weight": 0.1}},
             },
             {"read": 2, "global_batch_size": 6, "rank": 1, "ranks": 2},
             {"save": True},
@@ -179,7 +179,7 @@ RUNS: dict[str, dict[str, Any]] = {
                 "resume": {"corpora": "plan"},
                 "plan": {
                     "c": {"corpus": "c", "weight": 0.2},
-                    "a": {"corpus": "a", "weight": 0.4},
+                    "b": {"corpus": "b", "weight": 0.4},
                     "many": {"corpus": "many", "weight": 0.4},
                 },
             },
@@ -225,9 +225,31 @@ RUNS: dict[str, dict[str, Any]] = {
             {
                 "resume": {"corpora": "plan", "seq_len": "plan"},
                 "seq_len": 12,
-                "plan": {"a": {"corpus": "a", "weight": 0.5}, "many": {"corpus": "many", "weight": 0.5}},
+                "plan": {"c": {"corpus": "c", "weight": 0.5}, "many": {"corpus": "many", "weight": 0.5}},
             },
             {"read": 2, "global_batch_size": 6},
+            {"save": True},
+        ],
+    },
+    "rows that are joined, and joined again": {
+        "plan": {
+            "corpora": {
+                "b": {"corpus": "b", "weight": 0.5, "pack": "whole"},
+                "many": {"corpus": "many", "weight": 0.5},
+            },
+            "arguments": {"block_tokens": 2_048, "window_blocks": 1, "seq_len": 4, "seed": 41},
+        },
+        "events": [
+            {"read": 3, "global_batch_size": 5},
+            {"save": True},
+            {"resume": {"seq_len": "plan"}, "seq_len": 8},
+            {"read": 2, "global_batch_size": 5},
+            {"save": True},
+            {"resume": {"seq_len": "plan"}, "seq_len": 16},
+            {"read": 30, "global_batch_size": 5},
+            {"save": True},
+            {"resume": {"seq_len": "plan"}, "seq_len": 8},
+            {"read": 2, "global_batch_size": 5},
             {"save": True},
         ],
     },

@@ -95,10 +95,10 @@ def _packing_lines(corpus: CorpusPlan) -> Iterator[tuple[str, str]]:
         f"corpus {one_line(corpus.name)!r} has {counted(packing.rows, 'row')} an epoch, {packing.padding:.2%} padding"
     )
     if packing.num_chunks is not None:
-        rows += f"; {packing.num_cut:,} of the {counted(packing.num_chunks, 'chunk')} of its first window are cut"
+        cut = f"{packing.num_cut:,} cut into {packing.num_pieces:,} pieces" if packing.num_cut else "none cut"
+        chunks = counted(packing.num_chunks, "document or row-long part of one", "documents or row-long parts of one")
+        rows += f"; {chunks} in its first window, {cut}"
     yield "packed", rows
-    if packing.window_ends:
-        yield "", f"its windows end at samples {', '.join(f'{end:,}' for end in packing.window_ends)}, ..."
 
 
 def _corpus_rows(corpora: Sequence[CorpusPlan]) -> Iterator[list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from tokshard.cli.document_text import plain_value
@@ -34,7 +34,9 @@ def run_text(run: Run, *, width: int) -> str:
         )
     for before, length in itertools.pairwise(run.cursor.lengths):
         left_out = [
-            f"{count:,} of {one_line(name)}" for name, count in zip(plan.names, length.left_out, strict=True) if count
+            f"{count:,} of {one_line(name)}"
+            for name, count in zip(plan.names, plan.left_out(replace(run.cursor, sample=length.sample)), strict=True)
+            if count
         ]
         sizes = f"{length.seq_len:,} tokens from sample {length.sample:,} on, {before.seq_len:,} before"
         lines.append(("seq_len", sizes + (f"; left out by then: {', '.join(left_out)}" if left_out else "")))

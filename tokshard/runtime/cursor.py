@@ -16,11 +16,12 @@ from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
 from tokshard.forking import cached_property
 from tokshard.runtime.order.mixture import Balance, Mixture, Segment
 from tokshard.runtime.order.permutation import ORDER_VERSION
-from tokshard.runtime.order.windows import CorpusOrder, Pack, Place, Shape
+from tokshard.runtime.order.windows import CorpusOrder, Pack, Shape
 from tokshard.runtime.rows.masks import Mask
 
 MAX_SAMPLE = 1 << 62
@@ -30,9 +31,6 @@ Count = Annotated[int, Meta(ge=0, le=MAX_SAMPLE + 1)]
 """Samples or an index in a state: a run may have read the largest sample number, and stands behind it then."""
 
 SeqLen = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
-
-Position = Annotated[int, Meta(ge=0)]
-"""Tokens of the sequence of a part, which may exceed 2**64."""
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
 
@@ -130,72 +128,30 @@ def identity_of(shape: Shape, seed: int, num_streams: int, corpora: Sequence[Cor
     return PlanIdentity(fields=fields, corpora=tuple(identities))
 
 
-class CorpusLength(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The length of a corpus's samples, and the place where it continued: STATE.md, section 5.
-
-    Args:
-        bases: samples that each stream had before.
-        origins: the position at which the slices of each part begin.
-        left_out: tokens that changes of the length left out; packed whole, with the padding of these rows.
-    """
-
-    seq_len: SeqLen
-    bases: tuple[Count, ...]
-    origins: tuple[Position, ...]
-    left_out: Position = 0
-
-    @property
-    def place(self) -> Place:
-        """The same as a `Place` for an order."""
-        dtype = np.int64 if max(self.origins) < MAX_SAMPLE else object
-        return Place(np.array(self.bases, np.int64), np.array(self.origins, dtype))
-
-
 class Length(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The length of samples from some sample on.
 
     Args:
         sample: the first one.
-        bases: for each stream, the samples of each corpus that it had before.
-        origins: for each corpus, the position at which the slices of each part begin.
-        left_out: tokens of each corpus that changes of the length left out.
+        bases: for each stream, the samples of each corpus that it had before; empty: the run starts there.
     """
 
     sample: Count
     seq_len: SeqLen
     bases: tuple[tuple[Count, ...], ...]
-    origins: tuple[tuple[Position, ...], ...]
-    left_out: tuple[Position, ...]
 
     @classmethod
     def at_start(cls, seq_len: int) -> Length:
-        """The length of a run's first samples, without places: every corpus begins at its start."""
-        return cls(sample=0, seq_len=seq_len, bases=(), origins=(), left_out=())
+        """The length of a run's first samples."""
+        return cls(sample=0, seq_len=seq_len, bases=())
 
-    @classmethod
-    def of_corpora(cls, sample: int, seq_len: int, corpora: Sequence[CorpusLength]) -> Length:
-        """The length from a sample on, with the places of corpora in plan order."""
-        return cls(
-            sample=sample,
-            seq_len=seq_len,
-            bases=tuple(zip(*(corpus.bases for corpus in corpora), strict=True)),
-            origins=tuple(corpus.origins for corpus in corpora),
-            left_out=tuple(corpus.left_out for corpus in corpora),
-        )
-
-    def of_corpus(self, number: int) -> CorpusLength | None:
-        """The length of a corpus; None: it begins at its start."""
-        if not self.origins:
-            return None
-        return CorpusLength(
-            seq_len=self.seq_len,
-            bases=tuple(counts[number] for counts in self.bases),
-            origins=self.origins[number],
-            left_out=self.left_out[number],
-        )
+    @property
+    def of_corpora(self) -> NDArray[np.int64]:
+        """The bases by corpus: int64 [corpora, streams]."""
+        return np.array(self.bases, np.int64).T
 
 
-class CorpusChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class CorpusChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A corpus that was added to a run or removed from it.
 
     Args:
@@ -203,7 +159,6 @@ class CorpusChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         name: name in the plan.
         identity: identity of the corpus.
         counts: samples of it that each stream read before.
-        length: length of samples, if it was removed after that had changed.
     """
 
     sample: Count
@@ -211,7 +166,6 @@ class CorpusChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: str
     identity: CorpusIdentity
     counts: tuple[Count, ...]
-    length: CorpusLength | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,10 +226,6 @@ class Cursor:
             return self
         kept = self.segments[num_past - 1 :]
         return replace(self, segments=kept, balance=mixture.balance_before(kept[0].start))
-
-    def length_at(self, sample: int) -> Length:
-        """The length of a sample of a run that changed it."""
-        return self.lengths[bisect_right(self.lengths, sample, key=lambda length: length.sample) - 1]
 
     def tokens_of(self, counts: Sequence[int], seq_len: int) -> list[int]:
         """Tokens of samples of each corpus.

@@ -27,7 +27,7 @@ from tokshard.runtime.rows.expand import compact_batch, full_batch
 from tokshard.runtime.rows.narrow import NarrowBatch
 from tokshard.runtime.rows.recycling import Recycler
 from tokshard.runtime.rows.steps import RankRows, steps_of_shortest_window
-from tokshard.runtime.state import load_state, save_state
+from tokshard.runtime.state import load_state, plan_of_run, save_state
 from tokshard.runtime.stop import stop_of, used_up, warn_of_stop, warn_of_use
 
 NumpyBatch = dict[str, NDArray[Any]]
@@ -67,8 +67,13 @@ class Walk:
         self.cursor, self.stop = cursor, stop_of(self._plan, cursor)
         self._used_up = used_up(self._plan, cursor) if self._plan.on_max_epochs == "warn" else []
 
-    def jump(self, cursor: Cursor) -> None:
-        """Continue from the cursor of a state, or after a skip. If the pass ends there, the next loop is empty."""
+    def jump(self, cursor: Cursor, plan: StreamPlan | None = None) -> None:
+        """Continue from the cursor of a state, or after a skip. If the pass ends there, the next loop is empty.
+
+        Args:
+            plan: with the sizes of the run; None: as before.
+        """
+        self._plan = plan or self._plan
         self.move(cursor)
         self._was_moved = True
 
@@ -230,15 +235,21 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                 its weights. A corpus of both plans continues where it was; the state records added and removed corpora.
                 If the corpora are the same, this equals ``"same"``.
             seq_len: ``"same"``: a plan with another `seq_len` than before is refused; ``"plan"``: samples have the
-                plan's `seq_len` from here on. Each corpus continues at its first unread window, so nothing is read
-                twice; `stats` counts the tokens left out, and the next epoch reads them.
+                plan's `seq_len` from here on. Nothing is read twice. If it is a multiple of the length before, rows
+                that windows had left are joined, and nothing is left out (with several streams, little); else a warning
+                says what is, `stats` counts it, and the next epoch reads it.
+
+        A plan that was not given `block_tokens` or `window_blocks` takes those of the run.
 
         Raises:
             PlanMismatchError: the state belongs to another plan, or not to a tokshard loader.
         """
-        cursor = load_state(self.plan, state, weights=weights, corpora=corpora, seq_len=seq_len)
+        plan = plan_of_run(self.plan, state)
+        cursor = load_state(plan, state, weights=weights, corpora=corpora, seq_len=seq_len)
         with self._exclusive():
-            self._walk.jump(cursor)
+            if plan is not self._plan:
+                self._plan, self._memory = plan, None
+            self._walk.jump(cursor, plan)
             self._discard()
 
     def set_weights(self, weights: Weights) -> None:
@@ -315,7 +326,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         plan, masked = self.plan, self.plan.masked(self.cursor)
         counts = plan.mixture(self.cursor).counts_before(self.cursor.sample)
         tokens = self.cursor.tokens_of(counts, plan.seq_len)
-        left_out = self.cursor.lengths[-1].left_out if self.cursor.lengths else [0] * len(counts)
+        left_out = plan.left_out(self.cursor)
         weights = self.cursor.segments[self.cursor.num_started - 1].weights
         return {
             "batches": self._num_batches,

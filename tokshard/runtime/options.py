@@ -16,6 +16,9 @@ from tokshard.runtime.order.windows import BLOCK_SECTIONS, CorpusOrder, Pack, Sh
 from tokshard.runtime.rows.transforms import Transform
 
 MIN_BLOCK_TOKENS = 65_536
+WHOLE_SEQ_LEN = 8_192
+"""With default sizes, a run whose corpora are packed whole can grow its `seq_len` up to here by factors of two."""
+
 WINDOW_TOKENS = 64 << 20
 MIN_WINDOW_BLOCKS = 64
 
@@ -145,7 +148,7 @@ def shape_of(
         window_blocks = integer("window_blocks", window_blocks, least=1, most=_MAX_SIZE)
     default, has_sections = max(MIN_BLOCK_TOKENS, 16 * seq_len), "whole" in packs
     if has_sections:
-        default = -(-MIN_BLOCK_TOKENS // (BLOCK_SECTIONS * seq_len)) * BLOCK_SECTIONS * seq_len
+        default = -(-WHOLE_SEQ_LEN // seq_len) * BLOCK_SECTIONS * seq_len
     block = block_tokens or default
     if has_sections and block % (BLOCK_SECTIONS * seq_len):
         raise PlanError(
@@ -235,7 +238,7 @@ def corpora_of(
         )
         for index, source in enumerate(sources)
     )
-    _check_takes(names, corpora)
+    check_takes(names, corpora)
     return corpora
 
 
@@ -288,7 +291,8 @@ def packs_of(names: Sequence[str], sources: Sequence[TokenSource], pack: Any) ->
     return tuple((defaults | dict(given)).values())
 
 
-def _check_takes(names: Sequence[str], corpora: Sequence[CorpusOrder]) -> None:
+def check_takes(names: Sequence[str], corpora: Sequence[CorpusOrder]) -> None:
+    """Refuse parts that are none, or have no block."""
     for name, corpus in zip(names, corpora, strict=True):
         if not 0 < corpus.take <= 1:
             raise PlanError(f"take is {corpus.take} for corpus {name!r}", hint="give a part above 0 and at most 1")

@@ -120,6 +120,7 @@ class StreamPlan:
         self.has_default_windows = window_blocks is None
         self.num_streams = integer("num_streams", num_streams, least=1, most=options.MAX_STREAMS)
         packs = options.packs_of(self.names, self.sources, pack)
+        self._given_sizes = block_tokens is not None, window_blocks is not None
         self.shape = options.shape_of(
             seq_len, block_tokens, window_blocks, self.num_streams, packs=packs, allow_small_blocks=allow_small_blocks
         )
@@ -204,22 +205,52 @@ class StreamPlan:
         Args:
             sample: a global sample; default: the cursor's sample.
         """
-        if not cursor.lengths:
-            return self
-        length = cursor.length_at(cursor.sample if sample is None else sample)
+        sample, plan = cursor.sample if sample is None else sample, self
+        for length in cursor.lengths:
+            if length.sample > sample:
+                break
+            plan = self._after(length, plan)
+        return plan
+
+    def _after(self, length: Length, before: StreamPlan) -> StreamPlan:
+        """The plan from a change of the length on, given that until then."""
         for kept, plan in self._kept_lengths:
             if kept is length:
                 return plan
-        shape = replace(self.shape, seq_len=length.seq_len)
-        places = [length.of_corpus(number) for number in range(len(self.corpora))]
+        shape, bases = replace(self.shape, seq_len=length.seq_len), length.of_corpora
         corpora = tuple(
-            replace(corpus, shape=shape, place=None if place is None else place.place)
-            for corpus, place in zip(self.corpora, places, strict=True)
+            order.resized(bases[number], length.seq_len) if len(bases) else replace(order, shape=shape)
+            for number, order in enumerate(before.corpora)
         )
         num_samples = _samples_of_pass(corpora, self.epochs)
         plan = self._with(shape=shape, seq_len=length.seq_len, corpora=corpora, num_samples=num_samples)
         self._kept_lengths.append((length, plan))
         return plan
+
+    def left_out(self, cursor: Cursor) -> list[int]:
+        """Tokens of each corpus that changes of `seq_len` left out, padding of rows included."""
+        return [0 if order.place is None else order.place.left_out for order in self.at(cursor).corpora]
+
+    def with_sizes_of(self, block_tokens: int, window_blocks: int) -> StreamPlan:
+        """The plan with the sizes of a run, where it was not given its own.
+
+        Raises:
+            PlanError: it cannot have these sizes.
+        """
+        sizes = self.shape.block_tokens, self.shape.window_blocks
+        wanted = zip(self._given_sizes, sizes, (block_tokens, window_blocks), strict=True)
+        block_tokens, window_blocks = (own if is_given else of_run for is_given, own, of_run in wanted)
+        if (block_tokens, window_blocks) == sizes:
+            return self
+        packs = [order.pack for order in self.corpora]
+        shape = options.shape_of(
+            self.seq_len, block_tokens, window_blocks, self.num_streams, packs=packs, allow_small_blocks=True
+        )
+        corpora = tuple(replace(order, shape=shape) for order in self.corpora)
+        options.check_takes(self.names, corpora)
+        identity = identity_of(shape, self.seed, self.num_streams, corpora)
+        num_samples = _samples_of_pass(corpora, self.epochs)
+        return self._with(shape=shape, corpora=corpora, identity=identity, num_samples=num_samples)
 
     def reopened(self) -> StreamPlan:
         """The same plan over newly opened corpora, for a forked process.
@@ -334,9 +365,9 @@ class StreamPlan:
             epochs = range(integer("epochs", epochs, least=0))
         checked = (integer("an epoch", epoch, least=0, most=MAX_EPOCHS) for epoch in epochs)
         cursor = cursor or self.cursor()
-        plans = [(self.at(cursor, length.sample), length.of_corpus(number)) for length in cursor.lengths]
-        ends = [*(None if length is None else length.bases for _, length in plans[1:]), None]
-        readers = [plan.readers[number] for plan, _ in plans] or [self.readers[number]]
+        readers = [self.at(cursor, length.sample).readers[number] for length in cursor.lengths]
+        readers = readers or [self.readers[number]]
+        ends = [*(length.of_corpora[number].tolist() for length in cursor.lengths[1:]), None]
         return occurrences(list(zip(readers, ends, strict=True)), self.mixture(cursor), number, document, checked)
 
     def masking(

@@ -6,9 +6,11 @@ import base64
 import hashlib
 import json
 import re
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,11 +18,10 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from tokshard.errors import PlanMismatchError
+from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.runtime.cursor import (
     CorpusChange,
     CorpusIdentity,
-    CorpusLength,
     Count,
     Cursor,
     Length,
@@ -28,7 +29,7 @@ from tokshard.runtime.cursor import (
     Sha256,
 )
 from tokshard.runtime.order.mixture import Balance, Segment, are_weights
-from tokshard.runtime.order.windows import CorpusOrder
+from tokshard.runtime.order.windows import BLOCK_SECTIONS
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.masks import load_mask
 from tokshard.runtime.stop import check_pass
@@ -144,6 +145,35 @@ def save_state(plan: StreamPlan, cursor: Cursor) -> dict[str, Any]:
     return {_KEY: f"{line[:-1]}{_check_of(line[:-1])}"}
 
 
+def plan_of_run(plan: StreamPlan, state: Any) -> StreamPlan:
+    """The plan with `block_tokens` and `window_blocks` of the run of a state, where it was not given its own.
+
+    Raises:
+        PlanMismatchError: the state cannot be read, or the plan cannot have these sizes.
+    """
+    saved = _decoded(state)
+    try:
+        return plan.with_sizes_of(saved.block_tokens, saved.window_blocks)
+    except PlanError as error:
+        longest = saved.block_tokens // BLOCK_SECTIONS
+        raise PlanMismatchError(
+            f"the run has block_tokens={saved.block_tokens} and window_blocks={saved.window_blocks}, which do not "
+            f"go with this plan: {error}",
+            hint=f"give a seq_len that divides {longest}; a new run may grow its seq_len to any that divides "
+            f"block_tokens / {BLOCK_SECTIONS}"
+            if "whole" in {order.pack for order in plan.corpora}
+            else "give the sizes of the run that is to go on, or start a new run without the loader's state",
+        ) from error
+
+
+def _decoded(state: Any) -> _State:
+    line = _checked_line(state.get(_KEY) if isinstance(state, Mapping) else state)
+    try:
+        return msgspec.json.decode(line, type=_State)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise PlanMismatchError(f"the state is damaged: {error}", hint=_DAMAGED) from error
+
+
 def load_state(
     plan: StreamPlan,
     state: Any,
@@ -164,12 +194,11 @@ def load_state(
     ):
         if given not in (other, "plan"):
             raise ValueError(f"{name} must be {other!r} or 'plan', got {given!r}")
-    line = _checked_line(state.get(_KEY) if isinstance(state, Mapping) else state)
+    saved = _decoded(state)
     try:
-        saved = msgspec.json.decode(line, type=_State)
         cursor, calls = _cursor_of(saved), [_pairs(mask.calls, 2) for mask in saved.masks]
         _check_fit(saved, cursor, calls)
-    except (msgspec.MsgspecError, ArithmeticError, RecursionError, ValueError, zlib.error) as error:
+    except (ArithmeticError, ValueError, zlib.error) as error:
         raise PlanMismatchError(f"the state is damaged: {error}", hint=_DAMAGED) from error
     _check_growth(saved, plan)
     _check_plan(saved, plan.identity, any_corpora=corpora == "plan", any_seq_len=seq_len == "plan")
@@ -184,7 +213,7 @@ def load_state(
         cursor = cursor.rescheduled(plan.schedule)
     else:
         cursor = _continued(saved, cursor, plan)
-    _check_origins(cursor, plan)
+    _check_bases(cursor, plan)
     if saved.last_seq_len != plan.seq_len:
         cursor = _resized(saved, cursor, plan)
     check_pass(plan, cursor)
@@ -255,16 +284,11 @@ def _check_fit(saved: _State, cursor: Cursor, calls: Sequence[Sequence[tuple[int
         "schedule": saved.schedule is None or starts[-1] <= sample,
         "counts": not starts[0] if balance is None else (balance.counts.shape, balance.remainders.shape) == shapes,
         "skipped": bounds == sorted(bounds) and all(start < stop for start, stop in cursor.skipped),
-        "changes": all(
-            len(change.counts) == num_streams and (change.length is None or len(change.length.bases) == num_streams)
-            for change in saved.changes
-        ),
+        "changes": all(len(change.counts) == num_streams for change in saved.changes),
         "lengths": (changed := [length.sample for length in saved.lengths]) == sorted(set(changed))
         and all(start <= sample for start in changed)
         and all(
-            len(length.origins) == len(length.left_out) == num_corpora
-            and len(length.bases) == num_streams
-            and all(len(counts) == num_corpora for counts in length.bases)
+            len(length.bases) == num_streams and all(len(counts) == num_corpora for counts in length.bases)
             for length in saved.lengths
         ),
         "masks": all(of and of[-1][0] <= sample and np.all(np.diff([(-1, 0), *of], axis=0) > 0) for of in calls),
@@ -334,30 +358,27 @@ def _continued(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
 def _adopted(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
     """The cursor with the corpora and weights of a plan that adds, removes or reorders corpora.
 
-    A corpus of both, identified by its content, continues where it was; so does one that was removed earlier.
+    A corpus of both, identified by its content, continues where it was.
+
+    Raises:
+        PlanMismatchError: the plan has a corpus that was removed earlier.
     """
     before, now = saved.identity.corpora, plan.identity.corpora
     counts = cursor.mixture(plan.seed, plan.num_streams).balance_before(cursor.sample).counts.tolist()
+    unread = (0,) * plan.num_streams
     read = dict(zip(before, map(tuple, counts), strict=True))
-    gone = {change.identity: change for change in cursor.changes if change.action == "removed"}
-    go_on = {corpus: change.counts for corpus, change in gone.items()} | read
-    go_on = {corpus: go_on.get(corpus, (0,) * plan.num_streams) for corpus in (*before, *now)}
-    last = cursor.lengths[-1] if cursor.lengths else None
-    lengths = {} if last is None else {corpus: last.of_corpus(number) for number, corpus in enumerate(before)}
+    gone = {change.identity: change.sample for change in cursor.changes if change.action == "removed"}
+    for name, corpus in zip(plan.names, now, strict=True):
+        if corpus in gone:
+            raise PlanMismatchError(
+                f"corpus {name!r} was removed from the run at sample {gone[corpus]}, and this plan has it again",
+                hint=f"give start_epoch={{{name!r}: {corpus.start_epoch + 1}}} to read it anew; a corpus that is to "
+                "pause stays in the plan, with weight 0",
+            )
 
     def changed(action: Literal["removed", "added"], name: str, corpus: CorpusIdentity) -> CorpusChange:
-        length = lengths.get(corpus) if action == "removed" else None
-        return CorpusChange(
-            sample=cursor.sample, action=action, name=name, identity=corpus, counts=go_on[corpus], length=length
-        )
-
-    def length_of(number: int, corpus: CorpusIdentity, seq_len: int) -> CorpusLength:
-        if (known := lengths.get(corpus)) is not None:
-            return known
-        order = plan.corpora[number]
-        unread = _unread(order, saved.seq_len if corpus in gone else seq_len)
-        known = gone[corpus].length or unread if corpus in gone else unread
-        return known if known.seq_len == seq_len else _length_after(order, known, go_on[corpus], seq_len)
+        found = read.get(corpus, unread)
+        return CorpusChange(sample=cursor.sample, action=action, name=name, identity=corpus, counts=found)
 
     removed = [
         changed("removed", one.name, corpus)
@@ -366,53 +387,53 @@ def _adopted(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
     ]
     added = [changed("added", name, one) for name, one in zip(plan.names, now, strict=True) if one not in read]
     start = Balance.at_start(plan.seed, plan.num_streams, len(now))
-    balance = replace(start, counts=np.array([go_on[corpus] for corpus in now], np.int64))
-    adopted = replace(cursor, segments=(), balance=balance, changes=(*cursor.changes, *removed, *added))
-    if last is not None:
-        of_corpora = [length_of(number, corpus, last.seq_len) for number, corpus in enumerate(now)]
-        first, moved = cursor.lengths[0], Length.of_corpora(last.sample, last.seq_len, of_corpora)
-        adopted = replace(adopted, lengths=(first, moved))
-    return adopted.rescheduled(plan.schedule)
+    balance = replace(start, counts=np.array([read.get(corpus, unread) for corpus in now], np.int64))
+    places = [before.index(corpus) if corpus in read else None for corpus in now]
+    lengths = tuple(
+        msgspec.structs.replace(
+            length,
+            bases=tuple(tuple(0 if at is None else of_stream[at] for at in places) for of_stream in length.bases),
+        )
+        for length in cursor.lengths
+    )
+    changes = (*cursor.changes, *removed, *added)
+    return replace(cursor, segments=(), balance=balance, changes=changes, lengths=lengths).rescheduled(plan.schedule)
 
 
-def _check_origins(cursor: Cursor, plan: StreamPlan) -> None:
-    """Refuse changes of the length that began with other parts of corpora, or with more samples than were given."""
-    if not cursor.lengths[1:]:
-        return
-    given = plan.mixture(cursor).balance_before(cursor.sample).counts.T
-    for length in cursor.lengths[1:]:
-        parts = [len(origins) for origins in length.origins]
-        if parts != [corpus.num_parts for corpus in plan.corpora] or bool((np.array(length.bases) > given).any()):
-            raise PlanMismatchError("the state is damaged: the rest of it contradicts lengths", hint=_DAMAGED)
+def _check_bases(cursor: Cursor, plan: StreamPlan) -> None:
+    """Refuse changes of the length that began with more samples than were given by then."""
+    given = [*(length.of_corpora for length in cursor.lengths[1:])]
+    given.append(plan.mixture(cursor).balance_before(cursor.sample).counts)
+    if any((earlier > later).any() for earlier, later in pairwise(given)):
+        raise PlanMismatchError("the state is damaged: the rest of it contradicts lengths", hint=_DAMAGED)
 
 
 def _resized(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
     """The cursor with samples of the plan's length from here on: STATE.md, section 5."""
     lengths = cursor.lengths or (Length.at_start(saved.seq_len),)
-    counts, last = plan.mixture(cursor).balance_before(cursor.sample).counts.tolist(), lengths[-1]
-    of_corpora = [
-        _length_after(corpus, last.of_corpus(number) or _unread(corpus, last.seq_len), counts[number], plan.seq_len)
-        for number, corpus in enumerate(plan.corpora)
+    past = lengths[:-1] if lengths[-1].sample == cursor.sample and len(lengths) > 1 else lengths
+    counts = plan.mixture(cursor).balance_before(cursor.sample).counts.T.tolist()
+    now = Length(sample=cursor.sample, seq_len=plan.seq_len, bases=tuple(map(tuple, counts)))
+    resized = replace(cursor, lengths=(*past, now))
+    _warn_of_left_out(plan, replace(cursor, lengths=past), resized)
+    return resized
+
+
+def _warn_of_left_out(plan: StreamPlan, before: Cursor, now: Cursor) -> None:
+    """Warn of what a change of the length leaves out of each corpus."""
+    left_out = [after - earlier for earlier, after in zip(plan.left_out(before), plan.left_out(now), strict=True)]
+    found = [
+        f"{count:,} tokens of {name!r} ({count / order.padded_tokens:.1%} of an epoch)"
+        for name, order, count in zip(plan.names, plan.corpora, left_out, strict=True)
+        if count
     ]
-    past = lengths[:-1] if last.sample == cursor.sample and len(lengths) > 1 else lengths
-    return replace(cursor, lengths=(*past, Length.of_corpora(cursor.sample, plan.seq_len, of_corpora)))
-
-
-def _unread(order: CorpusOrder, seq_len: int) -> CorpusLength:
-    return CorpusLength(seq_len=seq_len, bases=(0,) * order.num_streams, origins=(0,) * order.num_parts)
-
-
-def _length_after(order: CorpusOrder, length: CorpusLength, counts: Sequence[int], seq_len: int) -> CorpusLength:
-    """The length of a corpus's samples after a change, given the length before and the samples of each stream."""
-    before = replace(order, shape=replace(order.shape, seq_len=length.seq_len), place=length.place)
-    after, left_out = before.resized(np.array(counts, np.int64), seq_len)
-    assert after.place is not None, "it was just placed"
-    return CorpusLength(
-        seq_len=seq_len,
-        bases=tuple(after.place.bases.tolist()),
-        origins=tuple(after.place.origins.tolist()),
-        left_out=length.left_out + left_out,
-    )
+    if found:
+        seq_len = before.lengths[-1].seq_len
+        warnings.warn(
+            f"the change of seq_len from {seq_len:,} to {plan.seq_len:,} leaves out {', '.join(found)}, which the next "
+            f"epoch reads; a multiple of {seq_len:,} leaves out only what some streams have not read yet",
+            stacklevel=4,
+        )
 
 
 def _saved_pairs(pairs: Sequence[tuple[int, int]], num_columns: int) -> Any:

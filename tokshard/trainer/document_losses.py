@@ -24,7 +24,7 @@ from tokshard.run_files.recipe import resolve, vocabulary_of
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.narrow import IGNORED
-from tokshard.runtime.state import load_state
+from tokshard.runtime.state import load_state, plan_of_run
 from tokshard.store import open_store, written
 from tokshard.trainer import checkpoint
 from tokshard.trainer.attention import Documents
@@ -77,7 +77,9 @@ def document_losses(run: str, steps: range) -> Iterator[pa.RecordBatch]:
     after = [path for step, path in saved.items() if step >= steps.stop - 1]
     settings = resolve(state_of(before[-1]).config, where=os.path.join(before[-1], STATE_FILE))
     plan = StreamPlan(**settings.data.arguments())
-    cursor = load_state(plan, state_of([*after[:1], before[-1]][0]).loader)
+    saved_state = state_of([*after[:1], before[-1]][0]).loader
+    plan = plan_of_run(plan, saved_state)
+    cursor = load_state(plan, saved_state)
     parallel, compute = replace(settings.parallel, replicas=1), replace(settings.compute, compile="off")
     with process_group(parallel) as device:
         model = sharded_model(

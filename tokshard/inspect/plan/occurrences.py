@@ -93,7 +93,7 @@ def current_epoch(run: Run, name: str) -> int:
     """The epoch of a corpus that the run is in."""
     number = run.plan.names.index(name)
     counts = run.plan.mixture(run.cursor).counts_before(run.cursor.sample)
-    left_out = run.cursor.lengths[-1].left_out[number] if run.cursor.lengths else 0
+    left_out = run.plan.left_out(run.cursor)[number]
     return (run.cursor.tokens_of(counts, run.plan.seq_len)[number] + left_out) // run.plan.corpora[number].padded_tokens
 
 

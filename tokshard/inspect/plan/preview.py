@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.inspect.plan.simulation import Simulation
@@ -15,8 +13,7 @@ from tokshard.inspect.plan.streams import StreamsAdvice, advise
 from tokshard.runtime.locality import MIN_WINDOW_STEPS, enough_window_blocks, steps_per_window
 from tokshard.runtime.order.mixture import Segment
 from tokshard.runtime.order.packing import count_put_off
-
-_WINDOW_ENDS = 3
+from tokshard.runtime.order.pieces import packing_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,16 +23,16 @@ class Packing:
     Args:
         rows: of an epoch.
         padding: the part of them that is padding.
-        num_chunks, num_cut: of its first window, and those of them that rows cut; None if the corpus is not mapped.
-        window_ends: the next global samples at which a window ends, so that another `seq_len` leaves nothing of it out;
-            none with several streams, each of which has windows of its own.
+        num_chunks, num_cut: of its first window, and those of them that rows cut though they fit into one; None if the
+            corpus is not mapped.
+        num_pieces: that those are cut into.
     """
 
     rows: int
     padding: float
     num_chunks: int | None
     num_cut: int | None
-    window_ends: Sequence[int]
+    num_pieces: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,33 +223,18 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
 
 
 def _packing(run: Run, number: int) -> Packing:
-    order = run.plan.corpora[number]
-    is_mapped = order.source.is_in_memory
-    num_cut, num_chunks = count_put_off(order, order.window(0, 0, 0)) if is_mapped else (None, None)
+    order, cut = run.plan.corpora[number], None
+    if order.source.is_in_memory:
+        window = order.window(0, 0, 0)
+        cut = count_put_off(order.source, *packing_of(order, window), order.blocks(window))
+    num_cut, num_pieces, num_chunks = cut or (None, None, None)
     return Packing(
         rows=order.padded_tokens // order.shape.seq_len,
         padding=1 - order.num_tokens / order.padded_tokens,
         num_chunks=num_chunks,
         num_cut=num_cut,
-        window_ends=_window_ends(run, number),
+        num_pieces=num_pieces,
     )
-
-
-def _window_ends(run: Run, number: int) -> list[int]:
-    """The next global samples at which a window of a corpus ends."""
-    order, mixture, found = run.plan.at(run.cursor).corpora[number], run.plan.mixture(run.cursor), list[int]()
-    if order.num_streams > 1:
-        return found
-    count = mixture.counts_before(run.cursor.sample)[number]
-    _, _, samples = order.by_part(np.zeros(1, np.int64), np.array([count]))
-    window = order.window_at(0, order.slices.starts(0, int(samples[0])))
-    while len(found) < _WINDOW_ENDS:
-        _, last = order.stream_of(0, order.slices.first_from(0, window.stop) - 1)
-        if (end := mixture.sample_of(number, last)) is None:
-            break
-        found.append(end + 1)
-        window = order.window_at(0, window.stop)
-    return found
 
 
 def _warnings(run: Run, corpora: Sequence[CorpusPlan], max_epochs_warn: float) -> list[str]:

@@ -25,7 +25,7 @@ from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
 from tokshard.runtime.order.mixture import Segment
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.steps import RankRows, turns
-from tokshard.runtime.state import load_state
+from tokshard.runtime.state import load_state, plan_of_run
 from tokshard.runtime.stop import Stop, stop_of
 from tokshard.wording import counted
 
@@ -251,6 +251,7 @@ def open_run(
         checkpoint = location
     if checkpoint is not None:
         state = read_state(checkpoint)
+        plan = plan_of_run(plan, {"cursor": state.cursor})
         cursor, done = load_state(plan, {"cursor": state.cursor}), state.step
         record = _NO_RECORD if done is None else _read_record(checkpoint, done, cursor.sample)
     for name, listed in mix.masks():

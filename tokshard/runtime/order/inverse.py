@@ -65,6 +65,12 @@ def find_document(reader: PieceReader, epoch: int, start: int, stop: int) -> lis
         for index in np.unique(indices[indices >= 0]).tolist():
             window, here = order.window(part, epoch, index), indices == index
             found += _found_in_window(reader, window, start, stop, int((last - first)[here].sum()))
+    if (place := order.place) is not None and reader.before is not None:
+        ratio = order.shape.seq_len // place.before.shape.seq_len
+        for one in find_document(reader.before, epoch, start, stop) if place.joined.any() else ():
+            if place.first[one.part] <= one.part_sample < place.stop[one.part] and place.joined[one.part]:
+                sample = (one.part_sample - int(place.first[one.part])) // ratio
+                found.append(one._replace(part_sample=sample))
     return sorted(found)
 
 
@@ -75,7 +81,8 @@ def _found_in_window(reader: PieceReader, window: Window, start: int, stop: int,
         start, stop: the document's tokens in the corpus.
         length: how many of these tokens the window has.
     """
-    table, slices = reader.table(window), reader.order.slices
+    table, slices, place = reader.table(window), reader.order.slices, reader.order.place
+    first_slice = 0 if place is None else int(place.joined[window.part])
     positions = table.positions(slice(None))
     entries = np.flatnonzero((positions >= start) & (positions < stop) & (table.kinds != PADDING))
     starts, lengths = positions[entries], np.diff(table.shuffled_starts)[entries].astype(np.int64)
@@ -92,9 +99,9 @@ def _found_in_window(reader: PieceReader, window: Window, start: int, stop: int,
     for entry, piece_start, piece_length in zip(entries.tolist(), starts.tolist(), lengths.tolist(), strict=True):
         # Python integers: a position can lie beyond 2**63
         position = window.start + int(table.shuffled_starts[entry])
-        # slices before the first one are of another seq_len
+        # what lies before the first one is read with another seq_len
         begin, end = (slices.holding(window.part, place) for place in (position, position + piece_length - 1))
-        for number in range(max(0, begin), end + 1):
+        for number in range(max(first_slice, begin), end + 1):
             first = max(slices.starts(window.part, number), position)
             last = min(slices.starts(window.part, number + 1), position + piece_length)
             numbers.append(number)

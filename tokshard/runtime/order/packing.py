@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Generator, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Generator, Iterator
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.bytes.source import documents_at
-from tokshard.runtime.order.windows import CorpusOrder, Window
+from tokshard.runtime.bytes.source import TokenSource, documents_at
 
 GOES_ON, ENDS_DOCUMENT, PADDING = range(3)
 """Kinds of pieces: whether the last token of a piece is the delimiter of its document, or the piece is padding."""
@@ -33,32 +32,49 @@ Laid = tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint8]]
 Chunks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
 """[n] each: unshuffled starts, lengths, and whether each chunk ends its document."""
 
+Blocks = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""The starts of blocks in a corpus, and the latest stops of their tokens: int64 [blocks] each."""
+
 Result = TypeVar("Result")
+
+SPARE_ROWS = 128
+"""Where the rows of a window are counted, one more for so many: room to place chunks in any order."""
 
 _PUT_OFF = -1
 
 
+class Sizes(NamedTuple):
+    """Tokens of a block, of a section, which belongs to the block in which it starts, and of a row."""
+
+    block: int
+    section: int
+    row: int
+
+
 def packed_whole(
-    order: CorpusOrder, window: Window, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64]
+    source: TokenSource,
+    sizes: Sizes,
+    num_rows: int,
+    order_of: Callable[[int], NDArray[np.int64]],
+    blocks: Blocks,
 ) -> Iterator[float | Laid]:
     """The pieces of a window and the padding of its rows, row after row, made step by step.
 
     Args:
-        block_starts, block_stops: as `CorpusOrder.blocks` returns them.
+        num_rows: of the window.
+        order_of: the order in which so many chunks are taken, int64 [n].
+        blocks: starts and stops, as `CorpusOrder.blocks` returns them.
 
     Yields:
         After each step the finished part, and at last the pieces.
     """
-    starts, lengths, ends_document = yield from _chunks(order, block_starts, block_stops)
-    entry = order.piece_permutation(window, len(starts)).all()
+    seq_len = sizes.row
+    starts, lengths, ends_document = yield from _chunks(source, sizes, *blocks)
+    entry = order_of(len(starts))
     starts, lengths, ends_document = starts[entry], lengths[entry], ends_document[entry]
-    seq_len = order.shape.seq_len
-    num_rows = (window.stop - window.start) // seq_len
-    rows = yield from placed(lengths, num_rows, seq_len)
+    rows, late = yield from placed(lengths, num_rows, seq_len)
     room = np.full(num_rows, seq_len) - np.bincount(rows[rows != _PUT_OFF], lengths[rows != _PUT_OFF], num_rows)
     room = room.astype(np.int64)
-    late = np.flatnonzero(rows == _PUT_OFF)
-    late = late[np.argsort(~_is_long(lengths[late], seq_len), kind="stable")]  # in the order in which they were taken
     which, late_rows, offsets, late_lengths = cut_into(lengths[late], room)
     is_last = offsets + late_lengths == lengths[late][which]
     room -= np.bincount(late_rows, late_lengths, num_rows).astype(np.int64)
@@ -72,12 +88,36 @@ def packed_whole(
     yield starts[by_row].astype(np.uint32), lengths[by_row].astype(np.uint32), kinds[by_row]
 
 
-def count_put_off(order: CorpusOrder, window: Window) -> tuple[int, int]:
-    """The chunks of a window that are put off, and so cut, and all its chunks: two counts. Costs a table."""
-    _, lengths, _ = result_of(_chunks(order, *order.blocks(window)))
-    lengths = lengths[order.piece_permutation(window, len(lengths)).all()]
-    rows = result_of(placed(lengths, (window.stop - window.start) // order.shape.seq_len, order.shape.seq_len))
-    return int(np.count_nonzero(rows == _PUT_OFF)), len(rows)
+def rows_needed(source: TokenSource, sizes: Sizes, blocks: Blocks) -> int:
+    """The rows of a window that is an epoch: as many as its chunks open, longest first, and one in 128 more.
+
+    Costs about as much as the window's table.
+    """
+    _, lengths, _ = result_of(_chunks(source, sizes, *blocks))
+    lengths = np.sort(lengths)[::-1]
+    num_long = int(np.count_nonzero(_is_long(lengths, sizes.row)))
+    room_left = (sizes.row - lengths[:num_long]).tolist()
+    short = lengths[num_long:].tolist()
+    opened = result_of(_placed_short(short, room_left, num_long + len(short), sizes.row, opens_early=False))
+    count = max(opened, default=-1) + 1
+    count = max(count, num_long)
+    return count + -(-count // SPARE_ROWS)
+
+
+def count_put_off(
+    source: TokenSource,
+    sizes: Sizes,
+    num_rows: int,
+    order_of: Callable[[int], NDArray[np.int64]],
+    blocks: Blocks,
+) -> tuple[int, int, int]:
+    """The chunks of a window that are put off, the pieces that they are cut into, and all its chunks. Costs a table."""
+    _, lengths, _ = result_of(_chunks(source, sizes, *blocks))
+    lengths = lengths[order_of(len(lengths))]
+    rows, late = result_of(placed(lengths, num_rows, sizes.row))
+    room = np.full(num_rows, sizes.row) - np.bincount(rows[rows != _PUT_OFF], lengths[rows != _PUT_OFF], num_rows)
+    pieces, _, _, _ = cut_into(lengths[late], room.astype(np.int64))
+    return len(late), len(pieces), len(rows)
 
 
 def result_of(steps: Generator[float, None, Result]) -> Result:
@@ -91,32 +131,36 @@ def result_of(steps: Generator[float, None, Result]) -> Result:
 
 
 def _chunks(
-    order: CorpusOrder, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64]
+    source: TokenSource, sizes: Sizes, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64]
 ) -> Generator[float, None, Chunks]:
     """The chunks of a window, block after block, in steps."""
-    at_once = max(1, STEP_TOKENS // order.shape.block_tokens)
+    at_once = max(1, STEP_TOKENS // sizes.block)
     parts = []
     for low in range(0, len(block_starts), at_once):
         some = slice(low, low + at_once)
-        parts.append(_chunks_of(order, low, block_starts[some], block_stops[some]))
+        parts.append(_chunks_of(source, sizes, low, block_starts[some], block_stops[some]))
         yield min(0.3, 0.3 * (low + at_once) / len(block_starts))
     starts, lengths, ends_document = (np.concatenate(found) for found in zip(*parts, strict=True))
     return starts, lengths, ends_document
 
 
 def _chunks_of(
-    order: CorpusOrder, first_block: int, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64]
+    source: TokenSource,
+    sizes: Sizes,
+    first_block: int,
+    block_starts: NDArray[np.int64],
+    block_stops: NDArray[np.int64],
 ) -> Chunks:
     """The chunks of consecutive blocks of a window.
 
     Args:
         first_block: number of the first block in the window.
     """
-    seq_len, section = order.shape.seq_len, order.section_tokens
-    own_stops = np.minimum(block_starts + order.shape.block_tokens, order.source.num_tokens)
-    offsets, ends = order.source.ends(block_starts, block_stops)
+    section, seq_len = sizes.section, sizes.row
+    own_stops = np.minimum(block_starts + sizes.block, source.num_tokens)
+    offsets, ends = source.ends(block_starts, block_stops)
     # a document begins before each block or with it, and at each end in it; where the last one ends is not known
-    firsts = np.array([place.start for place in documents_at(order.source, block_starts.tolist())], np.int64)
+    firsts = np.array([place.start for place in documents_at(source, block_starts.tolist())], np.int64)
     begins = np.insert(ends, offsets[:-1], firsts)
     stops = np.insert(ends, offsets[1:], block_stops + section)
     blocks = np.arange(len(block_starts)).repeat(np.diff(offsets) + 1)
@@ -132,22 +176,33 @@ def _chunks_of(
     lengths = np.minimum(last.repeat(counts) - starts, seq_len)
     ends_document = np.zeros(len(starts), np.bool_)
     ends_document[after - 1] = last == stops
-    shifts = (blocks + first_block) * order.block_room - block_starts[blocks]
+    shifts = (blocks + first_block) * (sizes.block + section) - block_starts[blocks]
     return starts + shifts.repeat(counts), lengths, ends_document
 
 
-def placed(lengths: NDArray[np.int64], num_rows: int, seq_len: int) -> Generator[float, None, NDArray[np.int64]]:
+def placed(
+    lengths: NDArray[np.int64], num_rows: int, seq_len: int
+) -> Generator[float, None, tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """The row of each chunk, found in steps.
 
     Chunks above half a row come first, then the others. Each goes to the open row with the least room in which it fits;
-    of several such rows, to the one that got a chunk last.
+    of several such rows, to the one that got a chunk last. If some fit in no row, all are placed again, longest first.
 
     Args:
         lengths: int64 [n], tokens of the chunks, in the order in which they are placed.
 
     Returns:
-        int64 [n], -1 for chunks that are put off.
+        int64 [n], the rows, -1 for chunks that are put off; and those chunks, in the order in which they were taken.
     """
+    rows = yield from _placed_once(lengths, num_rows, seq_len)
+    if (rows != _PUT_OFF).all():
+        return rows, np.empty(0, np.int64)
+    longest_first = np.argsort(-lengths, kind="stable")
+    rows[longest_first] = yield from _placed_once(lengths[longest_first], num_rows, seq_len)
+    return rows, longest_first[rows[longest_first] == _PUT_OFF]
+
+
+def _placed_once(lengths: NDArray[np.int64], num_rows: int, seq_len: int) -> Generator[float, None, NDArray[np.int64]]:
     found = np.full(len(lengths), _PUT_OFF, np.int64)
     is_long = _is_long(lengths, seq_len)
     long = np.flatnonzero(is_long)[:num_rows]  # no two of them fit into a row
@@ -188,9 +243,13 @@ class _OpenRows:
 
 
 def _placed_short(
-    lengths: list[int], room_left: list[int], num_rows: int, seq_len: int
+    lengths: list[int], room_left: list[int], num_rows: int, seq_len: int, *, opens_early: bool = True
 ) -> Generator[float, None, list[int]]:
-    """The row of each chunk of at most half a row, given the room of the open rows."""
+    """The row of each chunk of at most half a row, given the room of the open rows.
+
+    Args:
+        opens_early: each of the last chunks opens a row if there are no more of them than rows are left.
+    """
     found: list[int] = []
     rows, opened = _OpenRows(), len(room_left)
     for number, left in enumerate(room_left):
@@ -198,7 +257,7 @@ def _placed_short(
     # a row is kept apart, the one with the most room when it was: of chunks that are short, most fit in no other
     (row, room), below = rows.take(-1), rows.rooms[-1]
     for taken, length in enumerate(lengths):
-        if len(lengths) - taken <= num_rows - opened:  # each of the rest opens a row
+        if opens_early and len(lengths) - taken <= num_rows - opened:  # each of the rest opens a row
             return found + list(range(opened, opened + len(lengths) - taken))
         if not taken % STEP_PIECES:
             yield 0.3 + 0.7 * taken / len(lengths)

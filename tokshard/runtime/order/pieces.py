@@ -13,7 +13,7 @@ import itertools
 import math
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,9 +22,18 @@ from numpy.typing import NDArray
 
 from tokshard.forking import ForkLock
 from tokshard.runtime.bytes.source import TokenSource
-from tokshard.runtime.order.packing import ENDS_DOCUMENT, GOES_ON, PADDING, STEP_PIECES, STEP_TOKENS, Laid, packed_whole
+from tokshard.runtime.order.packing import (
+    ENDS_DOCUMENT,
+    GOES_ON,
+    PADDING,
+    STEP_PIECES,
+    STEP_TOKENS,
+    Laid,
+    Sizes,
+    packed_whole,
+)
 from tokshard.runtime.order.permutation import Permutation
-from tokshard.runtime.order.windows import CorpusOrder, Window
+from tokshard.runtime.order.windows import CorpusOrder, Place, Window
 
 _MAX_TABLES = 3
 """Windows kept of a part: the current window and the next, or the next two if one of them is short."""
@@ -144,25 +153,26 @@ class PieceTable:
         return len(self.unshuffled_starts)
 
     def window(self, start: int, stop: int) -> PieceTable:
-        """The table of only one of the windows."""
+        """The table of only one of the windows, with the blocks from its start on."""
         first = int(np.searchsorted(self.shuffled_starts, start, "right")) - 1
         last = int(np.searchsorted(self.shuffled_starts, stop, "left"))
         if last - first == self.num_pieces:
             return self
-        blocks = slice(start // self.block_tokens, -(-stop // self.block_tokens))
         return PieceTable(
             shuffled_starts=(self.shuffled_starts[first : last + 1] - start).astype(np.uint32),
             unshuffled_starts=(self.unshuffled_starts[first:last] - start).astype(np.uint32),
             kinds=self.kinds[first:last],
             block_tokens=self.block_tokens,
-            block_starts=self.block_starts[blocks],
+            block_starts=self.block_starts[start // self.block_tokens :],
         )
 
     @classmethod
     def joined(cls, tables: Sequence[PieceTable]) -> tuple[PieceTable, list[int]]:
         """One table from several tables of one window each, and the start of each in it."""
         size = tables[0].block_tokens
-        *starts, length = itertools.accumulate((len(table.block_starts) * size for table in tables), initial=0)
+        # the rows of a window may have more positions than its blocks
+        rooms = [max(len(table.block_starts), -(-int(table.shuffled_starts[-1]) // size)) for table in tables]
+        *starts, length = itertools.accumulate((room * size for room in rooms), initial=0)
         dtype = np.uint32 if length < 1 << 32 else np.int64
 
         def moved(arrays: Iterable[NDArray[Any]], dtype: type[Any]) -> NDArray[Any]:
@@ -173,7 +183,12 @@ class PieceTable:
             unshuffled_starts=moved((np.append(table.unshuffled_starts, 0) for table in tables), dtype)[:-1],
             kinds=np.concatenate([np.append(table.kinds, np.uint8(PADDING)) for table in tables])[:-1],
             block_tokens=size,
-            block_starts=np.concatenate([table.block_starts for table in tables]),
+            block_starts=np.concatenate(
+                [
+                    np.pad(table.block_starts, (0, room - len(table.block_starts)))
+                    for table, room in zip(tables, rooms, strict=True)
+                ]
+            ),
         ), starts
 
 
@@ -194,8 +209,7 @@ def table_steps(
     length = window.stop - window.start
     if length >= 1 << 32:
         raise ValueError(f"a window of {length} tokens does not fit: give a smaller window_blocks")
-    laid = packed_whole if order.pack == "whole" else _shuffled
-    for step in laid(order, window, block_starts, block_stops):
+    for step in _laid(order, window, block_starts, block_stops):
         if isinstance(step, float):
             yield step
             continue
@@ -209,6 +223,23 @@ def table_steps(
             block_tokens=order.block_room,
             block_starts=block_starts,
         )
+
+
+def _laid(
+    order: CorpusOrder, window: Window, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64]
+) -> Iterator[float | Laid]:
+    if order.pack == "cut":
+        return _shuffled(order, window, block_starts, block_stops)
+    return packed_whole(order.source, *packing_of(order, window), (block_starts, block_stops))
+
+
+def packing_of(order: CorpusOrder, window: Window) -> tuple[Sizes, int, Callable[[int], NDArray[np.int64]]]:
+    """How a window of a corpus is packed whole: sizes, the number of rows, and the order of so many chunks."""
+
+    def order_of(num_chunks: int) -> NDArray[np.int64]:
+        return order.piece_permutation(window, num_chunks).all().view(np.int64)
+
+    return order.sizes, (window.stop - window.start) // order.shape.seq_len, order_of
 
 
 def _shuffled(
@@ -273,6 +304,7 @@ class PieceReader:
 
     def __init__(self, order: CorpusOrder) -> None:
         self.order = order
+        self.before = None if order.place is None else PieceReader(order.place.before)  # for samples that are joined
         self._kept: defaultdict[int, OrderedDict[Window, _Kept]] = defaultdict(OrderedDict)
         # tables that are made step by step
         self._begun: defaultdict[int, dict[Window, Iterator[float | PieceTable]]] = defaultdict(dict)
@@ -301,6 +333,20 @@ class PieceReader:
         if not len(samples):
             none = np.empty(0, np.int64)
             return none, Pieces(starts=none, lengths=none, ends_document=np.empty(0, np.bool_))
+        place = self.order.place
+        if place is not None and (is_joined := samples < place.joined[parts]).any():
+            joined, others = is_joined.nonzero()[0], (~is_joined).nonzero()[0]
+            of_joined = self._joined_pieces(place, parts[joined], samples[joined], is_sequential=is_sequential)
+            of_others = self.pieces_of(parts[others], samples[others], is_sequential=is_sequential)
+            return _together([(joined, *of_joined), (others, *of_others)], len(samples))
+        return self._pieces_of_slices(parts, samples, is_sequential=is_sequential)
+
+    def _pieces_of_slices(
+        self, parts: NDArray[np.int64], samples: NDArray[np.int64], *, is_sequential: bool
+    ) -> tuple[NDArray[np.int64], Pieces]:
+        """`pieces_of` of samples that are not joined."""
+        if is_sequential and self.before is not None:
+            self.before.release()  # no row needs what the order before has announced
         order, seq_len = self.order, self.order.shape.seq_len
         runs, bounds, numbers, within = order.runs(parts, samples)
         windows, firsts = _listed(runs), bounds[:-1]
@@ -331,6 +377,23 @@ class PieceReader:
         if is_sequential:
             self._look_ahead(windows, *read)
         return found
+
+    def _joined_pieces(
+        self, place: Place, parts: NDArray[np.int64], samples: NDArray[np.int64], *, is_sequential: bool
+    ) -> tuple[NDArray[np.int64], Pieces]:
+        """The pieces of samples each of which has several samples of the order before."""
+        assert self.before is not None, "samples are joined only after a change"
+        ratio = self.order.shape.seq_len // place.before.shape.seq_len
+        starts = place.first[parts] + samples * ratio
+        sizes = np.minimum(ratio, place.stop[parts] - starts)
+        before = sizes.cumsum() - sizes
+        of_each = np.arange(sizes.sum()) + (starts - before).repeat(sizes)
+        counts, pieces = self.before.pieces_of(parts.repeat(sizes), of_each, is_sequential=is_sequential)
+        return np.add.reduceat(counts, before), pieces
+
+    def release(self) -> None:
+        """Release all windows that were announced."""
+        _release_all(self.order.source, self._announced)
 
     def _cut_over(
         self, kept: list[_Kept], stretches: NDArray[np.int64], left: NDArray[np.int64] | int
@@ -495,18 +558,26 @@ def _cut(
     if len(tables) == 1:
         return kept[0].table.cut(starts, lengths)
     which = np.array([id(one.table) for one in kept])[of]
-    counts, owners, found = np.empty_like(of), [], []
+    found = []
     for name, table in tables.items():
         here = np.flatnonzero(which == name)
         if len(here):
-            counts[here], pieces = table.cut(starts[here], lengths[here])
-            owners.append(here.repeat(counts[here]))
-            found.append(pieces)
-    order = np.concatenate(owners).argsort(kind="stable")
+            found.append((here, *table.cut(starts[here], lengths[here])))
+    return _together(found, len(of))
+
+
+def _together(
+    found: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], Pieces]], count: int
+) -> tuple[NDArray[np.int64], Pieces]:
+    """The pieces of all stretches from those of some: their numbers, the pieces of each, and these pieces."""
+    counts = np.empty(count, np.int64)
+    for here, some_counts, _ in found:
+        counts[here] = some_counts
+    order = np.concatenate([here.repeat(some_counts) for here, some_counts, _ in found]).argsort(kind="stable")
     return counts, Pieces(
-        starts=np.concatenate([pieces.starts for pieces in found])[order],
-        lengths=np.concatenate([pieces.lengths for pieces in found])[order],
-        ends_document=np.concatenate([pieces.ends_document for pieces in found])[order],
+        starts=np.concatenate([pieces.starts for _, _, pieces in found])[order],
+        lengths=np.concatenate([pieces.lengths for _, _, pieces in found])[order],
+        ends_document=np.concatenate([pieces.ends_document for _, _, pieces in found])[order],
     )
 
 

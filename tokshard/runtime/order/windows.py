@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tokshard.errors import PlanError
 from tokshard.forking import cached_property
 from tokshard.runtime.bytes.source import TokenSource
+from tokshard.runtime.order.packing import Sizes, rows_needed
 from tokshard.runtime.order.permutation import NUM_EPOCHS, Permutation
 
 MIN_PART_WINDOWS = 4
@@ -88,17 +89,29 @@ class Window(NamedTuple):
     stop: Ints
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Place:
-    """Where a corpus continues after a run changed its `seq_len`: STATE.md, section 5.
+    """Where a corpus continued after a run changed its `seq_len`: STATE.md, section 5.
+
+    The first samples of a part may be *joined*: each has several samples of the order before, one after the other.
 
     Args:
+        before: the order until the change.
         bases: int64 [streams], samples of the corpus in each stream before.
-        origins: [parts], the position at which the slices of each part begin: int64, or Python integers above 2**62.
+        origins: [parts], the position of the slice with number 0 of each part, if it had one: int64, or Python integers
+            above 2**62.
+        joined: int64 [parts], how many samples of each part are joined.
+        first, stop: int64 [parts], the samples of the order before that they are joined from.
+        left_out: tokens that this change and those before it left out.
     """
 
+    before: CorpusOrder
     bases: NDArray[np.int64]
     origins: NDArray[Any]
+    joined: NDArray[np.int64]
+    first: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    left_out: int
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -154,7 +167,7 @@ class CorpusOrder:
         num_streams: streams of the plan.
         pack: how its rows are filled. The sequence of a corpus that is packed whole is its rows with their padding.
         epochs: number of epochs after which the sequence of each part ends; None: it is endless.
-        place: where it continues with this `seq_len`; None: at its start.
+        place: where it continued with this `seq_len`; None: at its start.
     """
 
     source: TokenSource
@@ -198,16 +211,39 @@ class CorpusOrder:
         return self.shape.block_tokens + self.section_tokens
 
     @cached_property
+    def sizes(self) -> Sizes:
+        """The sizes that decide how a corpus is packed whole."""
+        return Sizes(self.shape.block_tokens, self.section_tokens, self.shape.seq_len)
+
+    @cached_property
     def tail_room(self) -> int:
-        """Positions of the tail in the sequence of a part."""
+        """Positions of the tail in the sequence of a part that has several windows, or of a corpus that is cut."""
         if not self.section_tokens or not self.tail_tokens:
             return self.tail_tokens
         return -(-(self.tail_tokens + self.section_tokens) // self.shape.seq_len) * self.shape.seq_len
 
     @cached_property
+    def counted_tokens(self) -> int | None:
+        """Positions of an epoch that is one window of a corpus packed whole: its rows are counted. None: of any other.
+
+        Raises:
+            PlanError: these are 2**32 or more.
+        """
+        if not self.section_tokens or self.num_full_blocks > self.shape.window_blocks:
+            return None
+        numbers = self.deal(np.arange(self.num_full_blocks, dtype=np.uint64)).view(np.int64)
+        tokens = rows_needed(self.source, self.sizes, self._bounds(numbers, self.tail_tokens > 0)) * self.shape.seq_len
+        if tokens >= 1 << 32:
+            raise PlanError(
+                f"the rows of a window of {self.num_full_blocks} blocks have {tokens} tokens, expected less than 2**32",
+                hint="give a smaller window_blocks",
+            )
+        return tokens
+
+    @cached_property
     def padded_tokens(self) -> int:
         """Tokens of the samples of an epoch, padding included, of all parts together."""
-        return self.num_full_blocks * self.block_room + self.tail_room
+        return self.counted_tokens or self.num_full_blocks * self.block_room + self.tail_room
 
     @cached_property
     def is_dealt(self) -> bool:
@@ -240,6 +276,8 @@ class CorpusOrder:
 
     def part_tokens(self, part: Ints) -> Ints:
         """Tokens of an epoch of parts, with padding."""
+        if self.counted_tokens:
+            return self.counted_tokens + part * 0
         return self.part_blocks(part) * self.block_room + (part == self.num_parts - 1) * self.tail_room
 
     def part_windows(self, part: Ints) -> Ints:
@@ -289,7 +327,8 @@ class CorpusOrder:
         tokens = self.part_tokens(part if self.is_dealt else 0)
         epoch = position // tokens
         index = (position - epoch * tokens) // self.window_tokens
-        return self.window(part, epoch, index - (index == self.part_windows(part if self.is_dealt else 0)))
+        last = self.part_windows(part if self.is_dealt else 0) - 1  # it has the tail, too, and may be longer
+        return self.window(part, epoch, index - (index > last) * (index - last))
 
     def window(self, part: Ints, epoch: Ints, index: Ints) -> Window:
         """Windows by part, epoch and index."""
@@ -308,11 +347,16 @@ class CorpusOrder:
         blocks = self.part_blocks(window.part)
         first = window.index * self.shape.window_blocks
         places = np.arange(first, min(first + self.shape.window_blocks, blocks), dtype=np.uint64)
-        numbers = self.block_permutation(window.part, window.epoch)(places) if len(places) else places
-        starts = self.deal(numbers * np.uint64(self.num_parts) + np.uint64(window.part)).view(np.int64)
-        starts = starts * self.shape.block_tokens
+        dealt = self.block_permutation(window.part, window.epoch)(places) if len(places) else places
+        numbers = self.deal(dealt * np.uint64(self.num_parts) + np.uint64(window.part)).view(np.int64)
+        has_tail = window.part == self.num_parts - 1 and window.index == self.part_windows(window.part) - 1
+        return self._bounds(numbers, has_tail and self.tail_tokens > 0)
+
+    def _bounds(self, numbers: NDArray[np.int64], has_tail: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The starts of blocks, and the latest stops of their tokens."""
+        starts = numbers * self.shape.block_tokens
         stops = starts + self.shape.block_tokens
-        if window.stop - window.start > len(places) * self.block_room:
+        if has_tail:
             starts = np.append(starts, self.num_corpus_blocks * self.shape.block_tokens)
             stops = np.append(stops, self.source.num_tokens)
         return starts, np.minimum(stops + self.section_tokens, self.source.num_tokens)
@@ -360,37 +404,48 @@ class CorpusOrder:
             found = np.maximum(-(-(found - streams) // self.num_streams), 0)
         return found if self.place is None else np.minimum(found, _MANY - self.place.bases) + self.place.bases
 
-    def resized(self, counts: NDArray[np.int64], seq_len: int) -> tuple[CorpusOrder, int]:
+    def resized(self, bases: NDArray[np.int64], seq_len: int) -> CorpusOrder:
         """The order with another length of samples, after some samples of each stream: STATE.md, section 5.
 
-        Every part continues at its first unread window.
+        Every part continues at its first window that no sample has begun. If the new length is a multiple, what is left
+        of the window before is joined to rows of that length; else it is left out.
 
         Args:
-            counts: int64 [streams], samples of this corpus in each so far.
-
-        Returns:
-            The order from there on, and the number of tokens that it leaves out: at most the rest of one window, and
-            tokens of a shared corpus that slower streams had not read yet.
+            bases: int64 [streams], samples of this corpus in each so far.
         """
         streams, parts = np.arange(self.num_streams), np.arange(self.num_parts)
-        given = counts if self.place is None else counts - self.place.bases
+        given = bases if self.place is None else bases - self.place.bases
         used = given
-        if not self.is_dealt:
+        if not self.is_dealt:  # the number behind the last sample that was given
             used = np.max((given - 1) * self.num_streams + streams + 1, where=given > 0, initial=0, keepdims=True)
         begun = np.flatnonzero(used)
         last = self.slices.starts(parts[begun], used[begun] - 1)
-        firsts = np.zeros(self.num_parts, object)
-        firsts[begun] = self.slices.first_from(parts[begun], self.window_at(parts[begun], last).stop)
-        origins = self.slices.starts(parts, firsts)
+        stop = np.zeros(self.num_parts, object)
+        stop[begun] = self.slices.first_from(parts[begun], self.window_at(parts[begun], last).stop)
+        if self.place is not None:  # joined samples belong to a window that has no other
+            stop = np.where(used <= self.place.joined, self.place.joined, stop)
+        rest, ratio = (
+            (stop - used).astype(np.int64),
+            seq_len // self.shape.seq_len if seq_len % self.shape.seq_len == 0 else 0,
+        )
+        joined = -(-rest // ratio) if ratio else np.zeros_like(rest)
+        origins = self.slices.starts(parts, stop)
         resized = replace(self, shape=replace(self.shape, seq_len=seq_len))
-        if resized.tail_room != self.tail_room:  # the epochs before have other lengths now
-            tokens = self.part_tokens(parts).astype(object)
-            origins = origins + origins // tokens * (resized.part_tokens(parts) - tokens)
-        if not len(origins) or int(origins.max()) < _SAFE:
+        tokens, now = (order.part_tokens(parts).astype(object) for order in (self, resized))
+        origins = origins + origins // tokens * (now - tokens) - joined * seq_len  # epochs may have other lengths now
+        if not len(origins) or int(max(abs(origins))) < _SAFE:
             origins = origins.astype(np.int64)
-        left_out = (int(firsts.sum()) - int(given.sum())) * self.shape.seq_len
-        place = Place(counts, origins)
-        return replace(resized, place=place), left_out
+        left_out = (int(used.sum()) - int(given.sum()) + (0 if ratio else int(rest.sum()))) * self.shape.seq_len
+        place = Place(
+            before=self,
+            bases=bases,
+            origins=origins,
+            joined=joined,
+            first=used.astype(np.int64),
+            stop=stop.astype(np.int64),
+            left_out=left_out + (0 if self.place is None else self.place.left_out),
+        )
+        return replace(resized, place=place)
 
     @cached_property
     def deal(self) -> Permutation:
