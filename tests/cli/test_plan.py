@@ -125,7 +125,7 @@ def test_what_limits_and_changes_a_plan_is_shown(shell, tmp_path):
     assert report_of(shell, "mix.toml", "--tokens", "1M")["num_steps"] == 90
 
 
-def test_a_corpus_that_is_packed_whole_has_its_padding_what_is_cut_and_where_its_windows_end(shell, tmp_path):
+def test_a_corpus_that_is_packed_whole_has_its_padding_and_what_is_cut_unless_one_window_has_all(shell, tmp_path):
     sizes = "seq_len = 16\nglobal_batch_size = 8\nblock_tokens = 2048\nwindow_blocks = 2\n"
     (tmp_path / "mix.toml").write_text(MIX + sizes + 'pack = { prose = "whole" }\n')
     _, out, _ = shell("mix.toml", "--tokens", "100k")
@@ -136,23 +136,17 @@ def test_a_corpus_that_is_packed_whole_has_its_padding_what_is_cut_and_where_its
     assert (found["rows"], found["padding"]) == (rows, 1 - 10_800 / (16 * rows))
     # of 20 and 7 tokens in turn: chunks of 16, 4 and 7, of which rows of 16 hold 14 or 15 tokens at most
     assert found["num_chunks"] == pytest.approx(2 * 2048 / 27 * 3, abs=4)
-    assert found["num_cut"] == 21
-    plan = StreamPlan.load("mix.toml")
-    counts = [plan.mixture(plan.cursor()).counts_before(end)[1] for end in found["window_ends"]]
-    assert counts == [258, 516, rows]
-    before = [plan.mixture(plan.cursor()).counts_before(end - 1)[1] for end in found["window_ends"]]
-    assert before == [257, 515, rows - 1]
-    ends = ", ".join(f"{end:,}" for end in found["window_ends"])
+    assert (found["num_cut"], found["num_pieces"]) == (21, 88)
     assert "42 blocks" not in out
     assert "5 blocks in 3 windows, packed whole: " in out
-    assert (
-        f"packed      corpus 'prose' has 681 rows an epoch, 0.88% padding; 21 of the {found['num_chunks']} chunks"
-        in out
+    documents = f"its first window has {found['num_chunks']} documents or row-long parts of one"
+    assert f"packed      corpus 'prose' has 681 rows an epoch, 0.88% padding; {documents}," in out
+    assert "21 cut into 88 pieces" in out
+    (tmp_path / "mix.toml").write_text(
+        MIX + sizes.replace("window_blocks = 2", "window_blocks = 9") + 'pack = "whole"\n'
     )
-    assert f"its windows end at samples {ends}, ..." in out
-    (tmp_path / "mix.toml").write_text(MIX + sizes + 'pack = "whole"\nnum_streams = 2\n')
-    report = report_of(shell, "mix.toml", "--tokens", "100k", "--simulate", "2k")
-    assert [corpus["packing"]["window_ends"] for corpus in report["corpora"]] == [[], []]
+    _, out, _ = shell("mix.toml", "--tokens", "100k")
+    assert "none cut" in out
 
 
 def test_without_tokens_a_plan_covers_what_the_corpora_hold(shell, tmp_path):

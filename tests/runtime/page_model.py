@@ -221,7 +221,12 @@ class Part:
         if self.corpus.is_whole:
             S, chunks = self.corpus.S, self.chunks(window)
             order = perm(len(chunks), self.key("pieces", window.epoch, window.number))
-            rows = packed([chunks[order(q)] for q in range(len(chunks))], (window.stop - window.start) // S, S)
+            rows = packed(
+                [chunks[order(q)] for q in range(len(chunks))],
+                (window.stop - window.start) // S,
+                S,
+                is_counted=self.num_windows == 1,
+            )
             found = [piece for row in rows for piece in [*row, range(sum(map(len, row)) - S, 0)] if piece]
             return found, list(accumulate(map(len, found), initial=window.start))[1:]
         documents, pieces = self.corpus.used.documents, []
@@ -274,10 +279,10 @@ def opened(lengths: Sequence[int], S: int) -> list[int]:
     return room
 
 
-def packed(chunks: Sequence[range], R: int, S: int) -> list[list[range]]:
+def packed(chunks: Sequence[range], R: int, S: int, *, is_counted: bool = False) -> list[list[range]]:
     """The rows of a window, without padding: its chunks are given in the order of the permutation."""
     found, put_off = placed(chunks, R, S, sorted(range(len(chunks)), key=lambda q: 2 * len(chunks[q]) <= S))
-    if put_off:
+    if put_off and is_counted:
         found, put_off = placed(chunks, R, S, sorted(range(len(chunks)), key=lambda q: -len(chunks[q])))
     for row in found:
         while put_off and (left := S - sum(map(len, row))):

@@ -124,10 +124,12 @@ def test_rows_are_chosen_as_by_one_who_looks_at_all_of_them_for_each_chunk(
     lengths = data.draw(st.lists(st.integers(1, most), max_size=60))
     lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), num_rows * seq_len, "right"))]
     chunks = [range(100 * number, 100 * number + length) for number, length in enumerate(lengths)]
-    rows, late = packing.result_of(packing.placed(np.array(lengths, np.int64), num_rows, seq_len))
+    sizes = packing.Sizes(block=0, section=0, row=seq_len, is_counted=data.draw(st.booleans()))
+    rows, late = packing.result_of(packing.placed(np.array(lengths, np.int64), num_rows, sizes))
     found = rows.tolist()
     assert sorted(late.tolist()) == [number for number, row in enumerate(found) if row < 0]
-    row_of = {chunk: row for row, held in enumerate(page_model.packed(chunks, num_rows, seq_len)) for chunk in held}
+    model = page_model.packed(chunks, num_rows, seq_len, is_counted=sizes.is_counted)
+    row_of = {chunk: row for row, held in enumerate(model) for chunk in held}
     assert found == [row_of.get(chunk, -1) for chunk in chunks]
 
 
@@ -337,7 +339,9 @@ def test_a_sample_far_away_is_found_at_once() -> None:
 def test_the_table_of_many_short_chunks_is_made_in_seconds() -> None:
     lengths = np.maximum(1, web_lengths(8 << 20, 12))
     started = time.process_time()
-    found, _ = packing.result_of(packing.placed(lengths, int(lengths.sum()) // 32_768 + 3, 32_768))
+    found, _ = packing.result_of(
+        packing.placed(lengths, int(lengths.sum()) // 32_768 + 3, packing.Sizes(0, 0, 32_768, is_counted=False))
+    )
     assert time.process_time() - started < 1e-5 * len(lengths)
     assert found.min() >= 0
 

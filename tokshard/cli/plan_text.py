@@ -97,7 +97,7 @@ def _packing_lines(corpus: CorpusPlan) -> Iterator[tuple[str, str]]:
     if packing.num_chunks is not None:
         cut = f"{packing.num_cut:,} cut into {packing.num_pieces:,} pieces" if packing.num_cut else "none cut"
         chunks = counted(packing.num_chunks, "document or row-long part of one", "documents or row-long parts of one")
-        rows += f"; {chunks} in its first window, {cut}"
+        rows += f"; its first window has {chunks}, {cut}"
     yield "packed", rows
 
 

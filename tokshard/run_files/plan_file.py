@@ -40,7 +40,7 @@ class Mix:
         epochs: passes over the one corpus of a finite plan; 0: endless.
         generations: name to the generation, from 0, up to which a corpus that grew is read; default: the newest.
         block_tokens: consecutive tokens that are shuffled as one; default: 16 samples, at least 65,536 tokens; with a
-            corpus that is packed whole, a multiple of 128 samples.
+            corpus that is packed whole, a multiple of 128 samples, at least 1,048,576.
         window_blocks: blocks whose documents are shuffled together; default: about 64M tokens, at least 64 blocks.
         num_streams: plans side by side, each over its own blocks of large corpora, so that many nodes read a bucket
             only once together; `tokshard plan --nodes` recommends a number.

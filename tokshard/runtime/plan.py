@@ -50,7 +50,7 @@ class StreamPlan:
         generations: name to the last generation of a grown corpus that is read; 0 is its first. Default: the newest
             when the plan is made.
         block_tokens: consecutive tokens that are shuffled as a unit before they are cut at documents; default: 16
-            samples, at least 65,536; with a corpus that is packed whole, a multiple of 128 samples.
+            samples, at least 65,536; with a corpus that is packed whole, a multiple of 128 samples, at least 1,048,576.
         window_blocks: blocks of a stream whose documents are shuffled together; default: about 64M tokens over all
             streams, at least 64 blocks.
         num_streams: independent streams, each over its own blocks of large corpora. With as many nodes, each node reads
@@ -60,8 +60,9 @@ class StreamPlan:
         take: the share of a corpus, in ``(0, 1]``, that is read: a number, or name to number. Whole blocks are left
             out, the same for every seed; 0.1 includes all blocks of 0.05.
         pack: how rows are filled, a word, or name to word. ``"cut"``: rows have `seq_len` tokens, and cut the first and
-            the last document. ``"whole"``: documents are only cut if they are longer than a row; 1 token in 129 is
-            padding. Default: whole for corpora with loss spans, cut for all others.
+            the last document. ``"whole"``: documents are cut if they are longer than a row, or if a window of a large
+            corpus has no room for them; about 1 token in 129 is padding. Default: whole for corpora with loss spans,
+            cut for all others.
         max_epochs: how often a corpus may be read: a number, or name to number. 2.5 is two and a half passes.
         on_max_epochs: ``"stop"``: the pass ends before the first sample that would read more, and the rest of its step
             is padding; ``"warn"``: it continues.

@@ -44,11 +44,16 @@ _PUT_OFF = -1
 
 
 class Sizes(NamedTuple):
-    """Tokens of a block, of a section, which belongs to the block in which it starts, and of a row."""
+    """Tokens of a block, of a section, which belongs to the block in which it starts, and of a row.
+
+    Args:
+        is_counted: whether a window is an epoch, and has as many rows as `rows_needed` counts.
+    """
 
     block: int
     section: int
     row: int
+    is_counted: bool
 
 
 def packed_whole(
@@ -72,7 +77,7 @@ def packed_whole(
     starts, lengths, ends_document = yield from _chunks(source, sizes, *blocks)
     entry = order_of(len(starts))
     starts, lengths, ends_document = starts[entry], lengths[entry], ends_document[entry]
-    rows, late = yield from placed(lengths, num_rows, seq_len)
+    rows, late = yield from placed(lengths, num_rows, sizes)
     room = np.full(num_rows, seq_len) - np.bincount(rows[rows != _PUT_OFF], lengths[rows != _PUT_OFF], num_rows)
     room = room.astype(np.int64)
     which, late_rows, offsets, late_lengths = cut_into(lengths[late], room)
@@ -114,7 +119,7 @@ def count_put_off(
     """The chunks of a window that are put off, the pieces that they are cut into, and all its chunks. Costs a table."""
     _, lengths, _ = result_of(_chunks(source, sizes, *blocks))
     lengths = lengths[order_of(len(lengths))]
-    rows, late = result_of(placed(lengths, num_rows, sizes.row))
+    rows, late = result_of(placed(lengths, num_rows, sizes))
     room = np.full(num_rows, sizes.row) - np.bincount(rows[rows != _PUT_OFF], lengths[rows != _PUT_OFF], num_rows)
     pieces, _, _, _ = cut_into(lengths[late], room.astype(np.int64))
     return len(late), len(pieces), len(rows)
@@ -181,12 +186,13 @@ def _chunks_of(
 
 
 def placed(
-    lengths: NDArray[np.int64], num_rows: int, seq_len: int
+    lengths: NDArray[np.int64], num_rows: int, sizes: Sizes
 ) -> Generator[float, None, tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """The row of each chunk, found in steps.
 
     Chunks above half a row come first, then the others. Each goes to the open row with the least room in which it fits;
-    of several such rows, to the one that got a chunk last. If some fit in no row, all are placed again, longest first.
+    of several such rows, to the one that got a chunk last. If one fits in none, and rows are counted, all are placed
+    again, longest first: then each has room.
 
     Args:
         lengths: int64 [n], tokens of the chunks, in the order in which they are placed.
@@ -194,12 +200,12 @@ def placed(
     Returns:
         int64 [n], the rows, -1 for chunks that are put off; and those chunks, in the order in which they were taken.
     """
-    rows = yield from _placed_once(lengths, num_rows, seq_len)
-    if (rows != _PUT_OFF).all():
-        return rows, np.empty(0, np.int64)
-    longest_first = np.argsort(-lengths, kind="stable")
-    rows[longest_first] = yield from _placed_once(lengths[longest_first], num_rows, seq_len)
-    return rows, longest_first[rows[longest_first] == _PUT_OFF]
+    rows = yield from _placed_once(lengths, num_rows, sizes.row)
+    if sizes.is_counted and (rows == _PUT_OFF).any():
+        longest_first = np.argsort(-lengths, kind="stable")
+        rows[longest_first] = yield from _placed_once(lengths[longest_first], num_rows, sizes.row)
+    late = np.flatnonzero(rows == _PUT_OFF)
+    return rows, late[np.argsort(~_is_long(lengths[late], sizes.row), kind="stable")]
 
 
 def _placed_once(lengths: NDArray[np.int64], num_rows: int, seq_len: int) -> Generator[float, None, NDArray[np.int64]]:

@@ -213,7 +213,8 @@ class CorpusOrder:
     @cached_property
     def sizes(self) -> Sizes:
         """The sizes that decide how a corpus is packed whole."""
-        return Sizes(self.shape.block_tokens, self.section_tokens, self.shape.seq_len)
+        is_counted = self.num_full_blocks <= self.shape.window_blocks
+        return Sizes(self.shape.block_tokens, self.section_tokens, self.shape.seq_len, is_counted)
 
     @cached_property
     def tail_room(self) -> int:
@@ -229,7 +230,7 @@ class CorpusOrder:
         Raises:
             PlanError: these are 2**32 or more.
         """
-        if not self.section_tokens or self.num_full_blocks > self.shape.window_blocks:
+        if not self.section_tokens or not self.sizes.is_counted:
             return None
         numbers = self.deal(np.arange(self.num_full_blocks, dtype=np.uint64)).view(np.int64)
         tokens = rows_needed(self.source, self.sizes, self._bounds(numbers, self.tail_tokens > 0)) * self.shape.seq_len
