@@ -21,7 +21,6 @@ SIZES_OF_WHOLE = {"block_tokens": 1024, "window_blocks": 1}
 WEIGHTS = (0.0, 1e-30, 0.1, 0.25, 1.0, 3.0)
 SEQ_LENS, SEQ_LENS_OF_WHOLE = (1, 3, 4, 8, 20), (1, 2, 4, 8)
 EVENTS = ("read", "set_weights", "skip", "mask", "resume")
-NO_LABEL = -100
 
 T = TypeVar("T")
 
@@ -58,13 +57,11 @@ class Held:
     Args:
         source: as a plan takes it.
         lengths: of its documents.
-        target_weights: of each document, those of its tokens; None: every token but the first of each is a target.
     """
 
     source: Any
     documents: Documents
     lengths: Sequence[int]
-    target_weights: Sequence[Sequence[float]] | None = None
 
 
 class Job:
@@ -133,35 +130,9 @@ class Job:
         if state is not None:
             self.loader.load_state_dict(state, **choices)
 
-    def step(self) -> dict[str, Any] | None:
-        """The next batch of the model, with the targets of the corpora."""
-        batch = self.run.step(self.size, *self.place)
-        if batch is None or all(self.held[name].target_weights is None for name in self.names):
-            return batch
-        weights = [self.target_weights(*row) for row in zip(batch["sample_index"], batch["labels"], strict=True)]
-        batch["loss_weights"] = weights
-        batch["labels"] = [
-            [label if weight else NO_LABEL for label, weight in zip(*row, strict=True)]
-            for row in zip(batch["labels"], weights, strict=True)
-        ]
-        return batch
-
-    def target_weights(self, sample: int, labels: Sequence[int]) -> list[float]:
-        """The weight of each label of a row: the one of the token behind its place in the document."""
-        if sample < 0:
-            return [0.0] * len(labels)
-        held = self.held[self.names[self.run.read(sample)[0]]]
-        found: list[float] = []
-        for number, start, stop in self.run.pieces(sample):
-            behind = range(start + 1, stop + 1)
-            of_document = held.target_weights[number] if held.target_weights is not None else None
-            found += [1.0 if of_document is None else [*of_document, 0.0][place] for place in behind]
-        found += [0.0] * (len(labels) - len(found))
-        return [weight if label != NO_LABEL else 0.0 for weight, label in zip(found, labels, strict=True)]
-
     def read(self) -> None:
         for _, batch in zip(range(self.draw.integer(1, 4)), self.loader, strict=False):
-            expected = self.step()
+            expected = self.run.step(self.size, *self.place)
             assert {key: value.tolist() for key, value in batch.items()} == expected
         assert self.loader.cursor.sample == self.run.sample
 

@@ -42,22 +42,44 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class Documents:
-    """The content of a corpus: T tokens cut into documents that start at `starts`."""
+    """The content of a corpus: T tokens cut into documents that start at `starts`.
+
+    `target_weights` are, if it has loss spans, those of the tokens of each document, 0 for one that is no target.
+    """
 
     content: bytes
     starts: Sequence[int]
     num_tokens: int
     token: Callable[[int], int]
+    target_weights: Sequence[Sequence[float]] | None = None
 
     @classmethod
-    def of_lengths(cls, content: bytes, lengths: Sequence[int], token: Callable[[int], int]) -> Documents:
+    def of_lengths(
+        cls,
+        content: bytes,
+        lengths: Sequence[int],
+        token: Callable[[int], int],
+        target_weights: Sequence[Sequence[float]] | None = None,
+    ) -> Documents:
         ends = list(accumulate(lengths, initial=0))
-        return cls(content, ends[:-1], ends[-1], token)
+        return cls(content, ends[:-1], ends[-1], token, target_weights)
 
     def next_token(self, piece: range) -> int:
-        """The token of the document behind a piece of it, a label."""
+        """The token of the document behind a piece of it."""
         is_end = piece.stop == self.stop(self.number_at(piece.start))
         return NO_LABEL if is_end else self.token(piece.stop)
+
+    def label_weights(self, piece: range) -> list[float]:
+        """The weights of the labels of a piece: those of the tokens behind its tokens in the document."""
+        number = self.number_at(piece.start)
+        behind = range(piece.start + 1, piece.stop + 1)
+        weights = [1.0 if self.target_weights is None else self.weight(number, at) for at in behind]
+        return [*weights[:-1], 0.0] if piece.stop == self.stop(number) else weights
+
+    def weight(self, number: int, at: int) -> float:
+        """The weight of a token of a document, in binary32; 0 behind its end."""
+        weights, place = (self.target_weights or ())[number], at - self.starts[number]
+        return struct.unpack("<f", struct.pack("<f", weights[place]))[0] if place < len(weights) else 0.0
 
     def number_at(self, position: int) -> int:
         return bisect_right(self.starts, position) - 1
@@ -478,16 +500,18 @@ class Mixture:
 
 @dataclass
 class Sample:
-    """Tokens of a sample without padding, the lengths of its pieces, and the next token of each piece."""
+    """Tokens of a sample without padding, the lengths of its pieces, the next token of each piece, `loss_weights`."""
 
     tokens: list[int]
     lengths: list[int]
     nexts: list[int]
+    weights: list[float] | None = None
 
-    def pieces(self) -> Iterator[tuple[list[int], int]]:
+    def pieces(self) -> Iterator[tuple[list[int], int, list[float]]]:
+        """Tokens, next token and weights of each piece; without loss spans no weights."""
         stops = list(accumulate(self.lengths, initial=0))
         for (start, stop), following in zip(pairwise(stops), self.nexts, strict=True):
-            yield self.tokens[start:stop], following
+            yield self.tokens[start:stop], following, (self.weights or [])[start:stop]
 
 
 @dataclass
@@ -498,6 +522,7 @@ class Row:
     lengths: list[int]
     corpus: int
     sample: int
+    loss_weights: list[float] | None = None
 
 
 class Random:
@@ -526,20 +551,20 @@ class FillInTheMiddle:
     spm_rate: float
 
     def __call__(self, sample: Sample, random: Random) -> Sample:
-        changed_pieces = [self.piece(tokens, following, random) for tokens, following in sample.pieces()]
+        changed_pieces = [self.piece(*piece, random) for piece in sample.pieces()]
         tokens = [token for piece, _ in changed_pieces for token in piece]
-        return Sample(tokens, sample.lengths, [following for _, following in changed_pieces])
+        return replace(sample, tokens=tokens, nexts=[following for _, following in changed_pieces])
 
-    def piece(self, tokens: list[int], following: int, random: Random) -> tuple[list[int], int]:
-        a, x, y, o = (random.uniform() for _ in range(4))
-        c = len(tokens) - (following == NO_LABEL)
-        if not (a < self.rate and c > 6):
+    def piece(self, tokens: list[int], following: int, weights: list[float], random: Random) -> tuple[list[int], int]:
+        change, x, y, spm = (random.uniform() for _ in range(4))
+        n = len(tokens) - (following == NO_LABEL)
+        if not (change < self.rate and n > 6 and len(set(weights[: n - 1])) <= 1):
             return tokens, following
-        inner, delimiter = tokens[:c], tokens[c:]
-        low, high = sorted((floor(x * (c - 2)), floor(y * (c - 2))))
+        inner, delimiter = tokens[:n], tokens[n:]
+        low, high = sorted((floor(x * (n - 2)), floor(y * (n - 2))))
         prefix, middle, suffix = inner[:low], inner[low:high], inner[high + 3 :]
         pre, suf, mid = [self.prefix_id], [self.suffix_id], [self.middle_id]
-        if o < self.spm_rate:
+        if spm < self.spm_rate:
             inner = pre + suf + suffix + mid + prefix + middle
         else:
             inner = pre + prefix + suf + suffix + mid + middle
@@ -548,18 +573,24 @@ class FillInTheMiddle:
 
 def as_row(sample: Sample, S: int, corpus: int, g: int) -> Row:
     """Labels and positions are made from pieces; what the row lacks is filled with a piece of padding."""
-    labels = [label for piece, following in sample.pieces() for label in [*piece[1:], following]]
     missing = S - len(sample.tokens)
+    labels = [label for piece, following, _ in sample.pieces() for label in [*piece[1:], following]]
+    labels += [NO_LABEL] * missing
+    weights = None if sample.weights is None else sample.weights + [0.0] * missing
+    if weights is not None:
+        labels = [label if weight else NO_LABEL for label, weight in zip(labels, weights, strict=True)]
+        weights = [weight if label != NO_LABEL else 0.0 for label, weight in zip(labels, weights, strict=True)]
     lengths = sample.lengths + [missing] * (missing > 0)
     positions = [i for length in lengths for i in range(length)]
-    return Row(sample.tokens + [0] * missing, labels + [NO_LABEL] * missing, positions, lengths, corpus, g)
+    return Row(sample.tokens + [0] * missing, labels, positions, lengths, corpus, g, weights)
 
 
 def as_batch(rows: Sequence[Row]) -> dict[str, Any]:
     lengths = [length for row in rows for length in row.lengths]
     ends = list(accumulate(lengths, initial=0))
     entries = max(64, 1 << (len(ends) - 1).bit_length())
-    return {
+    weights = [row.loss_weights for row in rows if row.loss_weights is not None]
+    return ({"loss_weights": weights} if weights else {}) | {
         "input_ids": [row.input_ids for row in rows],
         "labels": [row.labels for row in rows],
         "position_ids": [row.position_ids for row in rows],
@@ -604,6 +635,7 @@ class Plan:
         self.weights = [float(corpus.whole_N) for corpus in self.corpora] if weights is None else list(weights)
         self.changes: list[Segment] = [(start, tuple(map(float, values))) for start, values in changes]
         self.epochs, self.transforms = epochs, list(transforms)
+        self.has_weights = any(used.documents.target_weights is not None for used in corpora)
 
     @property
     def segments(self) -> list[Segment]:
@@ -711,7 +743,11 @@ class Run:
         index, found = self.read(g)
         documents = self.plan.used[index].documents
         tokens, lengths = [documents.token(at) for piece in found for at in piece], [len(piece) for piece in found]
-        sample, random = Sample(tokens, lengths, list(map(documents.next_token, found))), Random(self.plan.seed, g)
+        weights = [weight for piece in found for weight in documents.label_weights(piece)]
+        sample = Sample(
+            tokens, lengths, list(map(documents.next_token, found)), weights if self.plan.has_weights else None
+        )
+        random = Random(self.plan.seed, g)
         for transform in self.plan.transforms:
             sample = transform(sample, random)
         row = as_row(sample, self.plan.S, index, g)
@@ -720,6 +756,9 @@ class Run:
         if any(places) and sample.lengths != lengths:
             raise ValueError("a transform changed the lengths of the pieces of a row with a masked document")
         row.labels[: len(places)] = [NO_LABEL if m else label for m, label in zip(places, row.labels, strict=False)]
+        if row.loss_weights is not None:
+            weights = zip(row.labels, row.loss_weights, strict=True)
+            row.loss_weights = [0.0 if label == NO_LABEL else weight for label, weight in weights]
         return row
 
     def masked(self, content: bytes, g: int) -> set[int]:
@@ -746,7 +785,7 @@ class Run:
         part = r if C > 1 else (r + mix(a * G % WORD)) % R
         mine = samples[part * n : (part + 1) * n]
         rows = [self.row(g) for g in mine if end is None or g < end]
-        rows += [as_row(Sample([], [], []), S, -1, -1)] * (n - len(rows))
+        rows += [as_row(Sample([], [], [], [] if self.plan.has_weights else None), S, -1, -1)] * (n - len(rows))
         self.sample = a + Z if end is None else min(a + Z, end)
         return as_batch(rows)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.bytes.source import DocumentSpan, TokenSource
+from tokshard.runtime.bytes.source import DocumentSpan, SpansIn, TokenSource
 
 EOS = 0
 
@@ -95,6 +96,31 @@ class ListSource(Source):
 
     def documents(self) -> list[list[int]]:
         return [part.tolist() for part in np.split(self.tokens, self.stops[:-1])]
+
+
+class SpannedSource(ListSource):
+    """A `ListSource` with loss spans.
+
+    Args:
+        target_weights: of each document, the weights of its tokens; 0 for one that is no target, as its first.
+    """
+
+    has_spans = True
+
+    def __init__(self, target_weights: Sequence[Sequence[float]], *, first_token: int = 1, name: str = "") -> None:
+        super().__init__(list(map(len, target_weights)), first_token=first_token, name=name)
+        self.target_weights = target_weights
+        self._weights = np.concatenate([np.array(weights, np.float32) for weights in target_weights])
+
+    def targets(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> SpansIn:
+        found = []
+        for stretch, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+            changes = np.flatnonzero(np.diff(self._weights[start:stop])) + 1 + start
+            for first, last in pairwise([start, *changes.tolist(), stop]):
+                if weight := self._weights[first]:
+                    found.append((stretch, first, last, weight))
+        stretches, firsts, lasts, weights = np.array(found, np.float64).reshape(-1, 4).T
+        return SpansIn(*(part.astype(np.int64) for part in (stretches, firsts, lasts)), weights.astype(np.float32))
 
 
 def _rebuild(lengths: list[int], tokens: NDArray[np.uint32], name: str) -> ListSource:

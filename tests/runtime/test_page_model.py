@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.runtime import page_model
 from tests.runtime.page_model import Documents, Used
-from tests.runtime.sources import ListSource, PeriodicSource
+from tests.runtime.sources import ListSource, PeriodicSource, SpannedSource
 from tests.vectors import order
 from tokshard.runtime import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
@@ -23,7 +23,7 @@ from tokshard.runtime.rows.infilling import FillInTheMiddle
 from tokshard.runtime.rows.transforms import SampleRandom
 
 VECTORS = json.loads(order.FILE.read_text(encoding="utf-8"))
-ROW = ("input_ids", "labels", "position_ids")
+ROW = ("input_ids", "labels", "loss_weights", "position_ids")
 
 
 def documents_of_vector(facts: dict[str, Any]) -> Documents:
@@ -37,7 +37,12 @@ def documents_of_vector(facts: dict[str, Any]) -> Documents:
     def token(position: int) -> int:
         return 0 if position + 1 in ends else int(facts["first_token"]) + position
 
-    return Documents.of_lengths(content, facts["document_lengths"], token)
+    weights = order.target_weights(facts) if "loss" in facts else None
+    return Documents.of_lengths(content, facts["document_lengths"], token, weights)
+
+
+def transforms_of_vector(facts: dict[str, Any]) -> list[page_model.FillInTheMiddle]:
+    return [page_model.FillInTheMiddle(**facts["fill_in_the_middle"])] if "fill_in_the_middle" in facts else []
 
 
 def model_of_vector(name: str) -> page_model.Plan:
@@ -56,6 +61,7 @@ def model_of_vector(name: str) -> page_model.Plan:
         ],
         weights=[entry.get("weight", 1.0) for entry in entries],
         changes=facts.get("changes", ()),
+        transforms=transforms_of_vector(facts),
         **arguments,
     )
 
@@ -73,12 +79,13 @@ def test_the_page_alone_gives_every_value_of_the_vectors(name: str) -> None:
         assert [list(piece) for piece in model.pieces(int(sample))] == pieces
     for sample, expected in facts["rows"].items():
         row = model.row(int(sample))
-        assert {key: getattr(row, key) for key in ROW} == expected
+        assert {key: value for key in ROW if (value := getattr(row, key)) is not None} == expected
 
 
 def documents_of_source(source: ListSource, fingerprint: str = "") -> Documents:
     tokens: Callable[[int], int] = source.tokens.tolist().__getitem__
-    return Documents.of_lengths(bytes.fromhex(fingerprint or source.fingerprint), source.lengths, tokens)
+    weights = source.target_weights if isinstance(source, SpannedSource) else None
+    return Documents.of_lengths(bytes.fromhex(fingerprint or source.fingerprint), source.lengths, tokens, weights)
 
 
 def assert_equal(plan: StreamPlan, model: page_model.Plan, sample: int) -> None:
@@ -100,6 +107,16 @@ shapes = st.fixed_dictionaries(
 seeds = st.integers(0, 2**64 - 1)
 
 
+def spanned(parts: list[int], data: st.DataObject, **options: Any) -> SpannedSource:
+    """Documents in which all tokens, none, or some with several weights are targets."""
+    kinds = {"none": [0.0], "all": [1.0], "one weight": [0.3], "some": [0.0, 1.0], "several": [0.0, 0.5, 0.1]}
+    found = []
+    for length in parts:
+        kind = kinds[data.draw(st.sampled_from(sorted(kinds)))]
+        found.append([0.0, *(kind[place * place % 7 % len(kind)] for place in range(1, length))])
+    return SpannedSource(found, **options)
+
+
 def a_take(data: st.DataObject, parts: list[int], block_tokens: int) -> float:
     take = data.draw(st.sampled_from([1.0, 0.3, 0.5, 0.99]))
     return take if int(take * (sum(parts) // block_tokens)) else 1.0  # one that leaves no block is refused
@@ -115,6 +132,8 @@ def test_the_page_alone_gives_the_samples_of_any_mixture(
         ListSource(part, first_token=1 + 5000 * number, name=str(number), inner_delimiters=inner)
         for number, part in enumerate(parts)
     ]
+    if data.draw(st.booleans()):
+        sources[-1] = spanned(parts[-1], data, first_token=50_001, name="with loss spans")
     if data.draw(st.booleans()):
         sources.append(sources[0])
     takes = [a_take(data, source.lengths, shape["block_tokens"]) for source in sources]
@@ -138,6 +157,7 @@ def test_the_page_alone_gives_the_samples_of_any_mixture(
         take=dict(zip(names, takes, strict=True)),
         start_epoch=dict(zip(names, first_epochs, strict=True)),
         num_streams=num_streams,
+        pack="cut",
         allow_small_blocks=True,
         **shape,
     )
@@ -225,15 +245,16 @@ def test_the_page_alone_says_where_max_epochs_ends_a_pass(
     seed=seeds,
     rates=st.lists(st.sampled_from([0.0, 0.5, 0.9, 1.0]), min_size=2, max_size=2),
     times=st.integers(1, 2),
+    data=st.data(),
 )
 def test_the_page_alone_fills_in_the_middle(
-    part: list[int], shape: dict[str, int], seed: int, rates: list[float], times: int
+    part: list[int], shape: dict[str, int], seed: int, rates: list[float], times: int, data: st.DataObject
 ) -> None:
     rate, spm_rate = rates
-    source = ListSource(part)
+    source = spanned(part, data) if data.draw(st.booleans()) else ListSource(part)
     options: dict[str, Any] = {**shape, "seed": seed, "epochs": 1}
     transform = FillInTheMiddle(prefix_id=60_001, suffix_id=60_002, middle_id=60_003, rate=rate, spm_rate=spm_rate)
-    plan = StreamPlan(source, transforms=[transform] * times, allow_small_blocks=True, **options)
+    plan = StreamPlan(source, transforms=[transform] * times, allow_small_blocks=True, pack="cut", **options)
     said = page_model.FillInTheMiddle(60_001, 60_002, 60_003, rate, spm_rate)
     model = page_model.Plan([Used(documents_of_source(source))], transforms=[said] * times, **options)
     for sample in {*range(min(5, model.num_samples)), model.num_samples - 1}:

@@ -18,14 +18,15 @@ from tests.examples import examples
 from tests.runtime import page_model
 from tests.runtime.histories import EVENTS, Held, Job, T
 from tests.runtime.page_model import Plan, Run, Used
-from tests.runtime.sources import ListSource
+from tests.runtime.sources import ListSource, SpannedSource
 from tests.runtime.state_model import resumed, saved
-from tests.runtime.test_page_model import documents_of_source, documents_of_vector
+from tests.runtime.test_page_model import documents_of_source, documents_of_vector, transforms_of_vector
 from tests.vectors import runs
 
 PARTS = {"a": [7, 30, 11, 2] * 9, "b": [5, 17, 40, 1, 1] * 7, "c": [3], "d": [60, 2] * 12}
 SOURCES = {name: ListSource(part, name=name) for name, part in PARTS.items()}
 SOURCES |= {"longer": ListSource([9, 30, 1, 5, 12, 2, 1] * 60, name="longer")}
+SOURCES |= {"spans": SpannedSource([[0, 0, 1, 1, 0.1, 0], [0], [0, *[1] * 25], [0] * 9, [0, 3]] * 12, name="spans")}
 HELD = {
     name: Held(source=source, documents=documents_of_source(source), lengths=source.lengths)
     for name, source in SOURCES.items()
@@ -98,7 +99,8 @@ def model_of(facts: dict[str, Any]) -> tuple[Plan, list[float | None]]:
         for name, entry in facts["corpora"].items()
     ]
     weights = [entry.get("weight", 1.0) for entry in facts["corpora"].values()]
-    plan = Plan(used, weights=weights, changes=facts.get("changes", ()), **arguments)
+    transforms = transforms_of_vector(facts)
+    plan = Plan(used, weights=weights, changes=facts.get("changes", ()), transforms=transforms, **arguments)
     return plan, [most.get(name) for name in facts["corpora"]]
 
 
@@ -112,7 +114,8 @@ def read(run: Run, event: dict[str, Any]) -> dict[str, Any]:
         if batch is None:
             break
         steps.append(batch["sample_index"])
-        found = zip(*(batch[key] for key in ("sample_index", "corpus_index", "input_ids", "labels")), strict=True)
+        keys = ("sample_index", "corpus_index", "input_ids", "labels", "loss_weights")
+        found = zip(*(batch[key] for key in keys if key in batch), strict=True)
         rows |= {str(sample): row for sample, *row in found if sample >= 0}
     return {"steps": steps, "rows": rows}
 
@@ -140,7 +143,8 @@ def test_the_pages_alone_give_every_value_of_the_vectors_of_runs(name: str, monk
             run.mask([used.name for used in run.plan.used].index(event["mask"]), file)
         else:
             arguments = facts["arguments"] | ({"seq_len": event["seq_len"]} if "seq_len" in event else {})
-            changes = {} if "plan" in event or "changes" not in facts else {"changes": facts["changes"]}
-            facts = {"corpora": event.get("plan", facts["corpora"]), "arguments": arguments, **changes}
+            others = ("corpora",) if "plan" in event else ("corpora", "changes", "fill_in_the_middle")
+            kept = {key: facts[key] for key in others if key in facts}
+            facts = {**kept, "arguments": arguments} | ({"corpora": event["plan"]} if "plan" in event else {})
             plan, most = model_of(facts)
             run = resumed(plan, line, max_epochs=most, **event["resume"])

@@ -75,7 +75,6 @@ def replaced(found: tuple[Path, Held], *, access: Any) -> Held:
         source=CorpusSource(path, access=access),
         documents=held.documents,
         lengths=held.lengths,
-        target_weights=held.target_weights,
     )
 
 
@@ -106,9 +105,8 @@ def write(path: Path, lengths: list[int], first: int, rng: random.Random, *, spa
         content = bytes.fromhex(corpus.fingerprint)
     return Held(
         source=path,
-        documents=Documents.of_lengths(content, lengths, tokens.__getitem__),
+        documents=Documents.of_lengths(content, lengths, tokens.__getitem__, None if spans is None else weights),
         lengths=lengths,
-        target_weights=None if spans is None else weights,
     )
 
 

@@ -14,22 +14,34 @@ from typing import Any
 
 import numpy as np
 
-from tests.runtime.sources import ListSource, PeriodicSource
+from tests.runtime.sources import ListSource, PeriodicSource, SpannedSource
 from tokshard.runtime.order.permutation import ORDER_VERSION
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.rows.infilling import FillInTheMiddle
 
 FILE = Path(__file__).with_name("order.json")
 
 ABOUT = {
     "corpora": "content is the content fingerprint, by which a corpus is known (here only a name that was hashed). "
     "Token p of a corpus has the id first_token + p, but the last of each document is 0. Documents have the lengths "
-    "document_lengths, or all of them document_tokens up to num_tokens",
+    "document_lengths, or all of them document_tokens up to num_tokens. loss are loss spans, for each document start, "
+    "stop, start, stop, ..., and loss_weights their weights, which are 1 by default",
     "plans": "corpora in the order of the plan, each with its weight, pack and what else differs from the defaults; "
-    "changes are [global sample, weights]",
+    "changes are [global sample, weights], and fill_in_the_middle has the arguments of a transform",
     "located": "[global sample, index of its corpus in the plan, which sample of that corpus in its stream it is]",
     "pieces": "of a global sample, in order: [document, first token of it, the token after the last]",
-    "rows": "of a global sample: what a batch has; -100 is not a label",
+    "rows": "of a global sample: what a batch has; -100 is not a label. loss_weights are in plans with loss spans",
 }
+
+_LENGTHS = [(13 * k) % 47 + 6 for k in range(80)]
+
+
+def _spans(number: int, length: int) -> list[int]:
+    """Loss spans of a document: none in some, all tokens but the first in some."""
+    if number % 4 < 2:
+        return [1, length] if number % 4 else []
+    return [length // 3, length // 2, length - 2, length]
+
 
 CORPORA: dict[str, dict[str, Any]] = {
     "a": {"document_lengths": [5, 9, 1, 30, 12, 3, 80, 7, 2, 19, 4, 41, 6, 1, 25, 10], "first_token": 1},
@@ -42,6 +54,13 @@ CORPORA: dict[str, dict[str, Any]] = {
     "halves and less": {"document_lengths": [9, 8, 9] * 100, "first_token": 45001},
     "long": {"document_lengths": [3, 700, 5, 1, 2900, 40, 333], "first_token": 50001},
     "large": {"num_tokens": 10**12 + 7, "document_tokens": 9},
+    "chat": {"document_lengths": _LENGTHS, "first_token": 55001, "loss": list(map(_spans, range(80), _LENGTHS))},
+    "weighted": {
+        "document_lengths": _LENGTHS,
+        "first_token": 57001,
+        "loss": [[n // 3, n // 2, n // 2, n - 2, n - 1, n] for n in _LENGTHS],
+        "loss_weights": [[0.5, 0.1 * (k % 3 + 1), 3.0] for k in range(80)],
+    },
 }
 
 _SMALL = {"seq_len": 16, "block_tokens": 32, "window_blocks": 3, "allow_small_blocks": True}
@@ -74,7 +93,7 @@ PLANS: dict[str, dict[str, Any]] = {
         "pieces": [*_FIRST, *range(998, 1_006), *range(1_498, 1_503), 10**6],
         "rows": [0, 1, 1_003, 1_502],
     },
-    "four streams, of which one corpus is dealt to each and one is whole": {
+    "four streams, of which one corpus is dealt to each and one is shared": {
         "corpora": {
             "many": {"corpus": "many", "weight": 0.6},
             "a": {"corpus": "a", "weight": 0.3},
@@ -134,12 +153,49 @@ PLANS: dict[str, dict[str, Any]] = {
         "pieces": [*range(40), 1_000, 10**6 + 3],
         "rows": [0, 1, 2, 3, 10**6],
     },
+    "loss spans and weights, packed whole, beside a corpus without": {
+        "corpora": {
+            "chat": {"corpus": "chat", "pack": "whole", "weight": 0.4},
+            "weighted": {"corpus": "weighted", "pack": "whole", "weight": 0.4},
+            "a": {"corpus": "a", "weight": 0.2},
+        },
+        "arguments": {"seq_len": 16, "block_tokens": 2_048, "window_blocks": 1, "seed": 41},
+        "pieces": [*range(12), 1_000],
+        "rows": [*range(12), 1_000],
+    },
+    "loss spans and weights, cut, with a transform": {
+        "corpora": {
+            "chat": {"corpus": "chat", "weight": 0.5},
+            "weighted": {"corpus": "weighted", "weight": 0.3},
+            "a": {"corpus": "a", "weight": 0.2},
+        },
+        "arguments": {**_SMALL, "seed": 43},
+        "fill_in_the_middle": {
+            "prefix_id": 60_001,
+            "suffix_id": 60_002,
+            "middle_id": 60_003,
+            "rate": 0.9,
+            "spm_rate": 0.5,
+        },
+        "pieces": list(range(12)),
+        "rows": [*range(24), 10**6],
+    },
 }
 
 
 class _Documents(ListSource):
     def __init__(self, content: str, document_lengths: Sequence[int], first_token: int) -> None:
         super().__init__(document_lengths, first_token=first_token)
+        self.content = content
+
+    @property
+    def fingerprint(self) -> str:
+        return self.content
+
+
+class _Spanned(SpannedSource):
+    def __init__(self, content: str, **facts: Any) -> None:
+        super().__init__(target_weights(facts), first_token=facts["first_token"])
         self.content = content
 
     @property
@@ -159,12 +215,22 @@ def _content(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
+def target_weights(facts: dict[str, Any]) -> list[list[float]]:
+    """Of each document of a corpus with loss spans, the weights of its tokens."""
+    found = [[0.0] * length for length in facts["document_lengths"]]
+    for number, (weights, bounds) in enumerate(zip(found, facts["loss"], strict=True)):
+        of_spans = facts["loss_weights"][number] if "loss_weights" in facts else [1.0] * (len(bounds) // 2)
+        for start, stop, weight in zip(bounds[::2], bounds[1::2], of_spans, strict=True):
+            weights[start:stop] = [weight] * (stop - start)
+    return found
+
+
 def _plan(spec: dict[str, Any]) -> StreamPlan:
     entries = spec["corpora"]
     sources: dict[str, Any] = {}
     for name, entry in entries.items():
         facts = CORPORA[entry["corpus"]]
-        kind: Any = _Documents if "document_lengths" in facts else _Periodic
+        kind: Any = _Spanned if "loss" in facts else _Documents if "document_lengths" in facts else _Periodic
         sources[name] = kind(_content(entry["corpus"]), **facts)
     names = list(entries)
     return StreamPlan(
@@ -174,6 +240,7 @@ def _plan(spec: dict[str, Any]) -> StreamPlan:
         start_epoch={name: entry.get("start_epoch", 0) for name, entry in entries.items()},
         pack={name: entry.get("pack", "cut") for name, entry in entries.items()},
         schedule=[(start, dict(zip(names, weights, strict=True))) for start, weights in spec.get("changes", [])],
+        transforms=[FillInTheMiddle(**spec["fill_in_the_middle"])] if "fill_in_the_middle" in spec else [],
         **spec["arguments"],
     )
 
@@ -189,7 +256,8 @@ def _values(spec: dict[str, Any]) -> dict[str, Any]:
     rows = {}
     for sample in map(index, spec["rows"]):
         row = plan.sample(sample)
-        rows[str(sample)] = {key: row[key].tolist() for key in ("input_ids", "labels", "position_ids")}
+        keys = ("input_ids", "labels", "loss_weights", "position_ids")
+        rows[str(sample)] = {key: row[key].tolist() for key in keys if key in row}
     return {
         "num_samples": plan.num_samples,
         "located": [list(entry) for entry in zip(located, corpora.tolist(), samples.tolist(), strict=True)],
@@ -209,7 +277,7 @@ def made() -> dict[str, Any]:
         "corpora": {name: {"content": _content(name), **facts} for name, facts in CORPORA.items()},
         "plans": {
             name: {
-                **{key: spec[key] for key in ("corpora", "arguments", "changes") if key in spec},
+                **{key: spec[key] for key in ("corpora", "arguments", "changes", "fill_in_the_middle") if key in spec},
                 **_values(spec),
             }
             for name, spec in PLANS.items()

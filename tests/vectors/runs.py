@@ -29,8 +29,9 @@ ABOUT = {
     "mask": f"documents of a corpus, listed in a file of {FOLDER}: this is the whole content of the file at that time",
     "save": "gives the line",
     "resume": "loads the line that was saved last, with other choices if they are given. 'plan', corpora of another "
-    "plan without changes of weights, and 'seq_len' stay for what comes after",
-    "rows": "of each event that reads, by global sample: [corpus in the plan, input_ids, labels]",
+    "plan without changes of weights or transforms, and 'seq_len' stay for what comes after",
+    "rows": "of each event that reads, by global sample: [corpus in the plan, input_ids, labels], then loss_weights in "
+    "plans with loss spans",
 }
 
 _SMALL = {"block_tokens": 32, "window_blocks": 3, "allow_small_blocks": True}
@@ -290,6 +291,37 @@ RUNS: dict[str, dict[str, Any]] = {
             {"save": True},
         ],
     },
+    "loss spans and weights, with masks and a transform, and then text alone": {
+        "plan": {
+            "corpora": {
+                "chat": {"corpus": "chat", "weight": 0.4, "pack": "whole"},
+                "weighted": {"corpus": "weighted", "weight": 0.4, "pack": "whole"},
+                "a": {"corpus": "a", "weight": 0.2},
+            },
+            "arguments": {"block_tokens": 2_048, "window_blocks": 1, "seq_len": 16, "seed": 47},
+            "fill_in_the_middle": {
+                "prefix_id": 60_001,
+                "suffix_id": 60_002,
+                "middle_id": 60_003,
+                "rate": 0.7,
+                "spm_rate": 0.5,
+            },
+        },
+        "events": [
+            {"read": 2, "global_batch_size": 4},
+            {"mask": "weighted", "file": "weighted.txt", "content": "".join(f"{n}\n" for n in range(0, 80, 2))},
+            {"mask": "chat", "file": "chat.txt", "content": "".join(f"{n}\n" for n in range(0, 80, 3))},
+            {"mask": "a", "file": "text.txt", "content": "6\n11\n"},
+            {"read": 4, "global_batch_size": 4, "rank": 1, "ranks": 3, "uneven": "pad"},
+            {"save": True},
+            {"resume": {"seq_len": "plan"}, "seq_len": 8},
+            {"read": 3, "global_batch_size": 4},
+            {"save": True},
+            {"resume": {"corpora": "plan"}, "plan": {"a": {"corpus": "a"}}},
+            {"read": 2, "global_batch_size": 4},
+            {"save": True},
+        ],
+    },
     "a pass whose last samples are longer": {
         "plan": {"corpora": {"b": {"corpus": "b"}}, "arguments": {**_SMALL, "seq_len": 16, "seed": 19, "epochs": 1}},
         "events": [
@@ -344,7 +376,8 @@ class _Job:
             steps.append(batch["sample_index"].tolist())
             for row, sample in enumerate(steps[-1]):
                 if sample >= 0:
-                    rows[str(sample)] = [batch[key][row].tolist() for key in ("corpus_index", "input_ids", "labels")]
+                    keys = ("corpus_index", "input_ids", "labels", "loss_weights")
+                    rows[str(sample)] = [batch[key][row].tolist() for key in keys if key in batch]
         return {"steps": steps, "rows": rows}
 
     def _divide(self, event: dict[str, Any]) -> None:
