@@ -60,6 +60,7 @@ class Fault:
         until: a regular expression that finds the step waited for.
         command: a command of the shell.
         jumps: seconds, below 0 to the past.
+        error: the name of the error of a step that fails.
         lingers: seconds that the process at which it happened sleeps then, or holds at most.
         pauses: seconds that a process sleeps before a step.
         pause_share: of the steps before which it does; if not all, a tenth of that time up to all of it.
@@ -78,6 +79,7 @@ class Fault:
     until: str = ""
     command: str = ""
     jumps: float = 0.0
+    error: str = "EIO"
     lingers: float = 0.0
     pauses: float = 0.0
     pause_share: float = 1.0
@@ -545,7 +547,8 @@ class _Steps:
             "clock": lambda: _set_clock(fault.jumps),
         }
         if fault.act == "error":
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            number = getattr(errno, fault.error)
+            raise OSError(number, os.strerror(number), path)
         if fault.act in acts:
             acts[fault.act]()
         if fault.act != "hold":

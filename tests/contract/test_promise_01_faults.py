@@ -249,6 +249,21 @@ def test_a_disk_that_fails_once_is_a_clear_error_and_the_next_run_continues(shop
     shop.check(options, workers=workers, what=failed.errors)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("error", "exit_code"), [("EIO", 1), ("EROFS", 1), ("ESTALE", 1), ("EINVAL", 0), ("ENOTSUP", 0)]
+)
+def test_a_folder_that_the_disk_cannot_sync_ends_a_build_and_one_that_no_file_system_syncs_does_not(
+    shop: Workshop, error: str, exit_code: int
+) -> None:
+    folder = Path(next(step.partition(" -> ")[2] for step in shop.build().steps if "/receipts/" in step)).parent
+    shop.clear()
+    ended = shop.build(fault=Fault(on=f"fsync {folder}$", act="error", error=error, times=100))
+    assert ended.exit_code == exit_code, ended.errors
+    check_ending(ended, "error")
+    shop.check((), what=error)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("act", ["error", "full"])

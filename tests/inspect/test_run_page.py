@@ -82,6 +82,32 @@ def test_a_run_whose_losses_were_never_finite_has_a_page(sections, tmp_path):
     assert found["1 step"]["rows"][0][-1] == "tokshard trace RECIPE.toml --step 1"
 
 
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"loss": 1.7e308, "grad_norm": 1.7e308},
+        {"loss": 1.0, "tokens": 256, "tokens_per_second": 0, "loader_wait_seconds": 0.1},
+        {"loss": 1.0, "tokens": 1.7e308, "tokens_per_second": 1e-300, "loader_wait_seconds": 1.7e308},
+        {"loss": 1.0, "lr": 1.7e308, "loss_by_corpus": {"a": -1.7e308}, "corpora": {"a": {"tokens": 1.7e308}}},
+    ],
+    ids=["losses whose sum is infinite", "no speed", "tokens whose sum is infinite", "others whose sum is infinite"],
+)
+def test_a_run_with_figures_at_the_limits_has_a_page(sections, tmp_path, figures):
+    lines = [{"step": step, "grad_norm": 1.0, "lr": 1.0, **figures} for step in range(1, 2_501)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = sections(tmp_path)
+    assert found["Loss in training"]["traces"][0]["y"] == [pytest.approx(figures["loss"])] * 2_000
+    assert "nan" not in dict(found["Training"]["rows"]).get("speed", "")
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_text("no folder"), lambda path: path.symlink_to(path)])
+def test_checkpoints_that_are_no_folder_are_named(tmp_path, capsys, make):
+    path = write_metrics(tmp_path / "run")
+    make(path.parent / "checkpoints")
+    assert run(["report", str(path.parent), "--out", str(tmp_path / "page.html")]) == 1
+    assert f"{path.parent}/checkpoints cannot be listed: " in capsys.readouterr().err
+
+
 def test_the_line_that_a_run_writes_at_this_moment_is_left_out(sections, tmp_path):
     path = write_metrics(tmp_path / "run")
     path.write_text(path.read_text() + '{"step": 201, "lo')
@@ -90,7 +116,13 @@ def test_the_line_that_a_run_writes_at_this_moment_is_left_out(sections, tmp_pat
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [("", "has no step yet"), ('{"text": "a"}\n', "line 1 is not one of a training run"), ("]\n", "line 1 is not one")],
+    [
+        ("", "has no step yet"),
+        ('{"text": "a"}\n', "line 1 is not one of a training run"),
+        ("]\n", "line 1 is not one"),
+        ('{"step": 9223372036854775808}\n', "line 1 is not one of a training run"),
+        ('{"step": -1}\n', "line 1 is not one of a training run"),
+    ],
 )
 def test_a_file_that_is_not_of_a_run_is_refused(tmp_path, capsys, content, problem):
     (tmp_path / "metrics.jsonl").write_text(content)

@@ -729,6 +729,32 @@ def test_the_first_bad_record_in_input_order_decides(tokshard_build, monkeypatch
     )
 
 
+@pytest.mark.parametrize(
+    ("suffix", "data"),
+    [
+        ("gz", gzip.compress(GOOD) + b"\0"),
+        ("gz", gzip.compress(GOOD) + bytes(100_001)),
+        ("gz", gzip.compress(GOOD[:7]) + bytes(9) + gzip.compress(GOOD[7:])),
+        ("xz", lzma.compress(GOOD) + bytes(512)),
+    ],
+)
+def test_zeros_after_compressed_data_are_padding(suffix, data, tokshard_build):
+    write("plain.jsonl", GOOD)
+    write(f"a.jsonl.{suffix}", data)
+    assert tokshard_build(f"a.jsonl.{suffix}").texts == tokshard_build("plain.jsonl", "--force").texts != []
+
+
+@pytest.mark.parametrize(
+    ("file", "data"),
+    [("a.jsonl.gz", gzip.compress(LINES)), ("a.jsonl.bz2", bz2.compress(LINES)), ("a.jsonl.xz", lzma.compress(LINES))],
+)
+def test_what_follows_compressed_data_and_is_none_is_said_to_do_so(file, data, tokshard_build):
+    kind = {"gz": "gzip"}.get(file.rpartition(".")[2], file.rpartition(".")[2])
+    write(file, data + data + b"more of something else")
+    said = f"error: {file} is damaged: after 2 whole {kind} stream(s) follows what is none"
+    assert tokshard_build(file).err[0] == said
+
+
 COMPRESS: dict[str, Any] = {
     "": bytes,
     ".gz": gzip.compress,

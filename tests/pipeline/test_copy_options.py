@@ -331,6 +331,8 @@ def test_a_copy_of_nothing_is_refused(place, tmp_path):
         (["size=2"], [2]),
         (["lang in en,fr", "size>2"], [3, 4]),
         (["lang != en"], [1, 2, 3, 4, 5, 6, 7]),
+        (["lang=fr\t", "size > 1 "], [3, 4]),
+        (["a=b in =, c"], [0, 2, 4, 6]),
         (["lang>en"], [2, 3, 4, 5, 6, 7]),
         (["a=b=c"], [0, 2, 4, 6]),
         (["flag!=true"], [1, 3, 5, 7]),
@@ -356,3 +358,33 @@ def test_documents_are_taken_by_comparisons_of_kept_values_and_missing_ones_meet
     assert [len(row[0]) - 2 for row in rows(tmp_path / "copy")] == taken
     with pytest.raises(UsageError, match="flag is bool, which has no order"):
         copy_corpus(corpus, out=tmp_path / "other", where=["flag>false"])
+
+
+@pytest.mark.parametrize(
+    ("condition", "problem", "hint"),
+    [
+        ("lang==en", "has the sign ==", "give 'lang=en'"),
+        ("lang !== en", "has the sign !==", "give 'lang!=en'"),
+        ("lang===en", "has the sign ===", "give 'lang=en'"),
+        ("lang=!en", "has the sign =!", "give 'lang!=en'"),
+        ("lang<>en", "has the sign <>", "give 'lang!=en'"),
+        ("lang≠en", "has the sign ≠", "give 'lang!=en'"),
+        ("lang~en", "has the sign ~", "the signs are =, !=, < and >"),
+        ("size<=3", "has the sign <=", "the signs are =, !=, < and >"),
+        ("size=>3", "has the sign =>", "the signs are =, !=, < and >"),
+        ("lang= =en", "has two signs", "'lang in VALUE' takes a value that begins with one"),
+        ("score!=nan", "'nan' is not a value of column score, which is float64", "give another"),
+        ("score in 1,NaN", "'NaN' is not a value of column score", "give another"),
+        ("size!=9223372036854775808", "'9223372036854775808' is not a value of column size, which is int64", "give"),
+        ("nolang==en", "the corpora have no kept column 'nolang'", "kept columns: size, lang, score"),
+    ],
+)
+def test_a_condition_with_a_sign_or_value_that_says_something_else_is_refused(tmp_path, condition, problem, hint):
+    metadata = {"size": [1, 2], "lang": ["en", "fr"], "score": [0.5, 1.0]}
+    sources = [Source(documents=documents_of([5, 6]), path="a.jsonl", metadata=metadata)]
+    columns = {"size": "int64", "lang": "string", "score": "float64"}
+    corpus = write_corpus(tmp_path / "corpus", sources=sources, columns=columns, tokenizer=TINY_TOKENIZER)
+    with pytest.raises(UsageError) as caught:
+        copy_corpus(corpus, out=tmp_path / "copy", where=[condition])
+    assert problem in caught.value.problem
+    assert hint in caught.value.hint

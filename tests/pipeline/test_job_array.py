@@ -27,9 +27,10 @@ from tests.examples import some
 from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, patch_merges, texts_of
 from tests.pipeline.places import SPLIT, TEXTS, StoppedError, build, files, write
+from tests.store.memory import REQUESTS, SCHEME, MemoryStore
 from tokshard import open_corpus
 from tokshard.cli.main import run
-from tokshard.errors import BadRecordError, BadSourceError, BuildError, UsageError
+from tokshard.errors import BadRecordError, BadSourceError, BuildError, SourceError, UsageError
 from tokshard.format import names
 from tokshard.pipeline import adopt, jobs
 from tokshard.pipeline.jobs import JobResult
@@ -40,6 +41,7 @@ from tokshard.pipeline.workspace import ownership
 from tokshard.pipeline.workspace.lease import running_job
 from tokshard.pipeline.workspace.places import WRITE, open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt
+from tokshard.store import STORES_BY_SCHEME
 from tokshard.store.posix import PosixStore
 
 Start = Callable[..., JobResult]
@@ -458,6 +460,40 @@ def test_a_worker_with_another_version_of_a_package_is_refused(place, words):
     assert "is 0.0.7 here: the bytes could differ" in done.stderr
     assert "hint: install the versions with which the build began" in done.stderr
     assert run([*words, "--workers", "2", "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_source_that_changes_after_its_tasks_are_done_is_refused_by_jobs_and_by_the_commit(place, start, is_gone):
+    expected = files(build(place, out=place / "expected", task_bytes=64))
+    start(0, 2)
+    source, before = place / "a.jsonl", os.stat(place / "a.jsonl")
+    content = source.read_bytes()
+    source.write_bytes(content.replace(b"t", b"T"))
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    for late in (lambda: start(1, 2), lambda: commit_corpus(place / "out")):
+        with pytest.raises(SourceError, match=r"a\.jsonl was modified since the build began: its version was"):
+            late()
+    source.write_bytes(content)
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    if is_gone:  # what was read of it is in the shards
+        source.unlink()
+    start(1, 2)
+    commit_corpus(place / "out")
+    assert files(place / "out") == expected
+
+
+def test_a_late_job_lists_a_folder_of_a_bucket_once_to_see_whether_sources_changed(place, start, monkeypatch):
+    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
+    bucket = MemoryStore(f"{SCHEME}://bucket/{place.name}")
+    for number in range(20):
+        bucket.put(f"{number}.jsonl", jsonl([{"text": f"text {number}"}]))
+    start(0, 2, bucket.location, task_bytes=1 << 20)
+    REQUESTS.clear()
+    start(1, 2, bucket.location, task_bytes=1 << 20)
+    assert (REQUESTS["list"], REQUESTS["stat"]) == (1, 0)
+    bucket.put("7.jsonl", jsonl([{"text": "another"}]))
+    with pytest.raises(SourceError, match=r"7\.jsonl was modified since the build began"):
+        commit_corpus(place / "out")
 
 
 def test_an_import_does_not_depend_on_tokenizers(place, words):

@@ -28,7 +28,18 @@ from tokshard.interop.tokens.loss import NO_LOSS
 from tokshard.wording import LABEL_WIDTH, aligned, bytes_text, counted, one_line, printable
 
 _BRIEF = frozenset(
-    {"documents", "tokens", "trained", "on disk", "tokenizer", "records", "specials", "rejects", "generations"}
+    (
+        "documents",
+        "tokens",
+        "trained",
+        "on disk",
+        "tokenizer",
+        "records",
+        "specials",
+        "padding",
+        "rejects",
+        "generations",
+    )
 )
 """Of a summary, what the end of a build shows."""
 
@@ -138,6 +149,8 @@ def _unusual_lines(manifests: Sequence[Manifest]) -> list[tuple[str, str]]:
     elif count := sum(filter(None, special)):
         spell = "document spells" if count == 1 else "documents spell"
         lines.append(("specials", f"{count:,} {spell} a special token, which became ordinary ids"))
+    if padding := manifests[0].records.padding_ids:
+        lines.append(("padding", f"{counted(padding, 'id')} of padding left out, as attention_mask says"))
     if rejects := _rejects(manifests[0]):
         size = bytes_text(sum(rejects.values()))
         verb = "lists" if len(rejects) == 1 else "list"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,9 @@ class Conditions:
         return met
 
 
-_OPERATOR = re.compile(r"\s*(?P<sign>!=|=|<(?!=)|>(?!=)|\s+in\s)\s*(?P<value>.*)", re.DOTALL)
+_OPERATOR = re.compile(r"\s*(?P<sign>[=!<>~≠≤≥]+|\s+in\s)\s*(?P<value>.*)", re.DOTALL)
+_SPELLINGS = {"==": "=", "===": "=", "!==": "!=", "=!": "!=", "<>": "!=", "~=": "!=", "!": "!=", "≠": "!="}
+"""Signs of other languages that mean one of ours. Others, such as ``<=``, have none."""
 _COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
     "!=": operator.ne,
@@ -56,15 +59,16 @@ def _condition(text: str, columns: Mapping[str, str]) -> tuple[str, Callable[[An
         found = _OPERATOR.fullmatch(text.removeprefix(name)) if text.startswith(name) else None
         if found is None:
             continue
-        sign, kind = found["sign"].strip(), columns[name]
+        sign, kind, given = found["sign"].strip(), columns[name], found["value"].strip()
+        if sign not in _COMPARED or (sign != "in" and re.match("[=!<>~]", given)):
+            raise _unknown_sign(text, name, sign, given)
         if sign in {"<", ">"} and kind == "bool":
             raise UsageError(f"{text!r}: column {name} is bool, which has no order", hint=f"give {name}=true or false")
-        parts = found["value"].split(",") if sign == "in" else [found["value"]]
-        values = [_value(name, part.strip() if sign == "in" else part, kind) for part in parts]
+        values = [_value(name, part.strip(), kind) for part in (given.split(",") if sign == "in" else [given])]
         value = frozenset(values) if sign == "in" else values[0]
         return name, functools.partial(_COMPARED[sign], value)
-    name = re.split(r"[=!<>\s]", text, maxsplit=1)[0]
-    if not name or name in columns or not re.search(r"[=<>]|\sin\s", text):
+    name = re.split(r"[=!<>~≠≤≥\s]", text, maxsplit=1)[0]
+    if not name or name in columns or not re.search(r"[=<>≠≤≥]|\sin\s", text):
         raise UsageError(
             f"{text!r} is not a condition",
             hint="give one such as lang=en, lang!=en, score<0.5, score>0.5 or 'lang in en,fr'",
@@ -72,15 +76,27 @@ def _condition(text: str, columns: Mapping[str, str]) -> tuple[str, Callable[[An
     raise UsageError(f"the corpora have no kept column {name!r}", hint=f"kept columns: {', '.join(columns) or 'none'}")
 
 
+def _unknown_sign(text: str, name: str, sign: str, given: str) -> UsageError:
+    """The error for a condition with a sign that others have, or with two: its value may begin with the second."""
+    if (meant := _SPELLINGS.get(sign)) is not None:
+        return UsageError(f"{text!r} has the sign {sign}", hint=f"give '{name}{meant}{given}'")
+    return UsageError(
+        f"{text!r} has the sign {sign}" if sign not in _COMPARED else f"{text!r} has two signs",
+        hint=f"the signs are =, !=, < and >; '{name} in VALUE' takes a value that begins with one",
+    )
+
+
 def _value(name: str, text: str, kind: str) -> Any:
     try:
         match kind:
-            case "int64":
-                return int(text)
-            case "float64":
-                return float(text)
+            case "int64" if -(1 << 63) <= (number := int(text)) < 1 << 63:
+                return number
+            case "float64" if not math.isnan(fraction := float(text)):  # which equals nothing
+                return fraction
             case "bool":
                 return {"true": True, "false": False}[text.lower()]
+            case "string":
+                return text
     except (ValueError, KeyError):
-        raise UsageError(f"{text!r} is not a value of column {name}, which is {kind}", hint="give another") from None
-    return text
+        pass
+    raise UsageError(f"{text!r} is not a value of column {name}, which is {kind}", hint="give another")

@@ -105,6 +105,7 @@ def combined_manifest(manifests: Sequence[Manifest]) -> Manifest:
             written=sum(each.records.written for each in manifests),
             left_out=_added([each.records.left_out for each in manifests]),
             with_special_text=_sum_known([each.records.with_special_text for each in manifests]),
+            padding_ids=sum(each.records.padding_ids for each in manifests),
         ),
         document_lengths=DocumentLengths(
             shortest=min(each.document_lengths.shortest for each in manifests if each.num_documents),

@@ -163,12 +163,14 @@ class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Args:
         with_special_text: documents written whose text spells a special token; they hold ordinary ids for it. Left out
             of the JSON where it is 0. None: unknown, because they are some of the documents of a corpus that has any.
+        padding_ids: ids of padding in the records read, which no document holds. Left out of the JSON where it is 0.
     """
 
     read: Count
     written: Count
     left_out: dict[str, Count]
     with_special_text: Count | None = 0
+    padding_ids: Count = 0
 
 
 class DocumentLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -223,6 +223,7 @@ def _manifest(build: Build, output: Output, totals: Totals, files: dict[str, Fil
             written=totals.documents,
             left_out=dict(sorted(totals.left_out.items())),
             with_special_text=None if build.corpora else totals.with_special_text,
+            padding_ids=totals.padding_ids,
         ),
         document_lengths=DocumentLengths(shortest=totals.shortest, longest=totals.longest, counts=totals.lengths),
         files=files,
@@ -307,8 +308,8 @@ def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
         yield f"{counted(changes[ADDED], 'document')} did not end in {eos!r}: it was added"
     if changes[INSIDE]:
         yield (
-            f"{counted(changes[INSIDE], 'document')} ended at a delimiter inside a document of the source: each became "
-            "a document of its own"
+            f"{counted(changes[INSIDE], 'document')} ended inside a document or row of the source: each became a "
+            "document of its own"
         )
 
 

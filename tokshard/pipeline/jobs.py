@@ -41,6 +41,7 @@ from tokshard.pipeline.request import (
 )
 from tokshard.pipeline.resolve import resolve
 from tokshard.pipeline.sources.inputs import STDIN, read_once_name
+from tokshard.pipeline.sources.opening import check_all_unchanged
 from tokshard.pipeline.stages import run_stages
 from tokshard.pipeline.tasks.planning import AnyTask, Planned, StepTask, StreamTask
 from tokshard.pipeline.tasks.running import Stage
@@ -53,6 +54,10 @@ from tokshard.wording import counted
 
 _POLL_SECONDS = 2.0
 """How often a job that has nothing to do checks whether the others have ended a stage."""
+
+
+_MOST_ASKED = 10_000
+"""With more sources, no job asks for all: a thousand jobs would ask a file server for each source a thousand times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +108,7 @@ def run_job(sources: Sequence[Any], options: BuildOptions, job: Job, observer: O
             receipts.append(report.without_details())
         observer(report)
 
-    build = _prepared(list(sources), options)
+    build = _prepared(list(sources), options, job)
     if build is None:
         return JobResult(directory=options.out, is_new=False)
     with (
@@ -200,10 +205,11 @@ class _Share:
         return False
 
 
-def _prepared(sources: list[str], options: BuildOptions) -> Build | None:
+def _prepared(sources: list[str], options: BuildOptions, job: Job) -> Build | None:
     """The build, prepared here or by another job; None if its corpus is complete.
 
-    Only the job that prepares it lists the sources, and jobs whose command is not the same to the letter.
+    Only the job that prepares it lists the sources, and jobs whose command is not the same to the letter. The others
+    ask whether the listed ones have changed; of very many each job asks for its share.
     """
     workspace = open_workspace(options.out)
     saved = load_request(workspace)
@@ -211,6 +217,10 @@ def _prepared(sources: list[str], options: BuildOptions) -> Build | None:
         build = placed(msgspec.structs.replace(saved, options=options), workspace)
         if not build.is_complete:  # a commit that was killed while it cleaned up leaves the request
             check_versions(build)
+            step = 1 if len(build.inputs) <= _MOST_ASKED else job.count
+            check_all_unchanged(
+                map(build.inputs.__getitem__, range(job.index if step > 1 else 0, len(build.inputs), step))
+            )
             workspace.run.join()
             return build
     build, tokenizer = resolve(sources, options)
@@ -272,7 +282,7 @@ def commit_corpus(out: str | os.PathLike[str]) -> BuildResult:
 
     Raises:
         UsageError: no build has begun in `out`.
-        SourceError: the first failure, in input order, of any job.
+        SourceError: the first failure, in input order, of any job; or a source has changed since the build began.
         BuildError: tasks are missing, or jobs still run; it says which.
     """
     usage = Usage()
@@ -288,6 +298,7 @@ def commit_corpus(out: str | os.PathLike[str]) -> BuildResult:
             workspace.remove()  # a commit was killed between its manifest and its last step
             return _complete(workspace)
         check_versions(build)
+        check_all_unchanged(build.inputs)
         workspace.run.take_over()
         try:
             settled = run_stages(build, _tasks(build), lambda stage: settle(build, stage, judged_on_disk(build, stage)))

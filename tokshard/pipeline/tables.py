@@ -43,6 +43,7 @@ class Totals:
 
     Attributes:
         originals: of a copy: what the corpora that it reads say of their sources, which are the sources of the copy.
+        padding_ids: ids of padding that were left out, here or in the corpora that a copy reads.
         records_before: for each task, the records of its sources that tasks before it have read.
         with_rejects: tasks that listed bad records.
         records, text_bytes, left_out: of all sources; known when the source table is written.
@@ -50,7 +51,7 @@ class Totals:
 
     def __init__(self, build: Build, settled: Settled, number: int) -> None:
         self._build, self._settled, self._number = build, settled, number
-        self.originals = _original_sources(build)
+        self.originals, self.padding_ids = _originals(build)
         # 32 bytes a source: there may be a million
         self._counts = np.zeros((len(self.originals or build.inputs), len(_COUNTED)), np.int64)
         self._left_out: dict[int, Counter[str]] = {}
@@ -99,6 +100,7 @@ class Totals:
             self.tokens += counts.tokens
             self.documents += counts.documents
             self.with_special_text += counts.with_special_text
+            self.padding_ids += counts.padding_ids
             if counts.left_out:
                 self._left_out.setdefault(counts.index, Counter()).update(counts.left_out)
         if before:
@@ -165,13 +167,14 @@ class Totals:
         )
 
 
-def _original_sources(build: Build) -> list[SourceInfo]:
-    """The sources of all corpora that a copy reads, with their arguments counted through."""
-    generations = []
+def _originals(build: Build) -> tuple[list[SourceInfo], int]:
+    """The sources of all corpora that a copy reads, with their arguments counted through; and their ids of padding."""
+    generations, padding_ids = [], 0
     for location, generation in build.corpora:
         with open_corpus(location, generation=generation) as corpus:
             generations += corpus.generations
-    return all_sources(generations) if generations else []
+            padding_ids += corpus.manifest.records.padding_ids
+    return all_sources(generations) if generations else [], padding_ids
 
 
 def check_kept_fields(build: Build, receipts: Iterable[Receipt]) -> None:

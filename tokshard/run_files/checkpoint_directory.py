@@ -207,8 +207,18 @@ def synced(path: str) -> File:
 
 
 def _entries(directory: str, pattern: re.Pattern[str]) -> list[str]:
-    """Paths whose names match a pattern, in the order of their steps."""
-    names = os.listdir(directory) if os.path.lexists(directory) else []
+    """Paths whose names match a pattern, in the order of their steps.
+
+    Raises:
+        TrainerError: what is there cannot be listed.
+    """
+    try:
+        names = os.listdir(directory) if os.path.lexists(directory) else []
+    except OSError as error:
+        raise TrainerError(
+            f"{directory} cannot be listed: {error.strerror}",
+            hint="it has to be the directory of the checkpoints of a run: rename what is there, or allow to read it",
+        ) from error
     found = sorted((int(match[1]), name) for name in names if (match := pattern.fullmatch(name)))
     return [os.path.join(directory, name) for _, name in found]
 

@@ -365,15 +365,32 @@ def _is_at(path: str, descriptor: int) -> bool:
         return False
 
 
+_NOT_OPENED = frozenset({errno.EACCES, errno.EISDIR, errno.EINVAL, errno.ENOTSUP})
+"""Some network file systems do not open directories; one that may not be read can be written nevertheless."""
+
+_NOT_SYNCED = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS})
+"""What file systems answer that have no fsync of directories, such as SMB, 9p and some of FUSE."""
+
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR})
+
+
 def _sync_directory(path: str) -> None:
-    """Make the names in a directory durable, where the file system can."""
+    """Make the names in a directory durable, where the file system can, and if it is still there.
+
+    Raises:
+        OSError: the disk fails: a rename may be lost.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError:  # some network file systems do not open directories
-        return
+    except OSError as error:
+        if error.errno in _NOT_OPENED | _GONE:
+            return
+        raise
     try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_SYNCED:
+            raise OSError(error.errno, error.strerror, path) from error
     finally:
         os.close(descriptor)
 

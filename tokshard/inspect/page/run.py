@@ -8,7 +8,7 @@ import shlex
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ NUM_SPREADS = 8.0
 
 MAX_ROWS = 1_000
 _CHUNK = 8_192
+_SCALE = 64
 _SPREAD = 1.4826
 """The standard deviation of a normal distribution, by the median of the distances from its median."""
 
@@ -47,7 +48,7 @@ class _Evaluated(msgspec.Struct):
 class _Line(msgspec.Struct):
     """The fields read from a line of ``metrics.jsonl``."""
 
-    step: int
+    step: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     loss: float | None = None
     loss_by_corpus: dict[str, float | None] = {}
     grad_norm: float | None = None
@@ -98,7 +99,13 @@ def run_page(path: str) -> str:
 
     Raises:
         UsageError: plotly is not installed, or a line is not one of metrics.
+        TrainerError: the checkpoints beside it cannot be listed.
     """
+    with np.errstate(all="ignore"):  # figures may be huge or 0: what is not finite is not drawn
+        return _page_of(path)
+
+
+def _page_of(path: str) -> str:
     directory = os.path.dirname(path) or "."
     history = _read(path)
     checkpoints = checkpoints_by_step(os.path.join(directory, "checkpoints"))
@@ -177,7 +184,8 @@ def _peaks(values: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 def _facts(history: _History, directory: str, checkpoints: Mapping[int, str]) -> Facts:
     values, first, last = history.values, int(history.steps[0]), int(history.steps[-1])
-    speed, seconds = values["tokens_per_second"], values["tokens"] / values["tokens_per_second"]
+    speed = values["tokens_per_second"]
+    seconds = np.where(speed > 0, values["tokens"] / speed, np.nan)
     yield "directory", directory
     yield "steps", f"{first:,} to {last:,}"
     yield "tokens", f"{np.nansum(values['tokens']):,.0f}"
@@ -189,11 +197,9 @@ def _facts(history: _History, directory: str, checkpoints: Mapping[int, str]) ->
         )
         yield "evaluation", f"after step {step:,}: {shown}"
     if np.isfinite(speed).any():
-        waited = np.nansum(values["loader_wait_seconds"]) / np.nansum(seconds)
-        yield (
-            "speed",
-            f"{np.nanmedian(speed):,.0f} tokens/s in the median step; {waited:.1%} of the time waited for data",
-        )
+        share = float(np.nansum(values["loader_wait_seconds"]) / np.nansum(seconds))
+        waited = f"; {share:.1%} of the time waited for data" if math.isfinite(share) else ""
+        yield "speed", f"{np.nanmedian(speed):,.0f} tokens/s in the median step{waited}"
     if history.skipped:
         yield "skipped", counted(len(history.skipped), "step")
     if checkpoints:
@@ -214,8 +220,9 @@ def _bins(history: _History) -> NDArray[np.int64]:
 def _means(values: NDArray[np.float64], starts: NDArray[np.int64]) -> list[float | None]:
     """The mean of the known values of each group; None if it has none."""
     known = np.isfinite(values)
-    sums, counts = np.add.reduceat(np.where(known, values, 0), starts), np.add.reduceat(known.astype(np.int64), starts)
-    return [of / n if n else None for of, n in zip(sums.tolist(), counts.tolist(), strict=True)]
+    scaled = np.where(known, np.ldexp(values, -_SCALE), 0)  # so that no sum is infinite
+    sums, counts = np.add.reduceat(scaled, starts), np.add.reduceat(known.astype(np.int64), starts)
+    return [math.ldexp(of / n, _SCALE) if n else None for of, n in zip(sums.tolist(), counts.tolist(), strict=True)]
 
 
 def _over_steps(history: _History, title: str, note: str, traces: Sequence[Mapping[str, Any]], y: Any) -> Section:

@@ -60,6 +60,8 @@ class TokenBatch:
         columns: name of a kept column to its values, one for each document.
         problems: index of a document to the reason and detail why its values cannot be kept.
         loss: float32 [tokens], the weight of each token in the loss; None if the corpus has no loss spans.
+        cuts: int64 [cuts], ascending: where another document begins inside one of these, in `tokens`; None: nowhere.
+        padding: int64 [documents]: ids of padding that are left out; None: none.
     """
 
     tokens: NDArray[Any]
@@ -69,6 +71,8 @@ class TokenBatch:
     columns: Mapping[str, Sequence[Any]] = field(default_factory=lambda: MappingProxyType({}))
     problems: Mapping[int, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     loss: NDArray[np.float32] | None = None
+    cuts: NDArray[np.int64] | None = None
+    padding: NDArray[np.int64] | None = None
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tokshard.format.arrays import number_array
 from tokshard.interop.tokens.batches import DTYPES, TokenBatch
 from tokshard.interop.tokens.located import batches_of
 from tokshard.interop.tokens.loss import NO_LOSS, PACKED, STARTS, LossField, aligned_values, find_loss, weights_of
+from tokshard.interop.tokens.rows import LENGTHS, MASK, ROW_FIELDS, RowValues, documents_of_rows
 
 USUAL_FIELDS = ("tokens", "input_ids", "token_ids")
 """Names of the column of ids, the first that is there."""
@@ -87,6 +89,32 @@ def loss_field(location: str, schema: pa.Schema, wanted: str | None) -> LossFiel
     return LossField(name=name, is_weighted=is_weighted, is_shifted=STARTS in values)
 
 
+def row_fields(location: str, schema: pa.Schema, ids: str) -> list[str]:
+    """The columns that say what is padding, and where in a row documents begin.
+
+    Args:
+        ids: the column of the ids.
+
+    Raises:
+        UsageError: such a column does not hold lists of integers.
+    """
+    found = []
+    for name in (*ROW_FIELDS, STARTS):
+        kind = schema.field(name).type if schema.names.count(name) == 1 and name != ids else pa.null()
+        if kind == pa.null() or (name in (LENGTHS, STARTS) and not pa.types.is_nested(kind)):
+            continue  # a single number says nothing of this kind
+        found.append(name)
+        is_mask = name == MASK and _is_list(kind) and pa.types.is_boolean(kind.value_type)
+        if not is_mask and not (_is_list(kind) and pa.types.is_integer(kind.value_type)):
+            what = "a number for each document" if name in (LENGTHS, STARTS) else "a value for each id"
+            raise UsageError(
+                f"{location}: column {name!r} has type {kind}, expected a list of integers in each row: {what}",
+                hint=f"leave the column {name!r} out of the source, if its rows have neither padding nor several "
+                "documents; else write one document in each row, without padding",
+            )
+    return found
+
+
 def unpacked(array: pa.Array, starts: pa.Array) -> pa.Array:
     """The documents in packs: lists that end where another document of the same row starts.
 
@@ -112,13 +140,19 @@ def unpacked(array: pa.Array, starts: pa.Array) -> pa.Array:
 
 
 def list_batches(
-    array: pa.Array, input_bytes: int, loss: tuple[LossField, pa.Array] | None = None
+    array: pa.Array,
+    input_bytes: int,
+    loss: tuple[LossField, pa.Array] | None = None,
+    said: Mapping[str, pa.Array] = MappingProxyType({}),
+    delimiters: Sequence[int] = (),
 ) -> Iterator[TokenBatch]:
     """The documents in an array of lists, which is sound; a null is an empty document.
 
     Args:
         input_bytes: bytes of the file that the array covers.
         loss: what says which tokens are trained, and its values: an array of as many lists.
+        said: some of `ROW_FIELDS`, each with an array of as many lists.
+        delimiters: ids that end a document.
 
     Raises:
         ValueError: one of the ids or of the values is null.
@@ -130,25 +164,39 @@ def list_batches(
     weights, problems = None, dict[int, tuple[str, str]]()
     if loss is not None:
         weights, problems = _weights(*loss, tokens, bounds)
+    values = {name: _row_values(name, lists) for name, lists in said.items()}
     for start, stop in batches_of(bounds * tokens.itemsize):
-        yield TokenBatch(
+        batch = TokenBatch(
             tokens=tokens[bounds[start] : bounds[stop]],
             ends=bounds[start + 1 : stop + 1] - bounds[start],
             input_bytes=input_bytes * stop // count - input_bytes * start // count,
             problems={place - start: problem for place, problem in problems.items() if start <= place < stop},
             loss=None if weights is None else weights[bounds[start] : bounds[stop]],
         )
+        found = {name: lists.of(start, stop) for name, lists in values.items()}
+        yield documents_of_rows(batch, found, delimiters) if found else batch
 
 
 def _weights(
     field: LossField, array: pa.Array, tokens: NDArray[Any], bounds: NDArray[np.int64]
 ) -> tuple[NDArray[np.float32], dict[int, tuple[str, str]]]:
-    flat = array.flatten()
-    if flat.null_count:
-        raise ValueError(f"{flat.null_count:,} values of {field.name} are null")
-    values, problems = aligned_values(field, flat.to_numpy(zero_copy_only=False), _lengths(array), np.diff(bounds))
+    found = _row_values(field.name, array)
+    values, problems = aligned_values(field, found.values, found.counts, np.diff(bounds))
     weights, wrong = weights_of(field, values, tokens, bounds[1:])
     return weights, wrong | problems
+
+
+def _row_values(name: str, array: pa.Array) -> RowValues:
+    """The values of a column of lists.
+
+    Raises:
+        ValueError: one of them is null.
+    """
+    flat = array.flatten()
+    if flat.null_count:
+        raise ValueError(f"{flat.null_count:,} values of {name} are null")
+    is_missing = array.is_null().to_numpy(zero_copy_only=False)
+    return RowValues(values=flat.to_numpy(zero_copy_only=False), counts=_lengths(array), is_missing=is_missing)
 
 
 def _lengths(array: pa.Array) -> NDArray[np.int64]:

@@ -127,6 +127,7 @@ class Made:
         num_marks: byte order marks that were dropped.
         sources: int64 [records]: where each record comes from; None: from the input that is read.
         listed: int64 [rows]: the rows of the list of ``--drop-ids`` that name one of the records.
+        padding: int64 [records]: ids of padding that were left out at each; None: none.
     """
 
     count: int
@@ -140,6 +141,7 @@ class Made:
     num_marks: int = 0
     sources: NDArray[np.int64] | None = None
     listed: NDArray[np.int64] | None = None
+    padding: NDArray[np.int64] | None = None
 
     def of(self, is_wanted: NDArray[np.bool_]) -> Made:
         """What some of the records became: those that a mask bool [records] marks. Only for documents of corpora."""

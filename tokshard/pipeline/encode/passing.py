@@ -1,7 +1,7 @@
 """From the tokens of other tools to documents: every boundary gets exactly one delimiter, and no id changes.
 
-A record is the tokens between two boundaries. Boundaries are the ends of the source's own documents and all
-delimiters, because in a corpus EOS is only at the end of a document.
+A record is the tokens between two boundaries. Boundaries are the ends of the source's own documents, the cuts that a
+source names inside them, and all delimiters, because in a corpus EOS is only at the end of a document.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OUT_OF_VOCABULARY = "id outside the vocabulary"
 DOUBLED = "doubled delimiter"
 """Reason for a record of nothing but its delimiter."""
 
-ADDED, INSIDE = "delimiter added", "delimiter inside a document"
+ADDED, INSIDE = "delimiter added", "end inside a document"
 """What is counted of documents that are written: they lacked EOS; they end inside a document of the source."""
 
 
@@ -61,7 +61,8 @@ class TokenPasser:
         is_delimiter = tokens == self._eos
         for other in self._others:
             is_delimiter |= tokens == other
-        records = _cut(batch.ends, np.flatnonzero(is_delimiter) + 1)
+        cuts = np.flatnonzero(is_delimiter) + 1
+        records = _cut(batch.ends, cuts if batch.cuts is None else np.union1d(cuts, batch.cuts))
         ends = records.ends
         lengths = np.diff(ends, prepend=0)
         is_ended = np.zeros(len(ends), np.bool_)
@@ -92,6 +93,7 @@ class TokenPasser:
             left_out={DOUBLED: np.flatnonzero(is_doubled)},
             changes={ADDED: positions[~is_ended[positions]], INSIDE: positions[is_inside[positions]]},
             fields=frozenset(batch.columns),
+            padding=None if batch.padding is None else _at_last(batch.padding, records),
         )
 
     def _bad(self, batch: TokenBatch, records: _Records, lengths: NDArray[np.int64]) -> list[BadRecord]:
@@ -152,12 +154,19 @@ class TokenPasser:
         return found
 
 
+def _at_last(padding: NDArray[np.int64], records: _Records) -> NDArray[np.int64]:
+    """The ids of padding for each record: those of a document of the source belong to its last one."""
+    found = np.zeros(len(records.ends), np.int64)
+    found[records.is_last] = padding
+    return found
+
+
 def _cut(ends: NDArray[np.int64], delimited: NDArray[np.int64]) -> _Records:
-    """Cut documents at delimiters.
+    """Cut documents of the source.
 
     Args:
         ends: of the documents, ascending.
-        delimited: where the delimiters end, ascending.
+        delimited: where the delimiters end, and where other documents begin; ascending.
     """
     places = np.searchsorted(ends, delimited)
     is_new = ends[np.minimum(places, len(ends) - 1)] != delimited

@@ -6,16 +6,16 @@ import bz2
 import contextlib
 import lzma
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import IO, Any, NamedTuple
 
-import pyarrow as pa
 import zstandard
 
 from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.inputs import Input
-from tokshard.pipeline.sources.opening import damaged, open_file, open_for_arrow, vanished
+from tokshard.pipeline.sources.opening import damaged, open_file, vanished
 
 _MAX_WINDOW_BYTES = 1 << 31
 """The largest window of a zstd frame; ``zstd --long=31`` requests as much."""
@@ -34,7 +34,7 @@ _SKIPPABLE = b"\x2a\x4d\x18"
 _ONE_BYTE_REPEATED = 1
 """Type of a zstd block that stores one byte, whatever its stated size."""
 
-_ERRORS = (OSError, EOFError, lzma.LZMAError, zstandard.ZstdError, pa.ArrowException)
+_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
 class ByteSource(NamedTuple):
@@ -61,13 +61,6 @@ def open_bytes(input_: Input, *, start: int = 0) -> Iterator[ByteSource]:
     """
     if input_.compression is not None and input_.num_bytes == 0:
         raise damaged(input_, f"the file is empty, and {input_.compression} data never is")
-    if input_.compression == "gzip":
-        with open_for_arrow(input_) as compressed:
-            # Arrow decompresses into one piece what zlib gives in several, and finds truncation and garbage
-            stream = pa.CompressedInputStream(compressed, "gzip")
-            pieces = iter(partial(stream.read, CHUNK_BYTES), b"")
-            yield ByteSource(_reads_of_any_size(_naming(input_, pieces)), compressed.tell)
-        return
     with open_file(input_) as file:
         if input_.compression is None:
             if start:
@@ -125,37 +118,70 @@ def _reads_of_any_size(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
     return read
 
 
+class _GzipMember:
+    """A decompressor of one member, with the methods of those of bz2 and lzma."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        self._has_more = False
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        found = self._member.decompress(self._member.unconsumed_tail + data, max_length)
+        self._has_more = len(found) == max_length
+        return found
+
+    @property
+    def eof(self) -> bool:
+        return self._member.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._has_more and not self._member.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._member.unused_data
+
+
 def _streams(file: IO[bytes], kind: str, make: Callable[[], Any]) -> Iterator[bytes]:
-    """bz2 and xz: one stream after another, in pieces of at most `CHUNK_BYTES`.
+    """gzip, bz2 and xz: one stream after another, in pieces of at most `CHUNK_BYTES`.
 
     The file objects of the standard library ignore any bytes after a stream. Here only another stream may follow, and
-    after xz streams zeros in multiples of 4.
+    zeros after gzip members, as tapes and blocks of a fixed size have them, and after xz streams in multiples of 4.
 
     Args:
         make: returns a decompressor for a stream.
     """
-    data = file.read(_COMPRESSED_BYTES)
+    data, num_streams = file.read(_COMPRESSED_BYTES), 0
     while data:
-        stream = make()
+        stream, has_begun = make(), False
         while not stream.eof:
-            yield stream.decompress(data, CHUNK_BYTES)
+            try:
+                piece = stream.decompress(data, CHUNK_BYTES)
+            except _ERRORS as error:
+                if num_streams and not has_begun:
+                    raise EOFError(f"after {num_streams:,} whole {kind} stream(s) follows what is none") from error
+                raise
+            has_begun = True
+            yield piece
             data = b""
             if stream.needs_input and not stream.eof and not (data := file.read(_COMPRESSED_BYTES)):
                 raise EOFError(f"truncated {kind} stream")
+        num_streams += 1
         data = stream.unused_data or file.read(_COMPRESSED_BYTES)
-        if kind == "xz":
-            data = _without_padding(file, data)
+        if kind != "bz2":
+            data = _without_padding(file, data, 4 if kind == "xz" else 1)
 
 
-def _without_padding(file: IO[bytes], data: bytes) -> bytes:
+def _without_padding(file: IO[bytes], data: bytes, unit: int) -> bytes:
     padding = 0
     while data and not (rest := data.lstrip(b"\0")):
         padding += len(data)
         data = file.read(_COMPRESSED_BYTES)
     if data:
         padding += len(data) - len(rest)
-    if padding % 4:
-        raise EOFError(f"{padding} zeros after an xz stream, expected a multiple of 4")
+    if padding % unit:
+        raise EOFError(f"{padding} zeros after an xz stream, expected a multiple of {unit}")
     return rest if data else b""
 
 
@@ -195,6 +221,7 @@ def _exactly(data: bytes, size: int) -> bytes:
 
 
 _PIECES: Mapping[str, Callable[[IO[bytes]], Iterator[bytes]]] = {
+    "gzip": partial(_streams, kind="gzip", make=_GzipMember),
     "bz2": partial(_streams, kind="bz2", make=bz2.BZ2Decompressor),
     "xz": partial(_streams, kind="xz", make=lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)),
     "zstd": _zstd_frames,

@@ -16,6 +16,7 @@ from tokshard.format.schema import SUPPORTED_COLUMN_TYPES, TOKENS
 from tokshard.interop.tokens.batches import TokenBatch, TokenSpec
 from tokshard.interop.tokens.lists import USUAL_FIELDS
 from tokshard.interop.tokens.loss import LOSS_FIELDS, STARTS
+from tokshard.interop.tokens.rows import ROW_FIELDS
 from tokshard.pipeline.sources.chats import CHAT_FIELDS
 from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.inputs import READS
@@ -74,7 +75,8 @@ class RecordSpec:
         if self.tokens is None:
             return CHAT_FIELDS if self.is_chat else ()
         ids, loss = self.tokens.field, self.tokens.loss_field
-        return tuple(dict.fromkeys((*((ids,) if ids else USUAL_FIELDS), *((loss,) if loss else LOSS_FIELDS), STARTS)))
+        of_tokens = (*((ids,) if ids else USUAL_FIELDS), *((loss,) if loss else LOSS_FIELDS))
+        return tuple(dict.fromkeys((*of_tokens, *ROW_FIELDS, STARTS)))
 
     @property
     def kept_paths(self) -> list[str]:

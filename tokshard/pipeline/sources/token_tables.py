@@ -8,7 +8,7 @@ import io
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +18,16 @@ from tokshard.errors import TokshardError, UsageError
 from tokshard.format.names import MANIFEST, SHARD_TABLE
 from tokshard.format.opening import read_manifest
 from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch, damaged
-from tokshard.interop.tokens.lists import find_field, ids_of, is_flat, join, list_batches, loss_field, unpacked
+from tokshard.interop.tokens.lists import (
+    find_field,
+    ids_of,
+    is_flat,
+    join,
+    list_batches,
+    loss_field,
+    row_fields,
+    unpacked,
+)
 from tokshard.interop.tokens.loss import STARTS, LossField, check_loss
 from tokshard.pipeline.sources import tables
 from tokshard.pipeline.sources.columns import Columns
@@ -38,22 +47,37 @@ _COUNT_COLUMNS = ["dataset/filename", "documents", "tokens"]
 def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, TokenBatch]]:
     """The documents of a table with a column of ids. If the column holds no lists, each record batch is a document."""
     with tables.open_table(input_, span, rows=_ROWS_AT_ONCE, buffer_bytes=BATCH_BYTES) as (schema, batches):
-        columns, loss = _columns(input_, schema, spec)
+        read = _columns(input_, schema, spec)
+        columns, loss = read.columns, read.loss
         assert spec.tokens is not None
         is_wanted, wanted = spec.tokens.has_loss, spec.tokens.loss_field
         check_loss(input_.location, has_loss=loss is not None, is_wanted=is_wanted, wanted=wanted)
         if loss is not None:
-            loss = replace(loss, is_weighted=spec.tokens.has_weights)
+            read = replace(read, loss=replace(loss, is_weighted=spec.tokens.has_weights))
         found = batches(columns)
         if is_flat(columns.kinds[columns.paths[0]]):
             documents = _joined(input_, span, columns, found)
         else:
-            documents = itertools.chain.from_iterable(_lists(spec, columns, loss, *one) for one in found)
+            documents = itertools.chain.from_iterable(_lists(spec, read, *one) for one in found)
         yield from ((None, batch) for batch in documents)
 
 
-def _columns(input_: Input, schema: pa.Schema, spec: RecordSpec) -> tuple[Columns, LossField | None]:
-    """The column of the ids, those that are kept, and those that say what is trained; and the field of the latter."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """What an import reads of a table.
+
+    Args:
+        columns: of the ids, first; of `loss` and `of_rows`; and those that are kept.
+        loss: what says which tokens are trained, if anything does.
+        of_rows: those that say what is padding, or where in a row documents begin.
+    """
+
+    columns: Columns
+    loss: LossField | None
+    of_rows: Sequence[str]
+
+
+def _columns(input_: Input, schema: pa.Schema, spec: RecordSpec) -> _Read:
     assert spec.tokens is not None
     field = find_field(input_.location, schema, spec.tokens.field)
     kind = schema.field(field).type
@@ -64,19 +88,21 @@ def _columns(input_: Input, schema: pa.Schema, spec: RecordSpec) -> tuple[Column
             hint="give another column with --token-field, or keep no columns",
         )
     loss = None if is_flat(kind) else loss_field(input_.location, schema, spec.tokens.loss_field)
-    if loss is not None and loss.is_shifted and spec.columns:
+    of_rows = row_fields(input_.location, schema, field)
+    if STARTS in of_rows and spec.columns:
         raise UsageError(
-            f"{input_.location} has packs of documents: other columns have a value for each pack",
-            hint="keep no columns, or leave out the mask with --loss-field none",
+            f"{input_.location} has packs of documents ({STARTS}): other columns have a value for each pack",
+            hint="keep no columns",
         )
-    paths = [] if loss is None else [loss.name, STARTS][: 1 + loss.is_shifted]
-    return Columns(input_, schema, spec, [field, *paths, *spec.kept_paths]), loss
+    paths = [*([] if loss is None else [loss.name]), *([] if is_flat(kind) else of_rows)]
+    columns = Columns(input_, schema, spec, [field, *paths, *spec.kept_paths])
+    return _Read(columns=columns, loss=loss, of_rows=of_rows)
 
 
 def _other_columns(input_: Input, spec: RecordSpec) -> Sequence[str]:
     """The names of the columns besides the column of ids."""
     with tables.open_table(input_, Span()) as (schema, _):
-        used = set(_columns(input_, schema, spec)[0].paths)
+        used = set(_columns(input_, schema, spec).columns.paths)
         return [name for name in schema.names if name not in used]
 
 
@@ -85,19 +111,22 @@ def _loss_field(input_: Input, wanted: str | None) -> LossField | None:
         return loss_field(input_.location, schema, wanted)
 
 
-def _lists(
-    spec: RecordSpec, columns: Columns, loss: LossField | None, batch: pa.RecordBatch, input_bytes: int
-) -> Iterator[TokenBatch]:
+def _lists(spec: RecordSpec, read: _Read, batch: pa.RecordBatch, input_bytes: int) -> Iterator[TokenBatch]:
     """The documents of a record batch with a list of ids in each row."""
+    columns, loss = read.columns, read.loss
     array = columns.array(batch, columns.paths[0])
     values = None if loss is None else columns.array(batch, loss.name)
-    if loss is not None and loss.is_shifted:
-        starts = columns.array(batch, STARTS)
-        array, values = unpacked(array, starts), unpacked(values, starts)
+    of_rows = {name: columns.array(batch, name) for name in read.of_rows}
+    if (starts := of_rows.pop(STARTS, None)) is not None:
+        array, values = unpacked(array, starts), None if values is None else unpacked(values, starts)
+        of_rows = {name: unpacked(lists, starts) for name, lists in of_rows.items()}
+    assert spec.tokens is not None
+    delimiters = spec.tokens.delimiters
 
     def part(start: int, stop: int, share: int) -> Iterator[TokenBatch]:
         of_loss = None if loss is None or values is None else (loss, values.slice(start, stop - start))
-        return list_batches(array.slice(start, stop - start), share, of_loss)
+        here = {name: lists.slice(start, stop - start) for name, lists in of_rows.items()}
+        return list_batches(array.slice(start, stop - start), share, of_loss, here, delimiters)
 
     if not spec.columns:
         yield from part(0, len(array), input_bytes)

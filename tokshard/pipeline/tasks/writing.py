@@ -312,6 +312,7 @@ class _Tally:
         counts.tokens += len(part.tokens)
         counts.text_bytes += 0 if part.text_bytes is None else int(part.text_bytes.sum())
         counts.with_special_text += 0 if part.has_special is None else int(part.has_special.sum())
+        counts.padding_ids += 0 if made.padding is None else int(made.padding[: made.count].sum())
         reasons = Counter({reason: len(found) for reason, found in made.left_out.items()})
         reasons.update(record.reason for record in made.bad)
         reasons[self._elsewhere] += len(made.documents) - num_written

@@ -37,6 +37,7 @@ class SourceCounts(msgspec.Struct, array_like=True):
     tokens: int = 0
     text_bytes: int = 0
     with_special_text: int = 0
+    padding_ids: int = 0
     left_out: dict[str, int] = msgspec.field(default_factory=dict)
 
 
