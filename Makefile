@@ -171,7 +171,7 @@ clean:
 		$(PEERS:%=$(PEER)-%) $(NEWER_TOKENIZERS) quickstart .hypothesis .soak .mypy_cache .pytest_cache .ruff_cache
 
 $(VENV)/stamp-run: pyproject.toml constraints/default.txt | $(BIN)/python
-	$(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch]'
+	$(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch,report]'
 	@touch $@
 
 $(VENV)/stamp-dev: pyproject.toml constraints/default.txt | $(BIN)/python

@@ -9,6 +9,7 @@ samples are made again here, one by one, by the plan alone.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -17,8 +18,21 @@ from tokshard.runtime.plan import StreamPlan
 from tokshard.trainer.metrics_file import row_digest, step_digest
 
 
+TOLERANCE = 1e-5
+"""How far the losses of another number of ranks may lie, in fp32: other sums are rounded in another order."""
+
+NEXT = """
+Text of this machine became two corpora. A model was trained on one number of ranks, and continued on others: all ranks
+together read the samples of an undisturbed run, and the losses agree within {tolerance:.0e}. Next, see what step {step} read, and
+write a page about the run:
+
+  {tokshard} trace {recipe} --step {step}
+  {tokshard} report {run} --out {run}.html
+"""
+
+
 def main() -> None:
-    """Print one line per run; exit 1 if a step differs."""
+    """Print one line per run, and what to try next; exit 1 if the samples or the losses differ."""
     recipe, *runs = sys.argv[1:]
     settings = load_config(recipe).data
     plan, batch = StreamPlan(**settings.arguments()), settings.global_batch_size
@@ -35,13 +49,23 @@ def main() -> None:
             if record["digest"] != expected[step]:
                 sys.exit(f"{run}: step {step} read {record['samples']}, which is not what the plan says")
         first, last = steps[0], steps[-1]
+        losses = f"loss {first['loss']:.3f} to {last['loss']:.3f}"
+        if undisturbed:
+            difference, step = max((abs(one["loss"] - undisturbed[one["step"]]), one["step"]) for one in steps)
+            if not difference <= TOLERANCE:
+                sys.exit(
+                    f"{run}: the loss of step {step} is {difference:.1e} from that of {runs[0]}, not {TOLERANCE:.0e}"
+                )
+            losses += f", at most {difference:.0e} from that of {runs[0]}"
         undisturbed = undisturbed or {record["step"]: record["loss"] for record in steps}
-        difference = max(abs(record["loss"] - undisturbed[record["step"]]) for record in steps)
         print(
             f"{run}: steps {first['step']} to {last['step']} read exactly samples {first['samples'][0]} to "
-            f"{last['samples'][1] - 1} of an undisturbed run"
+            f"{last['samples'][1] - 1} of an undisturbed run\n  {losses}"
         )
-        print(f"  loss {first['loss']:.3f} to {last['loss']:.3f}, at most {difference:.0e} from that of the first run")
+    tokshard = os.path.relpath(Path(sys.executable).with_name("tokshard"))
+    print(
+        NEXT.format(recipe=recipe, run=runs[0], step=max(undisturbed), tokshard=tokshard, tolerance=TOLERANCE), end=""
+    )
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def module_docstrings(source: str, skipped: Counter[str]) -> str:
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError):
-        skipped["not Python 3"] += 1
+        skipped["not Python of this version"] += 1
         return ""
     return "\n\n".join(docstrings(module))
 
@@ -93,7 +93,7 @@ def write_json_lines(out: Path, documents: Iterator[Document], skipped: Counter[
     text_mb, disk_mb = len(data) / 1e6, out.stat().st_size / 1e6
     print(f"{out}: {len(lines):,} documents, {text_mb:.1f} MB of JSON lines, {disk_mb:.1f} MB on disk")
     for reason, count in sorted(skipped.items()):
-        print(f"  left out {count:,} files: {reason}")
+        print(f"  left out {count:,} {'file' if count == 1 else 'files'}: {reason}")
 
 
 def main() -> None:

@@ -418,16 +418,15 @@ def test_help_names_the_uris_that_it_takes(shell, start, end, schemes):
 
 
 @pytest.mark.parametrize("dedup", ["none", "exact"])
-def test_the_status_of_an_array_continues_with_a_job_of_it_and_the_commit(shell, monkeypatch, dedup):
+def test_the_status_of_an_array_whose_tasks_are_done_names_the_commit(shell, monkeypatch, dedup):
     monkeypatch.setenv("COLUMNS", "300")
     write("a.jsonl", ["text", "text"])
     build = ["build", "a.jsonl", "--tokenizer", ".tokenizer", "--out", "out", "--dedup", dedup, "--quiet"]
     assert shell(*build, "--num-jobs", "3", "--job-index", "1")[0] == 0
-    *_, continues, then = (line[12:] for line in shell("status", "out")[1].splitlines() if "settings" not in line)
-    command = shlex.split(continues)
-    assert command[:5] == ["cd", str(Path.cwd()), "&&", "tokshard", "build"]
-    assert shell(*command[4:])[0] == 0
-    assert then == "with any job number, then tokshard commit out"
-    assert shell(*shlex.split(then)[-2:])[0] == 0
+    *_, then = (line[12:] for line in shell("status", "out")[1].splitlines())
+    assert then == "tokshard commit out"
+    assert "all tasks are done" in shell("status", "out")[1]
+    assert json.loads(shell("status", "out", "--json")[1])["command"] == ["tokshard", "commit", "out"]
+    assert shell(*shlex.split(then)[1:])[0] == 0
     with open_corpus("out") as corpus:
         assert corpus.num_documents == (2 if dedup == "none" else 1)

@@ -747,9 +747,10 @@ def test_inspect_shows_a_document_by_its_id(shell, tmp_path):
     assert out.startswith("document 1: ")
     assert "two MAIN" in out
     assert shell("inspect", place, "--document", "#1", "--plain")[1] == out
+    assert shell("inspect", place, "--document", "1", "--plain")[1] == out  # no id is "1"
     exit_code, _, err = shell("inspect", place, "--document", "y")
     assert (exit_code, "has no document with id 'y'" in err) == (2, True)
-    assert "--document #0 is its first document" in err
+    assert "--document '#0' is its first document" in err
 
 
 def test_inspect_shows_the_document_of_the_corpora_that_have_the_id(shell, corpus, tmp_path):

@@ -389,8 +389,8 @@ def test_a_sample_of_weights_that_a_checkpoint_does_not_keep_is_refused(shell, r
             "without --id-field",
         ),
         (["mix.toml", "--document", "prose:-1"], "has no document '-1'", "give prose:0 to prose:89"),
-        (["mix.toml", "--document", "code:7"], "no document with id '7'", "code:#0 is its first document"),
-        (["mix.toml", "--document", "code:#60"], "has no document '#60'", "give code:#0 to code:#59"),
+        (["mix.toml", "--document", "code:60"], "no document with id '60'", "'code:#0' is its first document"),
+        (["mix.toml", "--document", "code:#60"], "has no document '#60'", "give 'code:#0' to 'code:#59'"),
         (["mix.toml", "--step", "1", "--epochs", "1"], "--epochs goes with --document", "--help"),
         (
             ["mix.toml", "--document", "prose:1", "--epochs", "0:1e15"],

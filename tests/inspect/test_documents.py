@@ -94,7 +94,7 @@ def test_where_ids_are_kept_the_hint_of_a_missing_number_says_numbers_as_they_ha
     corpus = write_corpus(tmp_path / "corpus", sources=[source], columns={"id": "string"})
     with pytest.raises(UsageError, match=r"has no document '#2': it has 2, counted from 0") as caught:
         read_documents(corpus, "#2")
-    assert caught.value.hint == "give --document #0 to --document #1"
+    assert caught.value.hint == "give --document '#0' to --document '#1'"
 
 
 def test_a_changed_tokenizer_is_refused_before_it_is_loaded(directory, tmp_path):

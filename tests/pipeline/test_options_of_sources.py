@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import bz2
 import json
 import lzma
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +30,7 @@ from tokshard import build_corpus, open_corpus
 from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
-from tokshard.pipeline.estimate import estimate_build
+from tokshard.pipeline import estimate
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.sources import hub
 
@@ -102,7 +104,7 @@ KINDS = {
         _file("a.txt.xz", lambda texts: lzma.compress("\n".join(texts).encode())), {"text_unit": "line"}
     ),
     "text by paragraph": Kind(
-        _file("a.txt.bz2", lambda texts: bz2.compress("\n\n".join(texts).encode())), {"text_unit": "paragraph"}
+        _file("a.txt.bz2", lambda texts: bz2.compress("\n\n".join(texts).encode(), 1)), {"text_unit": "paragraph"}
     ),
     "members of text": Kind(_file("a.tar", _archive), {}, 3),
     "samples": Kind(_file("a.tar", _samples), {"text_field": "txt"}),
@@ -194,15 +196,27 @@ def test_all_options_at_once_count_every_record_of_every_kind_of_source(kind, li
     assert not again.is_new
 
 
+@pytest.fixture(scope="module")
+def long_texts() -> list[str]:
+    """5 MB that hardly compress, so that their files are longer than what is read ahead of them."""
+    draw = random.Random(17)
+    return [base64.b64encode(draw.randbytes(6_000 + 5 * (number % 9))).decode() for number in range(630)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_estimate_counts_the_documents_of_every_kind_of_source(kind, tmp_path):
-    source = KINDS[kind].write(tmp_path, SHORT)
+def test_an_estimate_is_within_5_percent_for_every_kind_of_source(kind, long_texts, tmp_path, monkeypatch):
+    patch_chunk_bytes(monkeypatch, 1 << 16)
+    monkeypatch.setattr(estimate, "_TEXT_BYTES_PER_PLACE", 1 << 18)
+    monkeypatch.setattr(estimate, "_TEXT_BYTES_PER_COMPRESSED_PLACE", 3 << 20)
+    source = KINDS[kind].write(tmp_path, long_texts)
     tokenizer = write_byte_tokenizer(tmp_path / ".tokenizer")
-    options = BuildOptions(tokenizer=str(tokenizer), out=str(tmp_path / "out"), workers=1, **KINDS[kind].options)
-    estimate = estimate_build([str(source)], options)
-    # of many files a few are the sample
-    assert estimate.documents == pytest.approx(len(SHORT), abs=40 if kind == "files of text" else 2)
+    options: dict[str, Any] = {"task_bytes": 1 << 21, **KINDS[kind].options}
+    asked = BuildOptions(tokenizer=str(tokenizer), out=str(tmp_path / "out"), workers=1, **options)
+    found = estimate.estimate_build([str(source)], asked)
+    assert found.documents == pytest.approx(len(long_texts), rel=0.05)
+    assert found.tokens == pytest.approx(sum(len(text) + 1 for text in long_texts), rel=0.05)
+    assert found.sampled_documents < len(long_texts)
     assert not (tmp_path / "out").exists()
 
 

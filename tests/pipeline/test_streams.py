@@ -146,7 +146,7 @@ def read_all(data: bytes, path: Path, *, read_bytes: int = 1_000) -> bytes:
         parts = []
         while part := stream.read(read_bytes):
             parts.append(part)
-        assert stream.file_position() <= len(data)
+        assert stream.file_position(None) <= len(data)
     return b"".join(parts)
 
 

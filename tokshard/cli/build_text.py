@@ -135,7 +135,7 @@ def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
         share = f" of {bytes_text(status.total_bytes)} ({_share(status):.0%}{of_what})"
         total = f" of {status.num_tasks:,}" if status.num_tasks else ""
         lines += [
-            ("state", f"{status.state}, {status.stage}{appended}{passes}"),
+            ("state", f"{status.state}, {_doing(status)}{appended}{passes}"),
             *(("", holder) for holder in status.holders),
             ("tasks", f"{status.tasks_done:,}{total} done{more}{failed}"),
             ("read", bytes_text(status.bytes_done) + ("" if status.read_once else share)),
@@ -148,11 +148,17 @@ def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
     if status.state == UNFINISHED and status.read_once:
         once = ", ".join(status.read_once)
         lines.append(("continue", f"not possible: {once} can be read once only; start over with --force"))
+    elif status.is_built:
+        lines.append(("next", f"tokshard commit {shlex.quote(status.directory)}"))
     elif status.state == UNFINISHED and status.command:
         lines.append(("continue", f"cd {shlex.quote(status.working_directory)} && {shlex.join(status.command)}"))
         if "--num-jobs" in status.command:
             lines.append(("", f"with any job number, then tokshard commit {shlex.quote(status.directory)}"))
     return lines
+
+
+def _doing(status: BuildStatus) -> str:
+    return "all tasks are done: what is left is to publish the corpus" if status.is_built else status.stage
 
 
 def _share(status: BuildStatus) -> float:

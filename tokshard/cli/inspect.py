@@ -43,7 +43,7 @@ _TOKENS_OF_WORKER = 1 << 25
     "--document",
     metavar="N|ID",
     help="Show the whole of document N, counted from 0, with a bar after each token, and loss spans in \u27e6 \u27e7; "
-    "where --id-field kept ids, the document with this ID, and #N means number N.",
+    "where --id-field kept ids, the document with this ID, if there is one. '#N' is always number N.",
 )
 @click.option(
     "--sample",

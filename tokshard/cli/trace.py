@@ -108,7 +108,7 @@ def trace(
     or by torch.distributed.checkpoint, a file written by torch.save, or the loader's state as JSON.
 
     A document is given as CORPUS:ID, where ID is its number in the corpus, from 0. If the corpus was built with
-    --id-field, ID is the document's id, and CORPUS:#N gives its number instead.
+    --id-field, ID is the document's id, or its number if none has that id; CORPUS:#N is always the number.
 
     --json prints one line per row or, with --document, per document.
     """  # noqa: D301 - click reads the escape

@@ -47,6 +47,7 @@ class BuildStatus:
         bytes_done, total_bytes: that this pass has read, and that there are.
         generation: that an append adds; of a complete corpus, its newest.
         left_out: reason to count, up to now.
+        is_built: jobs of an array have done all tasks, and the corpus is to be published.
         command, working_directory: what continues the build; empty if it is impossible.
         read_once: inputs that can be read once only, because of which the build cannot be continued.
     """
@@ -71,6 +72,7 @@ class BuildStatus:
     left_out: dict[str, int] = field(default_factory=dict)
     config: BuildConfig | None = None
     generation: int = 0
+    is_built: bool = False
     command: tuple[str, ...] = ()
     working_directory: str = ""
     read_once: tuple[str, ...] = ()
@@ -121,7 +123,12 @@ def _status(workspace: Workspace) -> BuildStatus:
     total, made = progress_of(done), progress_of(one for one in written if one.failure is None)
     # a root of another directory was joined to it, and these are not paths
     read_once = tuple(read_once_name(os.path.relpath(root, request.directory)) for root in request.inputs.read_once)
+    num_tasks, failed = len(tasks) if is_reading else 0, len(receipts) - len(done)
+    is_whole = tasks_done == num_tasks and not failed and not segments_done
+    is_built = request.is_array and kind == WRITE and num_tasks > 0 and is_whole and not holders
     command = command_words(request.sources, request.options, is_array=request.is_array)
+    if is_built:
+        command = ["tokshard", "commit", request.options.out]
     return BuildStatus(
         directory=workspace.out,
         state=RUNNING if holders else UNFINISHED,
@@ -130,8 +137,8 @@ def _status(workspace: Workspace) -> BuildStatus:
         passes_done=passes.index(kind) if kind in passes else passes.index(HASH) + 1,
         holders=holders,
         tasks_done=tasks_done,
-        num_tasks=len(tasks) if is_reading else 0,
-        failed=len(receipts) - len(done),
+        num_tasks=num_tasks,
+        failed=failed,
         segments_done=segments_done,
         # other stages read about as many bytes of files
         bytes_done=total.input_bytes if is_reading else min(total.input_bytes, request.inputs.num_bytes),
@@ -144,6 +151,7 @@ def _status(workspace: Workspace) -> BuildStatus:
         left_out=_left_out(receipts),
         config=request.config,
         generation=request.generation,
+        is_built=is_built,
         command=() if read_once else tuple(command),
         working_directory="" if read_once else request.directory,
         read_once=read_once,

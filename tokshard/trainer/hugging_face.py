@@ -395,13 +395,32 @@ def _write(path: str, fields: Mapping[str, Any]) -> None:
 
 def main(arguments: list[str]) -> int:
     """Export a checkpoint. Exit codes: 0, 1 the checkpoint is damaged or a disk failed, 2 wrong usage."""
-    parser = argparse.ArgumentParser(prog="python -m tokshard.trainer.hugging_face", description=export.__doc__)
-    parser.add_argument("checkpoint")
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--corpus", default="", help="that the model was trained on; default: of the recipe")
+    parser = argparse.ArgumentParser(
+        prog="python -m tokshard.trainer.hugging_face",
+        description="Export the weights of a checkpoint, with the tokenizer of its corpus, as a Hugging Face Llama or "
+        "Qwen3: config.json and safetensors files that AutoModelForCausalLM.from_pretrained(DIR) loads.",
+        epilog="Example: python -m tokshard.trainer.hugging_face run/checkpoints/step-00040000 --out llama",
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint of the trainer")
     parser.add_argument(
-        "--tokenizer", default="", metavar="DIR", help="with the chat template; default: of load_weights"
+        "--out", required=True, metavar="DIR", help="a directory that is new or empty; it appears when it is complete"
+    )
+    parser.add_argument(
+        "--dtype", choices=("fp32", "bf16"), default="fp32", help="type of the numbers that are written; default: fp32"
+    )
+    parser.add_argument(
+        "--corpus",
+        default="",
+        metavar="CORPUS",
+        help="the corpus whose tokenizer is written, and whose vocabulary the weights are cut to; default: the first "
+        "one of the run",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        default="",
+        metavar="DIR",
+        help="a folder with the same tokenizer, whose chat template and settings are copied; default: the folder whose "
+        "weights the run began with (checkpoint.load_weights)",
     )
     given = parser.parse_args(arguments)
 

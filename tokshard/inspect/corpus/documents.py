@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -132,10 +133,10 @@ def origin_of(corpus: Corpus, sources: Sequence[SourceInfo], document: int) -> O
 def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str) -> list[int]:
     """The documents that a user names: by number or, in a corpus that keeps ids, by id, which several may share.
 
-    Finding an id reads the ids of the whole corpus.
+    Finding an id reads the ids of the whole corpus. A key that is no id may still be a number, as it is printed.
 
     Args:
-        key: a number, or an id if the corpus has ids; ``#N`` is always the number.
+        key: a number such as 1821 or 1,821, or an id if the corpus has ids; ``#N`` is always the number.
         corpus_name: the corpus, for messages.
         prefix: the user's text before a key.
 
@@ -143,11 +144,12 @@ def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str)
         UsageError: there is no such document, or there are too many.
         CorpusError: the corpus cannot be read.
     """
-    number = key.removeprefix("#")
+    number = _number(key.removeprefix("#"))
+    by_number = [number] if number is not None and number < corpus.num_documents else []
     has_ids = ID in kept_columns(corpus.manifest.columns)
     if key.startswith("#") or not has_ids:
-        if not (number.isascii() and number.isdecimal() and int(number) < corpus.num_documents):
-            first, last = (f"{prefix}{'#' * has_ids}{one}" for one in (0, corpus.num_documents - 1))
+        if not by_number:
+            first, last = (_as_words(prefix, f"{'#' * has_ids}{one}") for one in (0, corpus.num_documents - 1))
             with_ids = "" if has_ids else "; it was built without --id-field, so it keeps no ids"
             raise UsageError(
                 f"{corpus_name} has no document {key!r}: it has {corpus.num_documents:,}, counted from 0",
@@ -155,7 +157,7 @@ def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str)
                 if corpus.num_documents
                 else "give a corpus that has documents",
             )
-        return [int(number)]
+        return by_number
     import pyarrow.compute as pc  # takes 60 ms, and few commands come here
 
     found, first_of_batch = list[int](), 0
@@ -166,16 +168,28 @@ def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str)
             rows = np.flatnonzero(is_equal.fill_null(False).to_numpy(zero_copy_only=False))
             found += (rows + first_of_batch).tolist()
             first_of_batch += place.num_documents
-    if not found:
+    if not found and not by_number:
         raise UsageError(
-            f"{corpus_name} has no document with id {key!r}", hint=f"{prefix}#0 is its first document, by number"
+            f"{corpus_name} has no document with id {key!r}",
+            hint=f"{_as_words(prefix, '#0')} is its first document, by number",
         )
     if len(found) > _MAX_DOCUMENTS:
         raise UsageError(
             f"{len(found):,} documents of {corpus_name} have id {key!r}",
-            hint=f"give one by its number, such as {prefix}#{found[0]}",
+            hint=f"give one by its number, such as {_as_words(prefix, f'#{found[0]}')}",
         )
-    return found
+    return found or by_number
+
+
+def _number(text: str) -> int | None:
+    """The number of a document as a user copies it, such as 1821 or 1,821."""
+    return int(text.replace(",", "")) if re.fullmatch(r"[0-9]+|[0-9]{1,3}(,[0-9]{3})+", text) else None
+
+
+def _as_words(prefix: str, key: str) -> str:
+    """What to type into a shell, where ``#`` begins a comment."""
+    option, space, start = prefix.rpartition(" ")
+    return f"{option}{space}{shlex.quote(start + key)}"
 
 
 def spread(count: int, length: int) -> list[int]:

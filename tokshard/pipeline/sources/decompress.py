@@ -42,11 +42,12 @@ class ByteSource(NamedTuple):
 
     Args:
         read: returns the requested number of bytes; fewer only at the end.
-        file_position: returns the bytes of the file read so far, for progress.
+        file_position: returns how many bytes of the file stand for so many of the bytes, or for all that were read.
+            What was read of a compressed file and not given yet does not count.
     """
 
     read: Callable[[int], bytes]
-    file_position: Callable[[], int]
+    file_position: Callable[[int | None], int]
 
 
 @contextlib.contextmanager
@@ -68,7 +69,7 @@ def open_bytes(input_: Input, *, start: int = 0) -> Iterator[ByteSource]:
             yield _plain_bytes(input_, file)
         else:
             pieces = _PIECES[input_.compression](file)
-            yield ByteSource(_reads_of_any_size(_naming(input_, pieces)), file.tell)
+            yield _decompressed(_naming(input_, pieces), file.tell)
 
 
 def _plain_bytes(input_: Input, file: IO[bytes]) -> ByteSource:
@@ -86,7 +87,35 @@ def _plain_bytes(input_: Input, file: IO[bytes]) -> ByteSource:
         position += len(data)
         return data
 
-    return ByteSource(read, lambda: position)
+    return ByteSource(read, lambda stop: position if stop is None else min(stop, position))
+
+
+def _decompressed(pieces: Iterator[bytes], tell: Callable[[], int]) -> ByteSource:
+    """The bytes of a compressed file, from their start."""
+    made = given = reported = 0
+
+    def counted_pieces() -> Iterator[bytes]:
+        nonlocal made
+        for piece in pieces:
+            made += len(piece)
+            yield piece
+
+    read_pieces = _reads_of_any_size(counted_pieces())
+
+    def read(size: int) -> bytes:
+        nonlocal given
+        data = read_pieces(size)
+        given += len(data)
+        return data
+
+    def file_position(stop: int | None) -> int:
+        nonlocal reported
+        place = given if stop is None else min(stop, given)
+        # never back, which a part that is compressed better would be
+        reported = max(reported, tell() * place // made if place < made else tell())
+        return reported
+
+    return ByteSource(read, file_position)
 
 
 def _naming(input_: Input, pieces: Iterator[bytes]) -> Iterator[bytes]:

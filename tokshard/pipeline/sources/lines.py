@@ -16,7 +16,7 @@ def lines_of(input_: Input, span: Span, max_line_bytes: int) -> Iterator[tuple[i
     reported = start
     with open_bytes(input_, start=max(0, start - 1)) as stream:
         for place, chunk in line_chunks(stream.read, max_line_bytes, start, stop):
-            here = stream.file_position()
+            here = stream.file_position(chunk.stop)
             # the last line may end in the next range, which counts those bytes
             here = here if stop is None else min(here, stop)
             chunk.input_bytes, reported = here - reported, here
@@ -41,12 +41,13 @@ def line_chunks(
     parts: list[bytes | memoryview] = []  # of a chunk whose last line has not ended yet; copied once, when it has
     place = here = start
     num_whole = num_last = 0  # bytes before the last line of that chunk, and in it
+    end = here  # of what was read
 
-    def finished() -> tuple[int, LineChunk]:
+    def finished(stop: int) -> tuple[int, LineChunk]:
         data = b"".join(parts)
         parts.clear()
         is_held = num_last <= max_line_bytes
-        return place, LineChunk(data, 0) if is_held else LineChunk(data[:num_whole], num_last)
+        return place, LineChunk(*((data, 0) if is_held else (data[:num_whole], num_last)), stop=stop)
 
     while True:
         is_past = stop is not None and here >= stop
@@ -55,20 +56,21 @@ def line_chunks(
         data = read(CHUNK_BYTES)
         if not data:
             break
+        end = here + len(data)
         rest = data.find(b"\n") + 1 or len(data) if is_skipping or parts else 0
         is_ended = data[rest - 1 : rest] == b"\n"
         if parts:
             parts += [memoryview(data)[:rest]] if num_last <= max_line_bytes else []
             num_last += rest
             if is_ended:
-                yield finished()
+                yield finished(here + rest)
         is_skipping = is_skipping and not is_ended
         if rest < len(data) and not is_past:
             last_line = max(rest, data.rfind(b"\n", rest, -1) + 1)
             parts.append(memoryview(data)[rest:] if rest else data)
             place, num_whole, num_last = here, last_line - rest, len(data) - last_line
             if data.endswith(b"\n"):
-                yield finished()
+                yield finished(end)
         here += CHUNK_BYTES
     if parts:
-        yield finished()
+        yield finished(end)

@@ -31,11 +31,16 @@ _BLANK_LINES = re.compile(rb"(?m)(?:^[ \t\r\f\v]*\n)+")
 
 
 def text_documents(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, Records]]:
-    """The documents of a text, by the mode of `spec`, in chunks with their places in the text."""
+    """The documents of a text, by the mode of `spec`, in chunks with their places in the text.
+
+    Chunks of lines and of paragraphs say for how many bytes of the text they stand.
+    """
     if spec.text_unit == FILE:
         yield 0, _whole_text(read, spec)
     elif spec.text_unit == LINE:
+        reported = 0
         for place, chunk in line_chunks(read, _max_line_bytes(spec)):
+            chunk.input_bytes, reported = chunk.stop - reported, chunk.stop
             yield place, _line_documents(place, chunk, spec)
     else:
         yield from _paragraphs(read, spec)
@@ -56,7 +61,8 @@ def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[int, 
             yield place, records
         return
     with open_bytes(input_) as stream:
-        for place, records in counted(text_documents(stream.read, spec), stream.file_position):
+        found = text_documents(stream.read, spec)
+        for place, records in counted(found, stream.file_position, is_exact=spec.text_unit != FILE):
             records.set_name(spec, name)
             if spec.text_unit == FILE:
                 records.input_bytes = input_.num_bytes  # also where less was read of a text that is too long
@@ -101,24 +107,26 @@ def _line_documents(place: int, chunk: LineChunk, spec: RecordSpec) -> Records:
 
 def _paragraphs(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, Records]]:
     """The documents between blank lines. A chunk has the documents that start in one chunk of lines."""
+    reported = 0
     for place, found in itertools.groupby(_split(read, spec), lambda one: one[0]):
         for held, _ in batches(found, lambda one: len(one[1])):
-            _, texts, sizes, marks = zip(*held, strict=True)
+            _, texts, sizes, marks, stops = zip(*held, strict=True)
             too_long = [number for number, size in enumerate(sizes) if size > _max_line_bytes(spec)]
             problems = {number: _too_long(spec, "paragraph", sizes[number]) for number in too_long}
             records = admit_rows(spec, texts, None, problems)
             records.num_marks = sum(marks)
+            records.input_bytes, reported = stops[-1] - reported, stops[-1]
             yield place, records
 
 
-def _split(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, bytes, int, int]]:
+def _split(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, bytes, int, int, int]]:
     """Cut a text at its blank lines, which hold only white space and belong to no paragraph.
 
     Yields:
-        The place of the chunk of lines in which a paragraph starts; its text, empty if it is too long; its size; and
-        the number of byte order marks dropped before it.
+        The place of the chunk of lines in which a paragraph starts; its text, empty if it is too long; its size; the
+        number of byte order marks dropped before it; and the place where the next one may start.
     """
-    start = num_bytes = num_marks = 0
+    start = num_bytes = num_marks = stop = 0
     parts: list[bytes] = []
     for place, chunk in line_chunks(read, _max_line_bytes(spec)):
         data, is_marked = (chunk.data, 0) if place else without_mark(chunk.data)
@@ -126,15 +134,17 @@ def _split(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int
         if data and not data.endswith(b"\n"):
             data += b"\n"  # ends the last line, so that the pattern finds it if it is blank
         pieces = _BLANK_LINES.split(data)
+        stop = chunk.stop
+        stops = [stop - len(data) + blank.end() for blank in _BLANK_LINES.finditer(data)]
         for number, piece in enumerate(pieces, 1):
             start = start if num_bytes else place
             num_bytes += len(piece) + (chunk.oversized_bytes if number == len(pieces) else 0)
             parts = [*parts, piece] if num_bytes <= _max_line_bytes(spec) else []
             if num_bytes and number < len(pieces):
-                yield start, _joined(parts), num_bytes, num_marks
+                yield start, _joined(parts), num_bytes, num_marks, stops[number - 1]
                 parts, num_bytes, num_marks = [], 0, 0
     if num_bytes:
-        yield start, _joined(parts), num_bytes, num_marks
+        yield start, _joined(parts), num_bytes, num_marks, stop
 
 
 def _max_line_bytes(spec: RecordSpec) -> int:

@@ -171,6 +171,7 @@ class Records:
     def extend(self, other: Records) -> None:
         """Add the records of the part that follows."""
         base, self.count = self.count, self.count + other.count
+        self.input_bytes += other.input_bytes
         self.texts += other.texts
         self.positions += [base + position for position in other.positions]
         for name, values in other.columns.items():
@@ -195,11 +196,13 @@ class LineChunk:
         data: the lines, each with its newline; the last line may lack it.
         oversized_bytes: if not 0, the size of one more line, which follows `data` and is too long to be held.
         input_bytes: bytes of the input that the chunk stands for.
+        stop: the place in the stream where the last of these lines ends.
     """
 
     data: bytes
     oversized_bytes: int = 0
     input_bytes: int = 0
+    stop: int = 0
 
 
 Chunk = LineChunk | Records | TokenBatch
@@ -333,15 +336,19 @@ def batches(items: Iterable[T], num_bytes: Callable[[T], int]) -> Iterator[tuple
         yield held, size
 
 
-def counted(chunks: Iterable[tuple[P, Records]], position: Callable[[], int]) -> Iterator[tuple[P, Records]]:
+def counted(
+    chunks: Iterable[tuple[P, Records]], position: Callable[[int | None], int], *, is_exact: bool = False
+) -> Iterator[tuple[P, Records]]:
     """Chunks with the bytes of the input that were read for each.
 
     Args:
-        position: returns the bytes read so far.
+        position: ``file_position`` of a `ByteSource`.
+        is_exact: the chunks say for how many bytes of the stream they stand; otherwise they end where it was read to.
     """
-    reported = 0
+    reported = stop = 0
     for place, chunk in chunks:
-        here = position()
+        stop += chunk.input_bytes
+        here = position(stop if is_exact else None)
         chunk.input_bytes, reported = here - reported, here
         yield place, chunk
 

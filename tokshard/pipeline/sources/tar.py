@@ -62,7 +62,7 @@ def _chunks(input_: Input, _: Span, spec: RecordSpec) -> Iterator[tuple[int, Rec
         archive = _Archive(input_, stream.read)
         is_grouped = spec.text_field.split(".")[0] in _SAMPLE_FIELDS
         parts = _samples(archive, spec) if is_grouped else _members(archive, spec)
-        yield from counted(_joined(parts, spec), stream.file_position)
+        yield from counted(_joined(parts, spec), stream.file_position, is_exact=not is_grouped)
 
 
 def _joined(parts: Iterator[tuple[int, Records]], spec: RecordSpec) -> Iterator[tuple[int, Records]]:
@@ -96,9 +96,13 @@ def _bad(reason: str, detail: str) -> Records:
 def _members(archive: _Archive, spec: RecordSpec) -> Iterator[tuple[int, Records]]:
     """Each member, whole or in chunks of lines: position in the archive, and records."""
     parse = JsonLinesParser(spec)
+    reported = 0
     for name, reason in archive:
-        start = archive.position
+        start = end = archive.position
         for records in [_passed_over(reason)] if reason else _member(name, archive, spec, parse):
+            # of lines more is read than they stand for
+            end = end + records.input_bytes if records.input_bytes else archive.position
+            records.input_bytes, reported = end - reported, end
             records.set_name(spec, name)
             yield start, records
             start = archive.position
@@ -113,7 +117,9 @@ def _member(name: str, archive: _Archive, spec: RecordSpec, parse: JsonLinesPars
         else:
             yield parse(LineChunk(_one_line(data) or b"\n"))
     elif suffix in _LINES:
+        reported = 0
         for _, chunk in line_chunks(archive.read, spec.max_line_bytes):
+            chunk.input_bytes, reported = chunk.stop - reported, chunk.stop
             yield parse(chunk)
     elif suffix == "txt":
         for _, records in text_documents(archive.read, spec):
