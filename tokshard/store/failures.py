@@ -25,6 +25,7 @@ _STATUS = re.compile(r"status code: (\d{3})([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>(.*?)</Code>\s*(?:<Message>(.*?)</Message>)?", re.DOTALL)
 _CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
+_EXPIRED = re.compile(r"Expired|InvalidToken|TokenRefreshRequired|InvalidAccessKeyId|InvalidIdentityToken")
 _TRY_AGAIN = frozenset({408, 425, 429})
 _METADATA = ("169.254.169.254", "169.254.170.", "metadata.google")
 """Where a machine in a cloud asks for its credentials, after looking everywhere else."""
@@ -52,6 +53,14 @@ def status_of(error: Exception) -> int | None:
     return int(found[1]) if found else None
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether the store does not let this process in. S3 says 400 to a token that expired, without a word to HEAD."""
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
+        return True
+    status, code = status_of(error), _CODE.search(str(error))
+    return status in (401, 403) or (status == 400 and (code is None or _EXPIRED.search(code[1]) is not None))
+
+
 def reason(error: Exception) -> str:
     """An error of obstore in a few words; its own message runs over twenty lines."""
     text = str(error)
@@ -69,14 +78,17 @@ def reason(error: Exception) -> str:
     return cause[-1] if cause else text.partition("\n")[0][:200]
 
 
-def verdict(error: Exception, *, where: str, scheme: str) -> Exception | None:
+def verdict(error: Exception, *, where: str, scheme: str, is_renewed: bool = False) -> Exception | None:
     """The error for a failed request; None if another try may succeed.
 
     Args:
         where: name of the file or the place in messages.
         scheme: of the store.
+        is_renewed: whether the credentials were read anew, because others were refused.
     """
-    status = status_of(error)
+    status, said = status_of(error), reason(error)
+    if is_renewed:
+        said += ", also with credentials that were read anew"
     if "NoSuchUpload" in str(error):  # its last answer was lost, and it may be complete: put it once more
         return None
     problem: Exception | None = None
@@ -88,22 +100,21 @@ def verdict(error: Exception, *, where: str, scheme: str) -> Exception | None:
     elif isinstance(error, FileNotFoundError):
         problem = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
     elif isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError) or status in (401, 403):
-        problem = StoreError(f"{where}: access denied: {reason(error)}", hint=CREDENTIALS.get(scheme, _NO_CREDENTIALS))
+        problem = StoreError(f"{where}: access denied: {said}", hint=CREDENTIALS.get(scheme, _NO_CREDENTIALS))
     elif isinstance(error, NotSupportedError | NotImplementedError) or "non-partial response" in str(error):
         problem = StoreError(
-            f"{where}: the server does not answer requests for ranges: {reason(error)}",
+            f"{where}: the server does not answer requests for ranges: {said}",
             hint="download the file, or take a server that answers them",
         )
     elif status in (501, 505):
-        problem = StoreError(f"{where}: the store cannot do what was asked: {reason(error)}", hint=CONDITIONS)
+        problem = StoreError(f"{where}: the store cannot do what was asked: {said}", hint=CONDITIONS)
     elif isinstance(error, InvalidPathError | UnknownConfigurationKeyError | ValueError):
         problem = StoreError(
-            f"{where}: {reason(error)}", hint="names may not have empty parts, '.' or '..' between their slashes"
+            f"{where}: {said}", hint="names may not have empty parts, '.' or '..' between their slashes"
         )
     elif status is not None and 300 <= status < 500 and status not in _TRY_AGAIN:
-        is_login = "Token" in str(error) or "Credential" in str(error)
-        hint = CREDENTIALS.get(scheme, _NO_CREDENTIALS) if is_login else "check the address and AWS_REGION"
-        problem = StoreError(f"{where}: the store refused a request: {reason(error)}", hint=hint)
+        hint = CREDENTIALS.get(scheme, _NO_CREDENTIALS) if is_refusal(error) else "check the address and AWS_REGION"
+        problem = StoreError(f"{where}: the store refused a request: {said}", hint=hint)
     return problem
 
 

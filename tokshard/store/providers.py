@@ -46,8 +46,13 @@ _S3_IDENTITIES = (
 _S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
+_ASK_AGAIN = timedelta(minutes=6)
+"""Credentials of a profile are asked for again from 5 minutes before this ends, so once a minute. AWS's own library
+renews them 15 minutes before they expire, and costs nothing else."""
+
+
 def open_provider(address: Address, *, is_large: bool) -> ObjectStore:
-    """A client for a bucket or server. Sends nothing.
+    """A client for a bucket or server, with the credentials that are there now. Sends nothing.
 
     Args:
         is_large: for uploads that take longer than a stall may.
@@ -121,7 +126,7 @@ def _profile_settings() -> dict[str, Any]:
         if session.get_credentials() is None:  # a profile without an identity: the role of the machine is left
             return {"region": session.region_name} if session.region_name else {}
         scoped = session._session.get_scoped_config()  # noqa: SLF001 -- boto3 gives the endpoint of a profile no other way
-        settings: dict[str, Any] = {"credential_provider": Boto3CredentialProvider(session)}
+        settings: dict[str, Any] = {"credential_provider": Boto3CredentialProvider(session, ttl=_ASK_AGAIN)}
     except BotoCoreError as error:
         raise StoreError(
             f"the AWS profile cannot be used: {error}", hint="check AWS_PROFILE and ~/.aws, or run 'aws sso login'"

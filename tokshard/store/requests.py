@@ -1,4 +1,8 @@
-"""Requests to one bucket or web server, tried again where that may help."""
+"""Requests to one bucket or web server, tried again where that may help.
+
+A token may expire in a run of months. So a store that let this process in before and now refuses it is asked once more,
+with the credentials read anew from where they came from.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from obstore.exceptions import AlreadyExistsError, PreconditionError
 
 from tokshard.errors import StoreError
 from tokshard.store.addresses import Address
-from tokshard.store.failures import FAILURES, gave_up, reason, status_of, verdict
+from tokshard.store.failures import FAILURES, gave_up, is_refusal, reason, status_of, verdict
 from tokshard.store.providers import open_provider
 
 if TYPE_CHECKING:
@@ -92,11 +96,11 @@ class Requests:
         self.address, self.options = address, options
         self.leases: dict[str, float] = {}
         self.fence: str | None = None
-        self._has_answered = False
+        self._is_open = self._has_answered = self._has_let_in = False
         self._warned_at = 0.0
         self._ending = threading.Event()
         self._opening = threading.Lock()
-        self._providers: dict[bool, ObjectStore] = {}
+        self._providers: dict[bool, ObjectStore] = {}  # a new dict once the credentials are read anew
 
     def where(self, key: str) -> str:
         """A key as messages name it."""
@@ -113,18 +117,23 @@ class Requests:
     ) -> Answer:
         """Make a request until it succeeds, its failure is final, or patience ends; large ones at least three times."""
         _Process.check(self.address.root)
-        began, tries = time.monotonic(), 0
+        began, tries, is_renewed = time.monotonic(), 0, False
         while True:
             if is_write:
                 self._check_may_write(key)
+            providers = self._providers
             try:
-                answer = request(self._open(is_large=is_large))
+                answer = request(self._open(providers, is_large=is_large))
             except (AlreadyExistsError, PreconditionError, StoreError):
                 self._has_answered = True
                 raise
             except FAILURES as error:
                 tries += 1
-                self._check_final(error, key=key)
+                if self._has_let_in and not is_renewed and not self.address.is_server and is_refusal(error):
+                    is_renewed = True
+                    self._renew(providers)
+                    continue
+                self._check_final(error, key=key, is_renewed=is_renewed)
                 waited = time.monotonic() - began
                 delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2**tries) * random.uniform(0.5, 1.0)  # noqa: S311
                 is_late = waited + delay > self._patience() and tries >= (_LARGE_TRIES if is_large else 1)
@@ -135,17 +144,17 @@ class Requests:
                 self._warn(key, waited, error)
                 (abandoned or self._ending).wait(delay)
             else:
-                self._has_answered = True
+                self._has_answered = self._has_let_in = True
                 return answer
 
-    def _check_final(self, error: Exception, *, key: str) -> None:
+    def _check_final(self, error: Exception, *, key: str, is_renewed: bool) -> None:
         """Raise what a failure means, unless another try may succeed."""
         if isinstance(error, TryAgainError):
             return
         if isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.ENODATA, errno.EEXIST):
             raise error
         self._has_answered = self._has_answered or status_of(error) is not None
-        problem = verdict(error, where=self.where(key), scheme=self.address.scheme)
+        problem = verdict(error, where=self.where(key), scheme=self.address.scheme, is_renewed=is_renewed)
         if problem is not None:
             raise problem from error
 
@@ -175,13 +184,20 @@ class Requests:
             self.fence = f"{self.where(late[0])} was not renewed for {seconds:.0f} s: another process may take it now"
         return self.fence
 
-    def _open(self, *, is_large: bool) -> ObjectStore:
+    def _open(self, providers: dict[bool, ObjectStore], *, is_large: bool) -> ObjectStore:
         with self._opening:
-            if not self._providers:
+            if not self._is_open:
+                self._is_open = True
                 _set_at_exit(self._ending)
-            if is_large not in self._providers:
-                self._providers[is_large] = open_provider(self.address, is_large=is_large)
-            return self._providers[is_large]
+            if is_large not in providers:
+                providers[is_large] = open_provider(self.address, is_large=is_large)
+            return providers[is_large]
+
+    def _renew(self, refused: dict[bool, ObjectStore]) -> None:
+        """Read the credentials anew for the next requests, once for all that were refused with the same ones."""
+        with self._opening:
+            if self._providers is refused:
+                self._providers = {}
 
 
 def _set_at_exit(ending: threading.Event) -> None:
