@@ -150,12 +150,12 @@ def shape_of(
     if has_sections:
         default = -(-WHOLE_SEQ_LEN // seq_len) * BLOCK_SECTIONS * seq_len
     block = block_tokens or default
-    if has_sections and block % (BLOCK_SECTIONS * seq_len):
+    if has_sections and block % (unit := BLOCK_SECTIONS * seq_len):
         raise PlanError(
             f"block_tokens is {block}, no multiple of {BLOCK_SECTIONS} samples of {seq_len}, and a corpus has "
             "pack='whole'",
-            hint=f"give {-(-block // (BLOCK_SECTIONS * seq_len)) * BLOCK_SECTIONS * seq_len}, or {BLOCK_SECTIONS} "
-            "times the longest seq_len that the run will have",
+            hint=f"leave it out, or give {-(-block // unit) * unit}; a run that goes on keeps its block_tokens, so its "
+            f"seq_len has to divide {block // BLOCK_SECTIONS}",
         )
     if block < 4 * seq_len and not allow_small_blocks:
         raise PlanError(

@@ -318,7 +318,10 @@ def _check_growth(saved: _State, plan: StreamPlan) -> None:
 
 def _check_plan(saved: _State, now: PlanIdentity, *, any_corpora: bool, any_seq_len: bool) -> None:
     """Refuse the state of another plan, and name all differences."""
-    before, hint = saved.identity, "give the values of the run to be resumed"
+    before, hint = (
+        saved.identity,
+        "give the values of the run to be resumed (sizes of blocks and windows may be left out)",
+    )
     fields = {**before.fields, "seq_len": saved.last_seq_len}
     if any_seq_len:
         del fields["seq_len"]
