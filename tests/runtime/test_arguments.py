@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.loaders import expected_rows, one_corpus, rows_of, take, two_corpora
-from tests.runtime.sources import ListSource
+from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
@@ -192,6 +192,16 @@ def test_a_step_that_reaches_beyond_the_last_sample_is_refused_after_a_resume_to
     with pytest.raises(PlanError, match=r"samples are counted up to 2\*\*62") as caught:
         next(steps)
     assert "smaller global_batch_size" in caught.value.hint
+
+
+@pytest.mark.parametrize("num_streams", [1, 3])
+def test_documents_are_found_up_to_the_last_sample_and_not_beyond_it(num_streams: int) -> None:
+    plan = StreamPlan(PeriodicSource(10**15, 10**6), seq_len=4096, num_streams=num_streams)
+    last_epoch = 2**62 * 4096 // 10**15
+    (piece, *_) = plan.trace(2**62)
+    found = [one.sample for one in plan.find("corpus", piece.document, epochs=range(last_epoch - 1, last_epoch + 2))]
+    assert 2**62 in found
+    assert max(sample for sample in found if sample is not None) == 2**62
 
 
 def test_a_batch_that_no_int32_counts_is_refused_and_the_hint_is_the_largest() -> None:

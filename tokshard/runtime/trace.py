@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.runtime.bytes.source import documents_at
+from tokshard.runtime.cursor import MAX_SAMPLE
 from tokshard.runtime.order.inverse import find_document
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.pieces import PieceReader
@@ -122,7 +123,7 @@ def occurrences(
                     continue
                 is_known = corpus_sample >= first[stream]
                 sample = mixture.sample_of(number, corpus_sample, stream) if is_known else None
-                if sample is not None or not is_known:
+                if not is_known or (sample is not None and sample <= MAX_SAMPLE):
                     in_epoch.append(Occurrence(epoch, sample, one.start - place.start, one.stop - place.start))
         found += sorted(in_epoch, key=lambda one: -1 if one.sample is None else one.sample)
     return found

@@ -296,7 +296,7 @@ class Mixture:
         )
         low, high = np.where(has_more(low), 0, low), np.where(has_more(high), high, longest)
         while bool((high - low > 1).any()):
-            middle = (low + high) // 2
+            middle = low + (high - low) // 2  # the sum may exceed 2**63
             is_enough = has_more(middle)
             low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
         return low
