@@ -334,10 +334,11 @@ def test_a_run_that_changed_its_seq_len_is_traced_on_both_sides_and_says_what_wa
     loader = StreamingLoader(plan, global_batch_size=6)
     deque(itertools.islice(loader, 3), maxlen=0)
     longer = tmp_path / "longer.toml"
-    mix = (directory / "mix.toml").read_text().replace("seq_len = 32", "seq_len = 64\nblock_tokens = 65536")
-    longer.write_text(f"{mix.replace('shards/', f'{directory}/shards/')}window_blocks = {plan.shape.window_blocks}\n")
+    mix = (directory / "mix.toml").read_text().replace("seq_len = 32", "seq_len = 48")
+    longer.write_text(mix.replace("shards/", f"{directory}/shards/"))
     resumed = StreamingLoader(StreamPlan.load(str(longer)), global_batch_size=6)
-    resumed.load_state_dict(loader.state_dict(), seq_len="plan")
+    with pytest.warns(UserWarning, match="the change of seq_len from 32 to 48 leaves out"):
+        resumed.load_state_dict(loader.state_dict(), seq_len="plan")
     deque(itertools.islice(resumed, 2), maxlen=0)
     (tmp_path / "state.json").write_text(json.dumps(resumed.state_dict()))
     arguments = [longer, "--checkpoint", tmp_path / "state.json", "--no-text"]
@@ -345,8 +346,8 @@ def test_a_run_that_changed_its_seq_len_is_traced_on_both_sides_and_says_what_wa
     assert exit_code == 0
     left_out = [f"{facts['left_out']:,} of {name}" for name, facts in resumed.stats()["corpora"].items()]
     said = " ".join(out.split())
-    assert f"seq_len 64 tokens from sample 18 on, 32 before; left out by then: {', '.join(left_out)}" in said
-    for sample, tokens in ((17, 32), (18, 64)):
+    assert f"seq_len 48 tokens from sample 18 on, 32 before; left out by then: {', '.join(left_out)}" in said
+    for sample, tokens in ((17, 32), (18, 48)):
         found = [json.loads(line) for line in shell(*arguments, "--sample", str(sample), "--json")[1].splitlines()]
         assert sum(row["stop"] - row["start"] for row in found) == tokens
 
