@@ -21,6 +21,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from tokshard.errors import BadSourceError, UsageError
+from tokshard.format.schema import MAX_VOCABULARY
 from tokshard.interop.tokens.batches import DTYPES, TokenBatch, TokenSpec, damaged, stored_dtype
 from tokshard.interop.tokens.lists import find_name, join
 from tokshard.interop.tokens.located import batches_of
@@ -85,6 +86,8 @@ def read_mds(store: Store, name: str, start: int, stop: int | None, spec: TokenS
         starts, stops = _column_places(samples, sizes, column)
         places = zip(starts.tolist(), stops.tolist(), strict=True)
         documents = [_mds_ids(samples, low, high, encoding, spec) for low, high in places]
+        if encoding == "bytes" and spec.dtype is None:
+            _check_width(samples, documents)
         columns = {path: _kept_values(samples, sizes, *found) for path, found in kept.items()}
         yield replace(join(documents, samples.file_bytes), columns=columns)
 
@@ -293,6 +296,26 @@ def _column_places(
     return start, stop
 
 
+def _check_width(samples: _Samples, documents: Sequence[NDArray[Any]]) -> None:
+    """Refuse bytes that are no ids as int64, which is usual, and are ids as narrower integers.
+
+    Raises:
+        UsageError: with the option that says so.
+    """
+    for number, ids in enumerate(documents):
+        if not len(ids) or int(ids.max()) < MAX_VOCABULARY:
+            continue
+        place = f"{samples.store.where(samples.name)}: the bytes of sample {samples.first + number:,}"
+        for narrow in ("int32", "uint16"):
+            found = ids.view(stored_dtype(narrow))
+            if 0 <= int(found.min()) <= int(found.max()) < MAX_VOCABULARY:
+                raise UsageError(
+                    f"{place} are no ids as int64: one is {int(ids.max()):,}; as {narrow} all are below "
+                    f"{MAX_VOCABULARY:,}",
+                    hint=f"say with --dtype {narrow} how they are stored",
+                )
+
+
 def _mds_ids(samples: _Samples, low: int, high: int, encoding: str, spec: TokenSpec) -> NDArray[Any]:
     """The ids in one column of one sample, which lie at ``[low, high)`` of the data."""
     kind, *said = encoding.split(":")
@@ -312,6 +335,12 @@ def _mds_ids(samples: _Samples, low: int, high: int, encoding: str, spec: TokenS
                 raise samples.damaged("the shape of an array is longer than it")
             shape, low = np.frombuffer(samples.data, f"<u{width}", num_dimensions, low + 1).tolist(), stop
     count, rest = divmod(high - low, dtype.itemsize)
+    if rest and kind == "bytes":
+        raise UsageError(
+            f"{samples.store.where(samples.name)}: {high - low:,} bytes of a sample are not ids of {dtype.itemsize} "
+            f"bytes each",
+            hint="say with --dtype how they are stored, such as --dtype int32",
+        )
     if rest or (shape is not None and math.prod(shape) != count):
         raise samples.damaged(f"{high - low:,} bytes are not an array {shape or ''} of {dtype.name}")
     return np.frombuffer(samples.data, dtype, count, low)
