@@ -25,6 +25,7 @@ from tokshard.format.schema import MAX_VOCABULARY
 from tokshard.interop.tokens.batches import DTYPES, TokenBatch, TokenSpec, damaged, stored_dtype
 from tokshard.interop.tokens.lists import find_name, join
 from tokshard.interop.tokens.located import batches_of
+from tokshard.interop.tokens.rows import ROW_FIELDS, RowValues, documents_of_rows
 from tokshard.interop.tokens.sample_index import Json, entry_of, index_name, read_index
 from tokshard.store import Store
 
@@ -81,6 +82,7 @@ def read_mds(store: Store, name: str, start: int, stop: int | None, spec: TokenS
     said = raw if isinstance(raw, dict) else {}
     column, encoding, sizes = _column(store, name, entry, spec)
     kept = {path: _kept_column(store, name, entry, path) for path in spec.kept}
+    of_rows = _row_columns(store, name, entry, column)
     file = _SampleFile(store, name, name.rpartition(".")[2], said.get("bytes"), said.get("hashes"))
     for samples in file.samples(entry.get("samples")):
         starts, stops = _column_places(samples, sizes, column)
@@ -89,7 +91,9 @@ def read_mds(store: Store, name: str, start: int, stop: int | None, spec: TokenS
         if encoding == "bytes" and spec.dtype is None:
             _check_width(samples, documents)
         columns = {path: _kept_values(samples, sizes, *found) for path, found in kept.items()}
-        yield replace(join(documents, samples.file_bytes), columns=columns)
+        batch = replace(join(documents, samples.file_bytes), columns=columns)
+        values = {path: _row_values(samples, sizes, *found, spec) for path, found in of_rows.items()}
+        yield documents_of_rows(batch, values, spec.delimiters) if values else batch
 
 
 def read_litdata(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec) -> Iterator[TokenBatch]:  # noqa: ARG001 -- read whole
@@ -209,7 +213,44 @@ def mds_columns(store: Store, name: str, spec: TokenSpec) -> list[str]:
     """
     entry = entry_of(store, name)
     column = _column(store, name, entry, spec)[0]
-    return [other for number, other in enumerate(entry["column_names"]) if number != column]
+    return [
+        other
+        for number, other in enumerate(entry["column_names"])
+        if number != column and other not in _row_columns(store, name, entry, column)
+    ]
+
+
+def _row_columns(store: Store, name: str, entry: Json, ids: int) -> dict[str, tuple[int, str]]:
+    """The columns that say what is padding and where documents begin, each with its number and encoding.
+
+    Args:
+        ids: the number of the column of ids.
+
+    Raises:
+        UsageError: one holds no arrays.
+    """
+    names, encodings = entry["column_names"], list(map(str, entry["column_encodings"]))
+    found = {path: (names.index(path), encodings[names.index(path)]) for path in ROW_FIELDS if path in names}
+    for path, (number, encoding) in found.items():
+        if number != ids and not encoding.startswith("ndarray"):
+            raise UsageError(
+                f"{store.where(name)}: column {path!r} is stored as {encoding}, expected ndarray: a value for each id",
+                hint="write the shards again with arrays of integers there, or without that column",
+            )
+    return {path: at for path, at in found.items() if at[0] != ids}
+
+
+def _row_values(
+    samples: _Samples, sizes: Sequence[int | None], column: int, encoding: str, spec: TokenSpec
+) -> RowValues:
+    starts, stops = _column_places(samples, sizes, column)
+    places = zip(starts.tolist(), stops.tolist(), strict=True)
+    lists = [_mds_ids(samples, low, high, encoding, replace(spec, dtype=None)) for low, high in places]
+    return RowValues(
+        values=np.concatenate(lists),
+        counts=np.fromiter(map(len, lists), np.int64, len(lists)),
+        is_missing=np.zeros(len(lists), np.bool_),
+    )
 
 
 def _kept_column(store: Store, name: str, entry: Json, path: str) -> tuple[int, str]:
