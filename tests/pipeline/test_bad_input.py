@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as pq_encryption
 import pytest
 
 from tests.contract.small import stopped_before_the_corpus
@@ -541,6 +543,55 @@ def test_a_damaged_input_stops_the_build_under_both_policies_and_is_named(what, 
     assert len(problem) > len(f"error: {file} is damaged: ")
     assert hint == FETCH
     assert not (seen.directory / names.MANIFEST).exists()
+
+
+class PlainKeys(pq_encryption.KmsClient):
+    """Keys that are kept in the file itself."""
+
+    def __init__(self, _: Any) -> None:
+        super().__init__()
+
+    def wrap_key(self, key: bytes, _: str) -> bytes:
+        return base64.b64encode(key)
+
+    def unwrap_key(self, key: bytes, _: str) -> bytes:
+        return base64.b64decode(key)
+
+
+@pytest.mark.parametrize("has_plain_footer", [False, True])
+def test_an_encrypted_parquet_file_is_called_so(has_plain_footer, tokshard_build):
+    keys = {"footer_key": "k", "column_keys": {"k": ["text"]}, "plaintext_footer": has_plain_footer}
+    factory = pq_encryption.CryptoFactory(PlainKeys)
+    config = pq_encryption.EncryptionConfiguration(**keys)
+    properties = factory.file_encryption_properties(pq_encryption.KmsConnectionConfig(), config)
+    with pq.ParquetWriter("a.parquet", TABLE.schema, encryption_properties=properties) as writer:
+        writer.write_table(TABLE)
+    problem, hint = tokshard_build("a.parquet").err
+    assert problem.startswith("error: a.parquet is encrypted, which is not read: ")
+    assert hint == "hint: write it without encryption, or leave it out with --on-bad-source skip"
+    seen = tokshard_build("a.parquet", write("b.jsonl", GOOD), "--on-bad-source", "skip", "--force")
+    assert (seen.texts, seen.left_out) == (["good"], [{"damaged input": 1}, {}])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (json.dumps([{"text": "word " * 400}] * 1_000).encode(), "jq -c '.[]' converts an array"),
+        (bytes(2_000_000), "these are NUL bytes"),
+        (b"PAR1" + b"x" * 2_000_000, "this looks like parquet; give the file a name that ends in .parquet"),
+        (json.dumps({"text": "word " * 400_000}).encode(), None),
+    ],
+    ids=["an array", "zeros", "parquet", "a record"],
+)
+def test_a_line_above_the_limit_that_no_limit_makes_a_record_is_called_what_it_is(line, said, tokshard_build):
+    file = write("a.jsonl", GOOD + line)
+    problem, hint = tokshard_build(file, "--max-document-bytes", "100kB").err
+    long = f"line has {len(line):,} bytes, at most 1,848,576 are allowed"
+    if said is None:
+        assert (problem, hint) == (f"error: a.jsonl, line 2: over max-document-bytes: {long}", ALLOW)
+    else:
+        assert problem.startswith(f"error: a.jsonl, line 2: malformed: {long}; ")
+        assert (said in problem, hint) == (True, REPAIR)
 
 
 @pytest.mark.slow

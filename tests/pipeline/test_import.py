@@ -181,6 +181,29 @@ def test_mds_shards_are_read_in_every_encoding_of_arrays(place, encoding):
     assert documents_of(imported(place, foreign.mds(place / "mds", shards, encoding))) == [*shards[0], *shards[1]]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "document", "problem"),
+    [
+        ("i4", [5, 6, 7, EOS], "are no ids as int64: one is 25,769,803,781; as int32 all are below 16,777,216"),
+        ("u2", [5, 6, 7, 256], "are no ids as int64: one is 72,057,624,103,092,229; as uint16"),
+        ("u2", [5, 256, 7, EOS], "are no ids as int64: one is 30,081,548,293; as uint16"),
+        ("i4", [5, 6, EOS], "12 bytes of a sample are not ids of 8 bytes each"),
+    ],
+)
+def test_bytes_of_mds_that_are_no_int64_are_refused_with_the_option_that_says_what_they_are(
+    place, dtype, document, problem
+):
+    as_wide = np.frombuffer(np.array(document, dtype).tobytes(), "u1").tolist()
+    folder = foreign.mds(place / "mds", [[as_wide]], "bytes:uint8")
+    index = json.loads((folder / "index.json").read_text())
+    index["shards"][0]["column_encodings"][1] = "bytes"
+    (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(UsageError) as caught:
+        imported(place, folder)
+    assert "--dtype" in caught.value.hint
+    assert problem in caught.value.problem
+
+
 @pytest.mark.parametrize("compress", [("zstd", zstd), ("gz", gzip.compress), ("bz2", bz2.compress)])
 def test_compressed_mds_shards_are_read(place, compress):
     folder = foreign.mds(place / "mds", [DOCUMENTS], compress=compress)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import struct
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.pipeline import foreign
 from tests.pipeline.inputs import arrow_bytes, arrow_stream_bytes, jsonl, parquet_bytes, write_byte_tokenizer
 from tokshard import copy_corpus, import_corpus, open_corpus
 from tokshard.cli.main import run
@@ -186,6 +189,42 @@ def test_padding_is_shown_counted_over_copies_and_additions_and_up_to_a_limit(pl
     assert json.loads((place / "out" / "manifest.json").read_text())["records"]["padding_ids"] == 2
 
 
+def mds(folder: Path, columns: dict[str, list[list[int]]], kind: str = "ndarray:int32") -> Path:
+    """A shard of MDS with arrays of int32."""
+    samples = []
+    for row in zip(*columns.values(), strict=True):
+        arrays = [struct.pack("<BB", 1 << 2, len(values)) + np.array(values, "<i4").tobytes() for values in row]
+        samples.append(struct.pack(f"<{len(arrays)}I", *map(len, arrays)) + b"".join(arrays))
+    data = foreign.container(samples, b"{}")
+    shard = {
+        "column_names": list(columns),
+        "column_encodings": ["ndarray:int32", *[kind] * (len(columns) - 1)],
+        "column_sizes": [None] * len(columns),
+        "samples": len(samples),
+        "raw_data": {"basename": "shard.00000.mds", "bytes": len(data), "hashes": {}},
+    }
+    folder.mkdir()
+    (folder / "shard.00000.mds").write_bytes(data)
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
+    return folder
+
+
+def test_rows_of_mds_become_their_documents_without_padding_too(place):
+    columns = {
+        "tokens": [[5, 6, 7, PAD], [8, PAD, PAD, PAD]],
+        "attention_mask": [[1, 1, 1, 0], [1, 0, 0, 0]],
+        "position_ids": [[0, 1, 0, 0], [0, 0, 0, 0]],
+        "labels": [[5, 6, 7, -100], [8, -100, -100, -100]],
+    }
+    options = {"tokenizer": place / "tok", "out": place / "out", "workers": 1}
+    result = import_corpus([mds(place / "in", columns)], **options)
+    assert (documents_of(result), padding_of(result)) == ([[5, 6, EOS], [7, EOS], [8, EOS]], 4)
+    (note,) = [note for note in result.notes if "left out" in note]
+    assert note.startswith("columns of shard.00000.mds that are left out: labels; ")
+    with pytest.raises(UsageError, match="column 'attention_mask' is stored as pkl, expected ndarray"):
+        import_corpus([mds(place / "pkl", columns, "pkl")], **options, force=True)
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.lists(st.lists(st.integers(1, 199), min_size=1, max_size=4), max_size=4), min_size=1, max_size=5),
@@ -243,6 +282,9 @@ def test_values_of_another_type_beside_ids_are_refused_with_the_first_of_them(pl
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
-def test_a_column_of_booleans_holds_no_ids(place, form):
+def test_a_column_of_booleans_or_floats_holds_neither_ids_nor_labels(place, form):
     with pytest.raises(UsageError, match=r"list<.*bool>, expected integers or lists of integers"):
         imported(place, form, {"input_ids": [[True, False]]})
+    for values in ([True, False], [1.0, 0.0]):
+        with pytest.raises(UsageError, match=r"column 'labels' has type list<.*>, expected lists of integers"):
+            imported(place, form, {"input_ids": [[1, 0]], "labels": [values]})

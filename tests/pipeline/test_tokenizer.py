@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from tests.examples import examples
 from tests.pipeline.inputs import EOS, TOKENIZER, build, jsonl, special_token, write_byte_tokenizer
 from tokshard.errors import ConfigurationChangedError, SourceError, TokenizerError, UsageError
+from tokshard.extras import version_of
 from tokshard.format.manifest import TokenizerInfo
 from tokshard.format.schema import MAX_VOCABULARY
 from tokshard.pipeline.encode import encoder, tokenizer_file
@@ -505,6 +506,16 @@ def test_a_library_with_ids_of_another_type_is_refused_before_it_encodes(monkeyp
         monkeypatch.setattr(encoder, version, lambda _: lambda texts: [np.zeros(1, np.int64) for _ in texts])
     with pytest.raises(TokenizerError, match="gives ids as int64, expected uint32"):
         Encoder(json.dumps(words("a", "</s>")).encode())
+
+
+@pytest.mark.skipif(version_of("tokenizers") < "1", reason="tokenizers before 1.0 loads such a pattern")
+def test_a_pattern_that_looks_ahead_is_refused_with_the_version_that_reads_it():
+    parsed = words("a", "</s>")
+    pattern = {"Regex": r"\p{N}{1,3}(?=(?:\p{N}{3})*(?:\P{N}|$))"}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    with pytest.raises(TokenizerError) as caught:
+        Encoder(json.dumps({**parsed, "pre_tokenizer": split}).encode())
+    assert caught.value.hint == "tokenizers 1.0 refuses patterns that look ahead or back: pip install 'tokenizers<1'"
 
 
 class PanicException(BaseException):

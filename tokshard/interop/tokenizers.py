@@ -84,12 +84,16 @@ def _compare_with_original(path: Path, conversion: Conversion) -> None:
         TokenizerError: with a text on which they differ.
     """
     encode = _encoder_of(conversion)
+    added = json.loads(conversion.content)["added_tokens"]
+    user_defined = {entry["content"] for entry in added if not entry["special"]}
     for text in probes(conversion):
         expected, found = list(conversion.original(text)), encode(text)
         if found != expected:
             raise TokenizerError(
                 f"{path} cannot become a tokenizer.json: {text[:40]!r} has the ids {_some(expected)} by its own "
-                f"library and {_some(found)} by tokenizers {version_of('tokenizers')}",
+                f"library and {_some(found)} by tokenizers {version_of('tokenizers')}"
+                + ": before a user-defined symbol it leaves out the space that SentencePiece puts before a text"
+                * (text in user_defined),
                 hint="give the tokenizer.json that the model was published with, or another version of tokenizers",
             )
 

@@ -14,7 +14,16 @@ from tokshard.errors import UsageError
 from tokshard.format.arrays import number_array
 from tokshard.interop.tokens.batches import DTYPES, TokenBatch
 from tokshard.interop.tokens.located import batches_of
-from tokshard.interop.tokens.loss import NO_LOSS, PACKED, STARTS, LossField, aligned_values, find_loss, weights_of
+from tokshard.interop.tokens.loss import (
+    IGNORED,
+    NO_LOSS,
+    PACKED,
+    STARTS,
+    LossField,
+    aligned_values,
+    find_loss,
+    weights_of,
+)
 from tokshard.interop.tokens.rows import LENGTHS, MASK, ROW_FIELDS, RowValues, documents_of_rows
 
 USUAL_FIELDS = ("tokens", "input_ids", "token_ids")
@@ -86,7 +95,14 @@ def loss_field(location: str, schema: pa.Schema, wanted: str | None) -> LossFiel
             hint=f"give --loss-field {PACKED}, or {NO_LOSS} to leave masks and labels out",
         )
     is_weighted = pa.types.is_floating(kinds[name])
-    return LossField(name=name, is_weighted=is_weighted, is_shifted=STARTS in values)
+    found = LossField(name=name, is_weighted=is_weighted, is_shifted=STARTS in values)
+    if found.is_labels and not pa.types.is_integer(kinds[name]):
+        raise UsageError(
+            f"{location}: column {name!r} has type {schema.field(name).type}, expected lists of integers",
+            hint=f"labels are ids or {IGNORED}; a mask has 'mask' in its name: rename the column, or leave it out with "
+            f"--loss-field {NO_LOSS}",
+        )
+    return found
 
 
 def row_fields(location: str, schema: pa.Schema, ids: str) -> list[str]:

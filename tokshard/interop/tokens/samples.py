@@ -21,9 +21,11 @@ import zstandard
 from numpy.typing import NDArray
 
 from tokshard.errors import BadSourceError, UsageError
+from tokshard.format.schema import MAX_VOCABULARY
 from tokshard.interop.tokens.batches import DTYPES, TokenBatch, TokenSpec, damaged, stored_dtype
 from tokshard.interop.tokens.lists import find_name, join
 from tokshard.interop.tokens.located import batches_of
+from tokshard.interop.tokens.rows import ROW_FIELDS, RowValues, documents_of_rows
 from tokshard.interop.tokens.sample_index import Json, entry_of, index_name, read_index
 from tokshard.store import Store
 
@@ -80,13 +82,18 @@ def read_mds(store: Store, name: str, start: int, stop: int | None, spec: TokenS
     said = raw if isinstance(raw, dict) else {}
     column, encoding, sizes = _column(store, name, entry, spec)
     kept = {path: _kept_column(store, name, entry, path) for path in spec.kept}
+    of_rows = _row_columns(store, name, entry, column)
     file = _SampleFile(store, name, name.rpartition(".")[2], said.get("bytes"), said.get("hashes"))
     for samples in file.samples(entry.get("samples")):
         starts, stops = _column_places(samples, sizes, column)
         places = zip(starts.tolist(), stops.tolist(), strict=True)
         documents = [_mds_ids(samples, low, high, encoding, spec) for low, high in places]
+        if encoding == "bytes" and spec.dtype is None:
+            _check_width(samples, documents)
         columns = {path: _kept_values(samples, sizes, *found) for path, found in kept.items()}
-        yield replace(join(documents, samples.file_bytes), columns=columns)
+        batch = replace(join(documents, samples.file_bytes), columns=columns)
+        values = {path: _row_values(samples, sizes, *found, spec) for path, found in of_rows.items()}
+        yield documents_of_rows(batch, values, spec.delimiters) if values else batch
 
 
 def read_litdata(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec) -> Iterator[TokenBatch]:  # noqa: ARG001 -- read whole
@@ -206,7 +213,44 @@ def mds_columns(store: Store, name: str, spec: TokenSpec) -> list[str]:
     """
     entry = entry_of(store, name)
     column = _column(store, name, entry, spec)[0]
-    return [other for number, other in enumerate(entry["column_names"]) if number != column]
+    return [
+        other
+        for number, other in enumerate(entry["column_names"])
+        if number != column and other not in _row_columns(store, name, entry, column)
+    ]
+
+
+def _row_columns(store: Store, name: str, entry: Json, ids: int) -> dict[str, tuple[int, str]]:
+    """The columns that say what is padding and where documents begin, each with its number and encoding.
+
+    Args:
+        ids: the number of the column of ids.
+
+    Raises:
+        UsageError: one holds no arrays.
+    """
+    names, encodings = entry["column_names"], list(map(str, entry["column_encodings"]))
+    found = {path: (names.index(path), encodings[names.index(path)]) for path in ROW_FIELDS if path in names}
+    for path, (number, encoding) in found.items():
+        if number != ids and not encoding.startswith("ndarray"):
+            raise UsageError(
+                f"{store.where(name)}: column {path!r} is stored as {encoding}, expected ndarray: a value for each id",
+                hint="write the shards again with arrays of integers there, or without that column",
+            )
+    return {path: at for path, at in found.items() if at[0] != ids}
+
+
+def _row_values(
+    samples: _Samples, sizes: Sequence[int | None], column: int, encoding: str, spec: TokenSpec
+) -> RowValues:
+    starts, stops = _column_places(samples, sizes, column)
+    places = zip(starts.tolist(), stops.tolist(), strict=True)
+    lists = [_mds_ids(samples, low, high, encoding, replace(spec, dtype=None)) for low, high in places]
+    return RowValues(
+        values=np.concatenate(lists),
+        counts=np.fromiter(map(len, lists), np.int64, len(lists)),
+        is_missing=np.zeros(len(lists), np.bool_),
+    )
 
 
 def _kept_column(store: Store, name: str, entry: Json, path: str) -> tuple[int, str]:
@@ -293,6 +337,26 @@ def _column_places(
     return start, stop
 
 
+def _check_width(samples: _Samples, documents: Sequence[NDArray[Any]]) -> None:
+    """Refuse bytes that are no ids as int64, which is usual, and are ids as narrower integers.
+
+    Raises:
+        UsageError: with the option that says so.
+    """
+    for number, ids in enumerate(documents):
+        if not len(ids) or int(ids.max()) < MAX_VOCABULARY:
+            continue
+        place = f"{samples.store.where(samples.name)}: the bytes of sample {samples.first + number:,}"
+        for narrow in ("int32", "uint16"):
+            found = ids.view(stored_dtype(narrow))
+            if 0 <= int(found.min()) <= int(found.max()) < MAX_VOCABULARY:
+                raise UsageError(
+                    f"{place} are no ids as int64: one is {int(ids.max()):,}; as {narrow} all are below "
+                    f"{MAX_VOCABULARY:,}",
+                    hint=f"say with --dtype {narrow} how they are stored",
+                )
+
+
 def _mds_ids(samples: _Samples, low: int, high: int, encoding: str, spec: TokenSpec) -> NDArray[Any]:
     """The ids in one column of one sample, which lie at ``[low, high)`` of the data."""
     kind, *said = encoding.split(":")
@@ -312,6 +376,12 @@ def _mds_ids(samples: _Samples, low: int, high: int, encoding: str, spec: TokenS
                 raise samples.damaged("the shape of an array is longer than it")
             shape, low = np.frombuffer(samples.data, f"<u{width}", num_dimensions, low + 1).tolist(), stop
     count, rest = divmod(high - low, dtype.itemsize)
+    if rest and kind == "bytes":
+        raise UsageError(
+            f"{samples.store.where(samples.name)}: {high - low:,} bytes of a sample are not ids of {dtype.itemsize} "
+            f"bytes each",
+            hint="say with --dtype how they are stored, such as --dtype int32",
+        )
     if rest or (shape is not None and math.prod(shape) != count):
         raise samples.damaged(f"{high - low:,} bytes are not an array {shape or ''} of {dtype.name}")
     return np.frombuffer(samples.data, dtype, count, low)

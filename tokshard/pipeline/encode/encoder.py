@@ -159,6 +159,13 @@ _INLINE_BYTES = 8_192
 """Measured with tokenizers 1.0.0rc3. A wrong value costs nothing but speed."""
 
 
+_HINTS = {
+    "Byte fallback": "tokenizers 1.0 refuses such files (Gemma 1 and 2 have them): pip install 'tokenizers<1'",
+    "fancy-regex": "tokenizers 1.0 refuses patterns that look ahead or back: pip install 'tokenizers<1'",
+}
+"""What the library says of files that an older version of it loads, to what to do."""
+
+
 class Encoder:
     """Encodes texts in this process, on one thread.
 
@@ -209,9 +216,10 @@ class Encoder:
                 raise
             raise TokenizerError(
                 f"{_library()} cannot load the tokenizer: {_first_line(error)}",
-                hint="check that it is a tokenizer.json, and try another version of tokenizers"
-                if "Byte fallback" not in str(error)
-                else "tokenizers 1.0 refuses such files (Gemma 1 and 2 have them): pip install 'tokenizers<1'",
+                hint=next(
+                    (hint for said, hint in _HINTS.items() if said in str(error)),
+                    "check that it is a tokenizer.json, and try another version of tokenizers",
+                ),
             ) from error
         if found.dtype != np.uint32:
             raise TokenizerError(

@@ -56,7 +56,11 @@ class JsonLinesParser:
         records.input_bytes = chunk.input_bytes
         if chunk.oversized_bytes:
             detail = f"line has {chunk.oversized_bytes:,} bytes, at most {spec.max_line_bytes:,} are allowed"
-            records.bad.append(BadRecord(records.count, TOO_LONG, detail))
+            start = chunk.oversized_start
+            # no limit makes a record of these
+            what = content_of(start) or _expected(start, ()).lstrip("; ")
+            problem = (MALFORMED, f"{detail}; {what}") if what else (TOO_LONG, detail)
+            records.bad.append(BadRecord(records.count, *problem))
             records.count += 1
         return records
 

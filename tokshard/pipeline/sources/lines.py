@@ -9,6 +9,9 @@ from tokshard.pipeline.sources.division import CHUNK_BYTES, Span
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.records import LineChunk
 
+START_BYTES = 80
+"""Of a line that is too long to be held, what is kept to say what it is."""
+
 
 def lines_of(input_: Input, span: Span, max_line_bytes: int) -> Iterator[tuple[int, LineChunk]]:
     """The lines whose first byte is in a span, in chunks, each with its place in the stream."""
@@ -46,8 +49,9 @@ def line_chunks(
     def finished(stop: int) -> tuple[int, LineChunk]:
         data = b"".join(parts)
         parts.clear()
-        is_held = num_last <= max_line_bytes
-        return place, LineChunk(*((data, 0) if is_held else (data[:num_whole], num_last)), stop=stop)
+        chunk = _held(data, num_whole, num_last, max_line_bytes)
+        chunk.stop = stop
+        return place, chunk
 
     while True:
         is_past = stop is not None and here >= stop
@@ -74,3 +78,10 @@ def line_chunks(
         here += CHUNK_BYTES
     if parts:
         yield finished(end)
+
+
+def _held(data: bytes, num_whole: int, num_last: int, max_line_bytes: int) -> LineChunk:
+    """The lines of a chunk, of which the last has `num_last` bytes and begins at `num_whole`."""
+    if num_last <= max_line_bytes:
+        return LineChunk(data)
+    return LineChunk(data[:num_whole], num_last, oversized_start=data[num_whole : num_whole + START_BYTES])

@@ -197,12 +197,14 @@ class LineChunk:
         oversized_bytes: if not 0, the size of one more line, which follows `data` and is too long to be held.
         input_bytes: bytes of the input that the chunk stands for.
         stop: the place in the stream where the last of these lines ends.
+        oversized_start: the first bytes of that line.
     """
 
     data: bytes
     oversized_bytes: int = 0
     input_bytes: int = 0
     stop: int = 0
+    oversized_start: bytes = b""
 
 
 Chunk = LineChunk | Records | TokenBatch
@@ -228,6 +230,13 @@ def content_of(data: bytes) -> str | None:
     for magic, what in _CONTENTS:
         if data.startswith(magic):
             return f"this looks like {what}"
+    if data[:4] in {b"{\0\0\0", b"\0\0\0{"}:
+        return "this looks like UTF-32; save the file as UTF-8"
+    if data.startswith(b"\0\0") or data.endswith(b"\0\0"):  # which no text in UTF-16 does
+        return (
+            "these are NUL bytes: the file was cut off or preallocated when its machine stopped, or is sparse; "
+            "take them out, and see what is missing"
+        )
     if data[:1] in (b"{", b"\0") and data[:8].count(0) >= min(len(data), 8) // 2 > 0:
         return "this looks like UTF-16; save the file as UTF-8"
     return None

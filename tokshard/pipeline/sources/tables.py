@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import ipc
 
-from tokshard.errors import SourceError, UsageError
+from tokshard.errors import BadSourceError, SourceError, UsageError
 from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT, chat_text
 from tokshard.pipeline.sources.columns import Columns
 from tokshard.pipeline.sources.division import Divisibility, Grouped, Indivisible, Span
@@ -101,6 +101,11 @@ def _errors_of(input_: Input, place: str = "") -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
+        if "crypt" in str(error).replace(input_.location, ""):  # parquet knows encrypted files, and columns
+            raise BadSourceError(
+                f"{input_.location} is encrypted, which is not read: {error}",
+                hint="write it without encryption, or leave it out with --on-bad-source skip",
+            ) from error
         raise damaged(input_, f"{place}{error}") from error
 
 
