@@ -54,9 +54,7 @@ def contents(path: str) -> dict[str, File]:
         UsageError: there is none.
     """
     if not os.path.isdir(path):
-        raise UsageError(
-            f"{path} is not a directory", hint="give a checkpoint, such as OUT/checkpoints/step-00001000"
-        )
+        raise UsageError(f"{path} is not a directory", hint="give a checkpoint, such as OUT/checkpoints/step-00001000")
     try:
         with open(os.path.join(path, COMPLETE), "rb") as file:
             files = msgspec.json.decode(file.read(), type=dict[str, File])
