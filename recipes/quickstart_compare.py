@@ -17,14 +17,13 @@ from tokshard.run_files.recipe import load_config
 from tokshard.runtime.plan import StreamPlan
 from tokshard.trainer.metrics_file import row_digest, step_digest
 
-
 TOLERANCE = 1e-5
 """How far the losses of another number of ranks may lie, in fp32: other sums are rounded in another order."""
 
 NEXT = """
-Text of this machine became two corpora. A model was trained on one number of ranks, and continued on others: all ranks
-together read the samples of an undisturbed run, and the losses agree within {tolerance:.0e}. Next, see what step {step} read, and
-write a page about the run:
+Text of this machine became two corpora. A model was trained, and continued on other numbers of ranks: they read the
+samples of an undisturbed run, and the losses agree within {tolerance:.0e}. Next, see what step {step} read, and write a page
+about the run:
 
   {tokshard} trace {recipe} --step {step}
   {tokshard} report {run} --out {run}.html

@@ -17,8 +17,8 @@
     ├─ LoaderError                     the loader cannot continue: a worker died, a read hangs, a checkpoint is damaged
     ├─ TrainerError                    training cannot continue: loss, checkpoint, ranks
     └─ CorpusError                     a corpus cannot be opened or read
-       ├─ MissingCorpusError           exit 2: the directory does not exist
-       ├─ UnfinishedCorpusError        the directory has no manifest
+       ├─ MissingCorpusError           exit 2: there is no corpus at the path
+       ├─ UnfinishedCorpusError        a corpus lacks its manifest, or is not complete yet
        ├─ UnsupportedFormatError       written by a newer tokshard
        └─ DamagedCorpusError           a file differs from what the manifest says
 
@@ -118,13 +118,13 @@ class CorpusError(TokshardError):
 
 
 class MissingCorpusError(CorpusError):
-    """The path is not a directory, which is wrong usage and not damage."""
+    """The path does not exist, or holds something else than a corpus, which is wrong usage and not damage."""
 
     exit_code = 2
 
 
 class UnfinishedCorpusError(CorpusError):
-    """The directory has no manifest."""
+    """The directory holds an unfinished build, or has lost its manifest."""
 
 
 class UnsupportedFormatError(CorpusError):

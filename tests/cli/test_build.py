@@ -173,7 +173,7 @@ def test_the_recipe_of_the_repository_is_one(shell):
     write("note.txt", ["three"])
     exit_code, out, err = shell("build", "recipes/corpora.toml", "--json", "--quiet")
     assert (exit_code, err) == (0, "")
-    assert [json.loads(line)["manifest"]["num_documents"] for line in out.splitlines()] == [2, 1]
+    assert [json.loads(line)["corpora"][0]["manifest"]["num_documents"] for line in out.splitlines()] == [2, 1]
 
 
 def test_paths_in_a_recipe_are_relative_to_the_recipe_and_options_to_the_working_directory(shell, monkeypatch):
@@ -220,7 +220,7 @@ def test_a_dry_run_estimates_and_writes_nothing(shell):
     assert not Path("new").exists()
     estimate = json.loads(out)
     _, out, _ = shell("build", *options, "--json")
-    manifest = json.loads(out)["manifest"]
+    manifest = json.loads(out)["corpora"][0]["manifest"]
     # all of it is in the sample, so that nothing is left to estimate
     assert estimate["documents"] == estimate["sampled_documents"] == manifest["num_documents"]
     assert estimate["tokens"] == manifest["num_tokens"]
@@ -241,7 +241,7 @@ def test_a_dry_run_counts_kept_columns(shell):
     options = ["a.jsonl", "--tokenizer", ".tokenizer", "--out", "out", "--workers", "1", "--quiet", "--json"]
     options += ["--keep-field", "page", "--keep-field", "n:int64"]
     estimate, built = (json.loads(shell("build", *options, *more)[1]) for more in (["--dry-run"], []))
-    assert 0.9 <= estimate["disk_bytes"] / built["manifest"]["num_bytes"] <= 1.1
+    assert 0.9 <= estimate["disk_bytes"] / built["corpora"][0]["manifest"]["num_bytes"] <= 1.1
 
 
 def test_a_dry_run_of_a_build_that_cannot_fit_on_the_disk_exits_1(shell, monkeypatch):

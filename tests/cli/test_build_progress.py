@@ -210,7 +210,7 @@ def test_a_build_that_is_interrupted_says_how_it_continues_and_then_that_it_does
     Path("a.jsonl").write_bytes(jsonl([{"text": "text"}] * 40))
     with stopped_before_the_corpus(KeyboardInterrupt()):
         exit_code, _, err = shell("a.jsonl", "--task-bytes", "64", *(["--quiet"] if stop else []))
-    assert err.splitlines()[-1] == "interrupted; run the same command to continue"
+    assert err.splitlines()[-2:] == ["interrupted", "hint: run the same command to continue"]
     exit_code, _, err = shell("a.jsonl", "--task-bytes", "64")
     assert (exit_code, err.splitlines()[0]) == (0, "continuing: 100% done, 200 tokens kept")
 

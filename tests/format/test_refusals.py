@@ -22,6 +22,7 @@ from tests.corpora import (
 from tokshard.errors import (
     CorpusError,
     DamagedCorpusError,
+    MissingCorpusError,
     UnfinishedCorpusError,
     UnsupportedFormatError,
     UsageError,
@@ -281,8 +282,9 @@ def test_a_corpus_in_a_folder_whose_name_is_not_utf8_is_read(corpus):
 
 
 def test_a_directory_without_a_manifest_is_not_a_corpus(tmp_path):
-    with pytest.raises(UnfinishedCorpusError, match=r"is not a corpus: it has no manifest.json"):
+    with pytest.raises(MissingCorpusError, match=r"is not a corpus: it has no manifest.json") as error:
         open_corpus(tmp_path)
+    assert error.value.exit_code == 2
     (tmp_path / names.WORK).mkdir()
     with pytest.raises(UnfinishedCorpusError, match=r"holds an unfinished build"):
         open_corpus(tmp_path)

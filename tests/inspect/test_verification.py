@@ -353,15 +353,15 @@ def test_an_unfinished_build_is_not_damaged_and_is_finished_by_its_command(corpu
 def test_a_directory_that_is_not_a_corpus_is_not_damaged_and_the_others_are_verified(corpus, tmp_path, capsys):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
-    assert run(["verify", str(tmp_path / "photos"), str(corpus)]) == 1
+    assert run(["verify", str(tmp_path / "photos"), str(corpus)]) == 2
     out, err = capsys.readouterr()
     assert out.startswith(f"ok: {corpus}: ")
     assert err.startswith(f"error: {tmp_path / 'photos'} is not a corpus: it has no manifest.json\n")
     assert "damaged" not in out + err
     assert "--force" not in out + err
-    assert run(["verify", str(tmp_path / "photos"), str(corpus), "--json"]) == 1
+    assert run(["verify", str(tmp_path / "photos"), str(corpus), "--json"]) == 2
     refused, verified = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (refused["exit_code"], verified["ok"]) == (1, True)
+    assert (refused["exit_code"], verified["ok"]) == (2, True)
 
 
 def test_a_split_is_verified_one_by_one(tmp_path, capsys):

@@ -612,4 +612,5 @@ def test_the_command_says_what_it_took(corpus, tmp_path, capsys):
     assert f"settings documents of 1 corpus, {taken}, shards of at most 400 tokens records" in shown
     assert run(["copy", str(corpus), "--out", str(tmp_path / "all"), "--json"]) == 0
     with open_corpus(corpus) as opened:
-        assert json.loads(capsys.readouterr().out)["manifest"]["fingerprints"]["content"] == opened.fingerprint
+        (found,) = json.loads(capsys.readouterr().out)["corpora"]
+        assert found["manifest"]["fingerprints"]["content"] == opened.fingerprint

@@ -174,7 +174,7 @@ def test_an_estimate_counts_what_a_list_names_and_writes_nothing(
     found = json.loads(capsys.readouterr().out)
     assert not (tmp_path / "copy").exists()
     assert run([*command, "--json", "--quiet", "--workers", "1"]) == 0
-    manifest = json.loads(capsys.readouterr().out)["manifest"]
+    manifest = json.loads(capsys.readouterr().out)["corpora"][0]["manifest"]
     assert (found["documents"], found["tokens"]) == (manifest["num_documents"], manifest["num_tokens"]) != (0, 0)
 
 

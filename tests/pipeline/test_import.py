@@ -836,7 +836,7 @@ def test_the_command_shows_what_it_did_and_the_beginning_as_text(place, capsys, 
     assert run([*words, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["is_new"], shown["begins"]) == (False, "hello<|endoftext|>")
-    assert shown["manifest"]["build"]["reads"] == "tokens"
+    assert shown["corpora"][0]["manifest"]["build"]["reads"] == "tokens"
 
 
 def test_an_import_that_writes_no_document_names_the_option_that_says_how_sources_are_read(place):

@@ -383,7 +383,7 @@ def test_a_build_that_is_stopped_continues(number, code, word, cluster, running,
         os.killpg(running.process.pid, number)  # as a terminal does
     else:
         running.process.send_signal(number)
-    assert running.end() == (code, f"{word}; run the same command to continue\n")
+    assert running.end() == (code, f"{word}\nhint: run the same command to continue\n")
     assert not _busy_workers()
     finish(cluster, long_source, running.out)
     assert files(running.out) == expected

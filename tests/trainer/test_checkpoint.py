@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.staging import DefaultStager
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from tests.runtime.sources import ListSource
-from tokshard.errors import LoaderError, TokshardError, TrainerError
+from tokshard.errors import LoaderError, TokshardError, TrainerError, UsageError
 from tokshard.run_files.checkpoint_directory import COMPLETE, STATE_FILE, State, delete_old, state_of
 from tokshard.run_files.model_shape import Shape
 from tokshard.run_files.plan_file import load_mix
@@ -243,7 +243,7 @@ def test_a_saved_value_in_place_of_a_tensor_is_not_unpickled(tmp_path: Path) -> 
     save_tensors(tensors, checkpoint_id=str(path))
     (path / STATE_FILE).write_text('{"step": 1, "loader": {}, "config": {}}')
     seal(path)
-    with pytest.raises(TrainerError, match=r"model\.norm\.weight is None there"):
+    with pytest.raises(UsageError, match=r"model\.norm\.weight is None there"):
         load(path)
     assert not ran.exists()
 
@@ -474,9 +474,9 @@ def test_an_asynchronous_save_that_fails_is_known_and_raised_by_whatever_waits_f
 def test_a_directory_without_a_checkpoint_and_one_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match="not a complete checkpoint"):
         checkpoint.load(str(tmp_path), *trained(seed=1))
-    with pytest.raises(TrainerError, match="nowhere is not a directory"):
+    with pytest.raises(UsageError, match="nowhere is not a directory"):
         checkpoint.load(str(tmp_path / "nowhere"), *trained(seed=1))
     path = save(tmp_path, 1)
     wider = Shape(dim=32, num_layers=1, num_heads=2, num_kv_heads=1, hidden_dim=16, vocab_size=20)
-    with pytest.raises(TrainerError, match=r"embedding\.weight is \(20, 16\) there, \(20, 32\) here"):
+    with pytest.raises(UsageError, match=r"embedding\.weight is \(20, 16\) there, \(20, 32\) here"):
         checkpoint.load(str(path), *trained(seed=1, shape=wider))

@@ -24,7 +24,7 @@ from tokshard.errors import LoaderError, TokshardError, TrainerError, UsageError
 from tokshard.run_files.recipe import Parallel, resolve
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer import loop
-from tokshard.trainer.loop import gradient_scale, train
+from tokshard.trainer.loop import gradient_scale, squared_norm, train
 from tokshard.trainer.metrics_file import MetricsFile
 from tokshard.trainer.parallel import process_group
 from tokshard.trainer.profiling import Profiler
@@ -52,6 +52,14 @@ def test_a_finite_pass_ends_after_its_short_batch_and_is_not_begun_again(
     assert train(resolve(fields)) == 0
     assert f"step {len(steps)}: nothing is left to do" in capsys.readouterr().out
     assert steps_of(tmp_path / "out") == steps
+
+
+def test_the_norm_of_a_gradient_does_not_depend_on_how_many_ranks_hold_it() -> None:
+    gradient = torch.randn(16_384, 128, generator=torch.Generator().manual_seed(17)) * 1e-4
+    expected = gradient.double().square().sum().item()
+    for ranks in (1, 2, 3):
+        parts = [squared_norm([part]) for part in gradient.chunk(ranks)]
+        assert sum(parts).item() == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tokshard.errors import TokshardError, TrainerError
+from tokshard.errors import TokshardError, UsageError
 from tokshard.run_files.model_shape import Shape, model_shape
 from tokshard.run_files.recipe import Parallel, load_config
 from tokshard.trainer.hugging_face import load_weights
@@ -129,7 +129,7 @@ def test_the_settings_that_a_refusal_names_make_the_published_model(name: str, t
     (tmp_path / "config.json").write_text(json.dumps(fields))
     num_ids = fields["vocab_size"]
     vocabulary = f"model.vocab_size={num_ids}"
-    with pytest.raises(TrainerError, match="is of another model") as refusal:
+    with pytest.raises(UsageError, match="is of another model") as refusal:
         load_weights(str(tmp_path), without_values(shape_of([vocabulary], tmp_path)), num_ids=num_ids)
     settings = refusal.value.hint.removeprefix("train these weights with ").split()
     shape = shape_of([vocabulary, *settings], tmp_path)
@@ -146,7 +146,7 @@ def test_a_model_that_cannot_be_trained_is_refused_by_what_it_has_and_what_is_su
 ) -> None:
     fields, problems = NOT_TRAINED[name]
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(TrainerError, match="has what the trainer cannot train") as refusal:
+    with pytest.raises(UsageError, match="has what the trainer cannot train") as refusal:
         load_weights(str(tmp_path), without_values(shape_of([], tmp_path)), num_ids=1)
     for problem in problems:
         assert problem in refusal.value.problem

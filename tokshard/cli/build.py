@@ -182,8 +182,8 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     "--job-index",
     type=JobIndex(),
     metavar="I",
-    help="Run share I of N of the tasks, then what other jobs have left and are not running; 'slurm' or 'kubernetes' "
-    "reads I from the variables of the job.",
+    help="Run share I of N of the tasks, then help with the others; 'slurm' or 'kubernetes' reads I from the job's "
+    "variables.",
 )
 @click.option("--num-jobs", type=click.IntRange(min=1), metavar="N", help="Number of jobs that share the build.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress, only the summary.")

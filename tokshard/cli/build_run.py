@@ -54,11 +54,11 @@ def run_all(
             if given["dry_run"]:
                 estimate = estimate_build(request.sources, asked)
                 display.say_speed(reads, estimate.input_bytes)
-                _show(estimate_lines(estimate), estimate_json(estimate), given, is_recipe=is_recipe)
+                _show(estimate_lines(estimate), estimate_json(estimate), given)
                 fits = fits and estimate.fits
             elif job is not None:
                 done = run_job(request.sources, asked, job, display)
-                _show(job_lines(done), job_json(done), given, is_recipe=is_recipe)
+                _show(job_lines(done), job_json(done), given)
             else:
                 result = run_build(list(request.sources), asked, display)
                 show_result(
@@ -66,7 +66,6 @@ def run_all(
                     display,
                     as_json=bool(given["as_json"]),
                     is_verbose=bool(given["verbose"]),
-                    is_recipe=is_recipe,
                     more=more(result),
                 )
     if not fits:
@@ -81,10 +80,9 @@ def _job(given: Mapping[str, Any], *, is_recipe: bool) -> Job | None:
     return job
 
 
-def _show(lines: list[tuple[str, str]], value: Mapping[str, Any], given: Mapping[str, Any], *, is_recipe: bool) -> None:
+def _show(lines: list[tuple[str, str]], value: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if given["as_json"]:
-        # several objects are lines, one is for people too
-        click.echo(json.dumps(value, indent=None if is_recipe else 2))
+        click.echo(json.dumps(value))
     else:
         click.echo(aligned(lines, width=shutil.get_terminal_size().columns))
 
@@ -95,7 +93,6 @@ def show_result(
     *,
     as_json: bool,
     is_verbose: bool = False,
-    is_recipe: bool = False,
     more: Mapping[str, str] | None = None,
 ) -> None:
     """Print a result: a short summary, the whole one (`is_verbose`), or JSON. Warnings and notes go to stderr."""
@@ -103,7 +100,7 @@ def show_result(
     if as_json:
         for warning in result.warnings:
             click.echo(f"warning: {one_line(warning)}", err=True)
-        click.echo(json.dumps({**build_json(result), **more}, indent=None if is_recipe else 2))
+        click.echo(json.dumps({**build_json(result), **more}))
         return
     for note in result.notes:
         if note not in display.notes:

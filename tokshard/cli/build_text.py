@@ -61,7 +61,6 @@ def build_json(result: BuildResult) -> dict[str, Any]:
         "notes": list(result.notes),
         "warnings": list(result.warnings),
         "normalizer": result.normalizer,
-        "manifest": msgspec.to_builtins(result.manifest),
         "corpora": [
             {"directory": corpus.directory, "manifest": msgspec.to_builtins(corpus.manifest)}
             for corpus in result.corpora
@@ -173,5 +172,5 @@ def _written(status: BuildStatus) -> str:
 
 def status_json(status: BuildStatus) -> dict[str, Any]:
     """The status for ``--json``."""
-    config = None if status.config is None else msgspec.to_builtins(status.config)
-    return {**dataclasses.asdict(dataclasses.replace(status, config=None)), "config": config}
+    plain = dataclasses.asdict(dataclasses.replace(status, config=None, tokenizer=None))
+    return {**plain, "config": msgspec.to_builtins(status.config), "tokenizer": msgspec.to_builtins(status.tokenizer)}

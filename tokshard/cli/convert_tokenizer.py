@@ -27,7 +27,7 @@ def convert_tokenizer(file: str, out: str, eos: str | None, as_json: bool) -> No
     """
     found = convert(Path(file), Path(out), eos=eos)
     if as_json:
-        click.echo(json.dumps({**dataclasses.asdict(found), "directory": str(found.directory)}, indent=2))
+        click.echo(json.dumps({**dataclasses.asdict(found), "directory": str(found.directory)}))
         return
     click.echo(one_line(found.note))
     if found.eos is None:

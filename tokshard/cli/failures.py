@@ -63,8 +63,7 @@ def describe(error: BaseException, *, command: str = "tokshard") -> Failure:
                 ("terminated", TERMINATED) if isinstance(error, Terminated) else ("interrupted", INTERRUPTED)
             )
             # a build adds a note on how it continues
-            problem = "; ".join([name, *getattr(error, "__notes__", ())])
-            return Failure(problem, "", exit_code, label="")
+            return Failure(name, "; ".join(getattr(error, "__notes__", ())), exit_code, label="")
         case MemoryError():
             problem = ": ".join(filter(None, ["there is not enough memory", str(error)]))
             hint = "ask for less at once, or use a machine with more memory"
@@ -82,11 +81,12 @@ def unwritten(error: OSError) -> Failure:
 
 
 def show(failure: Failure, *, as_json: bool) -> None:
-    """Print a failure on stderr, and with ``--json`` as a JSON object on stdout."""
-    with contextlib.suppress(OSError):  # stderr may be closed: then only the exit code remains
-        click.echo(failure.label + one_line(failure.error), err=True)
-        if failure.hint:
-            click.echo(f"hint: {one_line(failure.hint)}", err=True)
+    """Print a failure on stderr, and with ``--json`` as a line on stdout. A terminal gets only the line."""
+    if not (as_json and sys.stdout.isatty()):
+        with contextlib.suppress(OSError):  # stderr may be closed: then only the exit code remains
+            click.echo(failure.label + one_line(failure.error), err=True)
+            if failure.hint:
+                click.echo(f"hint: {one_line(failure.hint)}", err=True)
     with contextlib.suppress(OSError):
         if as_json:
             shown = asdict(failure)

@@ -25,4 +25,4 @@ def status(directory: str, as_json: bool) -> None:
         raise UsageError(f"{directory} is a file", hint="give the directory of 'tokshard build --out'")
     found = read_status(directory)
     # not wrapped, so that the command that continues the build can be copied
-    click.echo(json.dumps(status_json(found), indent=2) if as_json else aligned(status_lines(found), width=sys.maxsize))
+    click.echo(json.dumps(status_json(found)) if as_json else aligned(status_lines(found), width=sys.maxsize))

@@ -30,7 +30,7 @@ def verify(context: click.Context, corpora: tuple[str, ...], quick: bool, worker
     """Check every byte of each CORPUS: hashes, structure, and the rules of the format.
 
     CORPUS may also be the folder of a corpus with a validation split, or a folder of corpora. Exits with 1 if a corpus
-    is damaged or not finished. --json prints one line per corpus.
+    is damaged or not finished, with 2 if there is none. --json prints one line per corpus.
     """
     corpora = tuple(corpora_at(corpora))
     damaged, exit_code = 0, 0

@@ -237,11 +237,13 @@ def _no_manifest(store: Store) -> CorpusError:
         )
     splits = (names.TRAIN, names.VALIDATION)
     if all(names.MANIFEST in present(store, split) for split in splits):
-        return UnfinishedCorpusError(
+        return MissingCorpusError(
             f"{location} is not a corpus, but holds two: a build with a validation split wrote them",
             hint=f"give {store.where(splits[0])} or {store.where(splits[1])}",
         )
-    return UnfinishedCorpusError(f"{location} is not a corpus: it has no {names.MANIFEST}", hint=hint)
+    # builds write the shard table just before the manifest, so a folder with it was a corpus
+    kind = UnfinishedCorpusError if names.SHARD_TABLE in present(store) else MissingCorpusError
+    return kind(f"{location} is not a corpus: it has no {names.MANIFEST}", hint=hint)
 
 
 def _problem_of_folder(store: Store, hint: str) -> CorpusError | None:

@@ -12,7 +12,7 @@ import msgspec
 from tokshard.errors import BuildError, UsageError
 from tokshard.format import names
 from tokshard.format.generations import combined_manifest
-from tokshard.format.manifest import IN_OTHER_SPLIT, BuildConfig
+from tokshard.format.manifest import IN_OTHER_SPLIT, BuildConfig, TokenizerInfo
 from tokshard.format.opening import read_generations
 from tokshard.pipeline.adopt import load_tasks
 from tokshard.pipeline.append import newest_generation
@@ -47,6 +47,7 @@ class BuildStatus:
         bytes_done, total_bytes: that this pass has read, and that there are.
         generation: that an append adds; of a complete corpus, its newest.
         left_out: reason to count, up to now.
+        config, tokenizer: the settings of the build.
         is_built: jobs of an array have done all tasks, and the corpus is to be published.
         command, working_directory: what continues the build; empty if it is impossible.
         read_once: inputs that can be read once only, because of which the build cannot be continued.
@@ -71,6 +72,7 @@ class BuildStatus:
     damaged_inputs: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
     config: BuildConfig | None = None
+    tokenizer: TokenizerInfo | None = None
     generation: int = 0
     is_built: bool = False
     command: tuple[str, ...] = ()
@@ -150,6 +152,7 @@ def _status(workspace: Workspace) -> BuildStatus:
         damaged_inputs=sum(len(receipt.left_out) for receipt in done),
         left_out=_left_out(receipts),
         config=request.config,
+        tokenizer=request.tokenizer,
         generation=request.generation,
         is_built=is_built,
         command=() if read_once else tuple(command),
@@ -193,6 +196,7 @@ def _finished(workspace: Workspace) -> BuildStatus:
         tokens=sum(manifest.num_tokens for manifest in manifests),
         left_out={reason: n for reason, n in manifests[0].records.left_out.items() if reason not in _OTHER_SPLIT},
         config=msgspec.structs.replace(manifests[0].build, split=None),
+        tokenizer=manifests[0].tokenizer,
         generation=newest_generation(outputs),
     )
 

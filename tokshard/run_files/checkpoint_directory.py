@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from tokshard.errors import UNDECODABLE, TrainerError
+from tokshard.errors import UNDECODABLE, TrainerError, UsageError
 
 COMPLETE = "COMPLETE"
 STATE_FILE = "state.json"
@@ -51,11 +51,10 @@ def contents(path: str) -> dict[str, File]:
 
     Raises:
         TrainerError: the checkpoint is damaged or incomplete.
+        UsageError: there is none.
     """
     if not os.path.isdir(path):
-        raise TrainerError(
-            f"{path} is not a directory", hint="give a checkpoint, such as OUT/checkpoints/step-00001000"
-        )
+        raise UsageError(f"{path} is not a directory", hint="give a checkpoint, such as OUT/checkpoints/step-00001000")
     try:
         with open(os.path.join(path, COMPLETE), "rb") as file:
             files = msgspec.json.decode(file.read(), type=dict[str, File])

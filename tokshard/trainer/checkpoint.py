@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from tokshard.errors import TrainerError
+from tokshard.errors import TrainerError, UsageError
 from tokshard.run_files import checkpoint_directory
 from tokshard.run_files.checkpoint_directory import File, State
 from tokshard.run_files.recipe import Checkpoint
@@ -162,7 +162,7 @@ def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer | None) -
             # a saved value that is not a tensor has no size
             size = getattr(index.state_dict_metadata.get(name), "size", None)
             if size != tensor.size():
-                raise TrainerError(
+                raise UsageError(
                     f"{path} is of another model: {name} is {size and tuple(size)} there, {tuple(tensor.size())} here",
                     hint="give the [model] and optimizer.name of its state.json, or another train.out for a new run",
                 )

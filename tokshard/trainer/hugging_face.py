@@ -238,7 +238,7 @@ def _check(path: str, config: Mapping[str, Any], shape: Shape, num_ids: int) -> 
         and any(each not in supported for each in (value if isinstance(value, list) else [value]))
     ]
     if foreign:
-        raise TrainerError(f"{path}/{CONFIG} has what the trainer cannot train: {'; '.join(foreign)}", hint=_HINT)
+        raise UsageError(f"{path}/{CONFIG} has what the trainer cannot train: {'; '.join(foreign)}", hint=_HINT)
     found = _model_of(config, rope)
     needed = {name: getattr(shape, name) for name in found} | {"head_dim": shape.head_size}
     if shape.rope_factor == 1:
@@ -247,13 +247,13 @@ def _check(path: str, config: Mapping[str, Any], shape: Shape, num_ids: int) -> 
     if different and not (different == ["tied_embeddings"] and found["tied_embeddings"]):  # a head may be trained apart
         differences = (f"model.{name} is {found[name]!r} there, {needed[name]!r} here" for name in different)
         settings = " ".join(f"model.{name}={json.dumps(found[name])}" for name in different)
-        raise TrainerError(
+        raise UsageError(
             f"{path}/{CONFIG} is of another model: {'; '.join(differences)}",
             hint=f"train these weights with {settings}",
         )
     num_rows = config.get("vocab_size")
     if not isinstance(num_rows, int) or not num_ids <= num_rows <= shape.vocab_size:
-        raise TrainerError(
+        raise UsageError(
             f"{path} has {num_rows} ids, the corpora {num_ids:,} and the model {shape.vocab_size:,}",
             hint=f"build the corpora with the tokenizer of these weights, and give model.vocab_size={num_rows}",
         )
@@ -291,7 +291,7 @@ def _places(path: str) -> _Places:
 def _fill(model: Transformer, path: str, places: _Places, num_rows: int) -> None:
     parameters = {name_of(name): parameter for name, parameter in model.named_parameters()}
     if different := sorted(places.keys() ^ parameters.keys()):
-        raise TrainerError(f"{path} is of another model: {different[0]} is only in one of them", hint=_HINT)
+        raise UsageError(f"{path} is of another model: {different[0]} is only in one of them", hint=_HINT)
     for loads in (False, True):  # every size is checked before anything is loaded
         for name, parameter in parameters.items():
             file, key = places[name]

@@ -62,7 +62,8 @@ def find_documents(
 
     Args:
         wanted: ``CORPUS:ID``. ID is the number of the document or, in a corpus that keeps ids, its id, which several
-            documents may share, if one has it; ``CORPUS:#N`` is always the number. Finding an id reads the ids of the whole corpus.
+            documents may share, if one has it; ``CORPUS:#N`` is always the number. Finding an id reads the ids of the
+            whole corpus.
         epochs: passes over the corpus, from 0; None: up to the one after the current one.
         rank: only samples of this rank; None: of all.
 

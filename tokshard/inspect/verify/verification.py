@@ -126,7 +126,6 @@ def _manifest_or_problem(store: Store) -> Manifest | Problem:
         raise
     except CorpusError as error:
         try:
-            # builds write the shard table just before the manifest, so a folder with it was a corpus
             was_finished = not is_unfinished(store) and names.SHARD_TABLE in present(store)
         except OSError:
             raise error from None  # the path itself cannot be read, and the error says why
