@@ -7,9 +7,13 @@ INTEROP := .venv-interop
 # loaders that exclude each other's versions of numpy, transformers or huggingface_hub: each has an environment of its own
 LOADERS := megatron streaming litdata datatrove trl
 # what `make benchmark-peers` compares besides; tokenizers 1.x alone, for peers that are to encode with it
-PEERS := datasets dolma grain lance bridge
+PEERS := datasets grain lance bridge
 PEER := .venv-peers
 NEWER_TOKENIZERS := $(PEER)-tokenizers
+# the newest release of these needs Python 3.12 (their constraints say so)
+NEWER_PYTHON := $(INTEROP)-megatron $(PEER)-bridge
+PYTHON312 ?= $(shell for each in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python; do \
+	$$each -c 'import venv' 2>/dev/null && echo $$each && break; done)
 TRAINERS := .venv-trainers
 REMOTE := .venv-remote
 RAY := .venv-ray
@@ -17,6 +21,11 @@ BIN := $(VENV)/bin
 # One pip, that of .venv, installs into the environment that the target lies in. What is imported is compiled then, once:
 # most of torch never is, and compiling it takes as long as unpacking it.
 PIP_INSTALL = $(BIN)/python -m pip --python $(@D)/bin/python install --quiet --no-compile
+# All that a list names, and no more. The index of Python packages has torch for CUDA, which can't be imported without
+# gigabytes of other packages, so torch comes first, from where there are builds for the CPU.
+PIP_INSTALL_LIST = $(PIP_INSTALL) --no-deps --retries 1 --index-url https://download.pytorch.org/whl/cpu \
+	$$(grep ^torch== $(1)) || echo "$(@D): no torch for the CPU from download.pytorch.org, so one from the index"; \
+	$(PIP_INSTALL) --no-deps --requirement $(1)
 # compiles what the tests import, before several of their processes do it at once
 COMPILE := -c 'import hypothesis, torch._dynamo, tokshard.cli.main, tokshard.trainer.loop'
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -61,7 +70,7 @@ help:
 	@echo "make test-ray      builds on a Ray cluster of three nodes on this machine"
 	@echo "make soak          trials of kills, histories and damage, none of them twice; 15 minutes, or hours with LONG=1"
 	@echo "make benchmark     where the time of a build goes and how fast plans are read, on this machine"
-	@echo "make benchmark-peers  tokshard beside other builders and loaders; 50 minutes, or 15 with QUICK=1"
+	@echo "make benchmark-peers  tokshard beside other builders and loaders; 50 minutes; QUICK=1 or ONLY=chat only print"
 	@echo "make lint          ruff and mypy"
 	@echo "make format        ruff format, and the fixes that ruff is sure of"
 	@echo "make clean         remove everything that make made"
@@ -135,7 +144,8 @@ soak: $(VENV)/stamp-dev $(if $(LONG),$(RAY)/stamp-test)
 test-interop: $(INTEROP)/stamp-test $(TRAINERS)/stamp-test $(LOADERS:%=$(INTEROP)-%/stamp-test)
 	$(INTEROP)/bin/python -m pytest -n 2 -m interop $(addprefix --ignore=,$(BY_TRAINERS) $(BY_LOADERS))
 	set -e; for loader in $(LOADERS); do \
-		$(INTEROP)-$$loader/bin/python -m pytest -m interop tests/interop/test_with_$$loader.py; done
+		if [ -e $(INTEROP)-$$loader/failed.txt ]; then echo "test_with_$$loader.py: $$(cat $(INTEROP)-$$loader/failed.txt)"; \
+		else $(INTEROP)-$$loader/bin/python -m pytest -m interop tests/interop/test_with_$$loader.py; fi; done
 	$(TRAINERS)/bin/python -m pytest -n 2 -m interop $(BY_TRAINERS)
 
 test-browser: $(VENV)/stamp-browser
@@ -152,9 +162,11 @@ benchmark: $(VENV)/stamp-dev
 	$(BIN)/python -m tests.benchmark.build
 	$(BIN)/python -m tests.benchmark.runtime
 
+# It begins with a look at whether the pinned peers are the newest, and makes the environments of the sections alone.
 # A peer that can't be installed has a row that says so, from the last line of failed.txt.
-benchmark-peers: $(VENV)/stamp-dev $(REMOTE)/stamp-test $(TRAINERS)/stamp-test $(LOADERS:%=$(INTEROP)-%/stamp-test) \
-$(PEERS:%=$(PEER)-%/stamp-peer) $(NEWER_TOKENIZERS)/stamp-peer
+benchmark-peers: $(VENV)/stamp-dev
+	$(BIN)/python -m tests.benchmark.peers.newest $(ONLY)
+	$(MAKE) $$($(BIN)/python -m tests.benchmark.peers.environments $(ONLY))
 	$(BIN)/python -m tests.benchmark.peers $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 lint: $(VENV)/stamp-dev
@@ -193,15 +205,13 @@ $(TRAINERS)/stamp-test: pyproject.toml constraints/trainers.txt | $(TRAINERS)/bi
 	$(PIP_INSTALL) --constraint constraints/trainers.txt --editable '.[test-trainers]'
 	@touch $@
 
-# their lists are complete, so nothing else comes along, such as a build of torch for CUDA
+# their lists are complete; without its Python an environment has failed.txt alone, and is tried again next time
 $(LOADERS:%=$(INTEROP)-%/stamp-test): $(INTEROP)-%/stamp-test: pyproject.toml constraints/interop-%.txt | $(INTEROP)-%/bin/python
-	$(PIP_INSTALL) --no-deps --requirement constraints/interop-$*.txt --editable .
-	@touch $@
+	@test -e $(@D)/failed.txt || { $(call PIP_INSTALL_LIST,constraints/interop-$*.txt) --editable . && touch $@; }
 
 $(PEERS:%=$(PEER)-%/stamp-peer): $(PEER)-%/stamp-peer: constraints/peers-%.txt | $(PEER)-%/bin/python
-	rm -f $(@D)/failed.txt
-	$(PIP_INSTALL) --no-deps --requirement constraints/peers-$*.txt 2>$(@D)/pip.txt || mv $(@D)/pip.txt $(@D)/failed.txt
-	@touch $@
+	@test ! -x $(@D)/bin/python || { rm -f $(@D)/failed.txt; touch $@; \
+	{ $(call PIP_INSTALL_LIST,constraints/peers-$*.txt); } 2>$(@D)/pip.txt || mv $(@D)/pip.txt $(@D)/failed.txt; }
 
 $(NEWER_TOKENIZERS)/stamp-peer: constraints/default.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(@D) $$(grep ^tokenizers== constraints/default.txt)
@@ -229,6 +239,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$@ -m pip install --quiet --upgrade --constraint constraints/default.txt pip
 
-$(LOWEST)/bin/python $(INTEROP)/bin/python $(LOADERS:%=$(INTEROP)-%/bin/python) $(TRAINERS)/bin/python \
-$(REMOTE)/bin/python $(RAY)/bin/python $(PEERS:%=$(PEER)-%/bin/python): | $(BIN)/python
+$(NEWER_PYTHON:%=%/bin/python): | $(BIN)/python
+	@if [ "$(PYTHON312)" ]; then rm -rf $(patsubst %/bin/python,%,$@); \
+		"$(PYTHON312)" -m venv --without-pip $(patsubst %/bin/python,%,$@); \
+	else mkdir -p $(patsubst %/bin/python,%,$@); \
+		echo "needs Python 3.12, which is not here: install python3.12 and its venv, or give PYTHON312=/path/to/python3.12" \
+		| tee $(patsubst %/bin/python,%,$@)/failed.txt | sed 's,^,$(patsubst %/bin/python,%,$@): ,'; fi
+
+$(LOWEST)/bin/python $(INTEROP)/bin/python $(TRAINERS)/bin/python $(REMOTE)/bin/python $(RAY)/bin/python \
+$(filter-out $(NEWER_PYTHON:%=%/bin/python),$(LOADERS:%=$(INTEROP)-%/bin/python) $(PEERS:%=$(PEER)-%/bin/python)): | $(BIN)/python
 	$(PYTHON) -m venv --without-pip $(patsubst %/bin/python,%,$@)

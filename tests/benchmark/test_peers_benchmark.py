@@ -4,13 +4,17 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.benchmark.peers import building, faults, frame, report
+from tests.benchmark.peers import building, environments, faults, frame, newest, report
+from tests.benchmark.peers.__main__ import main
 from tests.benchmark.peers.environments import MissingError
 from tests.benchmark.peers.frame import Case, Frame, Row, Section
+from tests.benchmark.processes import ROOT
 
 PROGRAM = """
 import os, sys, time
@@ -49,6 +53,13 @@ class Here:
 
     def newer_tokenizers(self) -> str:
         raise MissingError("It is not installed.")
+
+
+class Everywhere(Here):
+    """Each peer is installed, in this environment."""
+
+    def python(self, peer: str) -> str:
+        return sys.executable
 
 
 @pytest.fixture
@@ -107,6 +118,75 @@ def test_building_counts_the_tokens_of_tokshard_and_says_who_is_missing(here):
     assert len(first.runs) == 2
     assert "differs" not in first.runs[0]
     assert {row.reason for row in others} == {"cannot: It is not installed."}
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_peer_that_is_not_asked_for_is_not_run_and_keeps_its_row(here):
+    cases = [Case(label=name, peer="fake", case="burn", settings={"tokens": 7}) for name in ("old", "new")]
+    asked, not_asked = (
+        Section(title="One", paragraphs=[], columns={"tokens": "tokens"}, rows=rows)
+        for rows in (here.turns(cases), replace(here, peers=frozenset(["another"])).turns(cases))
+    )
+    machine = {"cpu": "a CPU", "cores": 2, "memory_gb": 8, "load": 0.1}
+    before, now = (report.described(each, quick=False, seconds=2, here=machine) for each in (asked, not_asked))
+    assert not_asked.rows[0].reason == "cannot: It was not asked for."
+    before["rows"][0] |= {"month": "May 2020"}
+    (kept,) = report.merged([before], [now])
+    assert [(row["label"], row["month"], row["tokens"]["median"]) for row in kept["rows"]] == [
+        ("old", "May 2020", 7),
+        ("new", before["rows"][1]["month"], 7),
+    ]
+    assert report.merged([now], [before])[0]["rows"] == before["rows"]
+
+
+@pytest.mark.parametrize("options", [["--quick"], []])
+def test_a_quick_run_or_a_part_prints_and_leaves_the_guide(options, tmp_path, capsys, monkeypatch):
+    page, out = tmp_path / "page.md", tmp_path / "out"
+    part = ["--only", "growth", "--peers", "grain", *options, "--page", str(page), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["peers", *part])
+    main()
+    assert "| tokshard: 1,000,000 documents" in capsys.readouterr().out
+    assert not page.exists()
+    assert not out.exists()
+    monkeypatch.setattr(sys, "argv", ["peers", *part, "--write"])
+    with pytest.raises(SystemExit) if options else nullcontext():
+        main()
+    assert page.exists() == (not options)
+
+
+def test_make_installs_what_the_sections_need_and_no_more():
+    assert environments.stamps(["chat"]) == [
+        ".venv-interop-trl/stamp-test",
+        ".venv-peers-bridge/stamp-peer",
+        ".venv-trainers/stamp-test",
+    ]
+    assert ".venv-peers-tokenizers/stamp-peer" in environments.stamps(["building"])
+    assert environments.SECTIONS["building"] == (*list(building.BUILDERS)[1:], "tokenizers")
+
+
+def test_a_pin_that_is_older_than_the_newest_release_is_named_with_both():
+    pinned = {package: _pin(package, name) for name, package in newest.PACKAGES.values()}
+    asked = []
+
+    def index(package: str, python: str) -> str | None:
+        asked.append((package, python))
+        return "99.1" if package == "trl" else None if package == "torchtitan" else pinned[package]
+
+    (line,) = newest.problems(["chat"], index)
+    assert line.startswith(f"constraints/interop-trl.txt has trl {pinned['trl']}, and 99.1 is the newest: ")
+    assert asked == [("trl", "3.11"), ("torchtitan", "3.11"), ("megatron-bridge", "3.12")]
+
+
+def _pin(package: str, name: str) -> str:
+    lines = (ROOT / "constraints" / f"{name}.txt").read_text().splitlines()
+    return next(line.partition("==")[2] for line in lines if line.startswith(f"{package}=="))
+
+
+def test_the_floor_has_the_tokens_of_all_files_in_processes_of_one_thread(here):
+    environment = replace(here, environments=Everywhere())
+    settings = {"texts": here.texts(), "tokenizer": here.tokenizer}
+    one, two = (environment.call("tokenizers", "floor", {**settings, "processes": count}) for count in (1, 2))
+    assert one["tokens"] == two["tokens"] > one["documents"] == two["documents"] == here.text_facts["documents"]
 
 
 def test_results_of_sections_that_ran_at_different_times_are_on_one_page(tmp_path):

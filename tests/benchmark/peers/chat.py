@@ -16,8 +16,8 @@ GENERATED = (
     " tools, emoji, and special tokens that a message spells. The template is ChatML with `{% generation %}`"
     " around answers and the ends of their turns, the tokenizer is that of the recipes, and rows have"
     f" {SEQ_LEN:,} tokens. *Prepare* is reading, rendering, encoding and masking, without imports. tokshard"
-    " packs when it is read, so its *pack* is the delivery of an epoch. torchtitan and Megatron-Bridge prepare"
-    " in one process, tokshard and TRL with"
+    " packs when it is read, so its *pack* is the delivery of an epoch. torchtitan prepares in one process, the others"
+    " with"
 )
 JUDGED = (
     "A judge compares the rows with the text of the messages, byte by byte, without a tokenizer. *Not an"
@@ -38,9 +38,10 @@ TORCHTITAN = (
     " prompt. Its jinja2 environment does not know the markers, so it gets the template without them."
 )
 BRIDGE = (
-    "Megatron-Bridge can't be imported without CUDA (transformer-engine), so the modules of its preparation"
-    " are run alone. It trains an EOS that it adds after the template's last newline. A conversation that is"
-    " longer than a row stops its packing, so it gets the others"
+    "Megatron-Bridge can't be imported without CUDA, so the modules of its preparation are run alone, as its own"
+    " builder calls them. It leaves out conversations that are longer than a row, with a warning. It finds answers by"
+    " the ChatML markers that it knows, in place of the template's `{% generation %}`, so the newline behind an answer"
+    " becomes a target."
 )
 
 
@@ -110,7 +111,7 @@ def run(frame: Frame) -> Section:
         notes=[
             TRL,
             f"{TORCHTITAN} Of these conversations it takes {num_one:,}.",
-            f"{BRIDGE}{_said(rows[-1])}.",
+            BRIDGE,
         ],
     )
 
@@ -119,8 +120,3 @@ def _conversations(records: Sequence[Json], workers: int) -> str:
     num_bytes = sum(len(message["content"].encode()) for record in records for message in record["messages"])
     size = f"{len(records):,} generated conversations, {num_bytes / 1e6:.1f} MB of messages."
     return f"{size} {GENERATED} {workers} workers."
-
-
-def _said(row: Row) -> str:
-    found = next((run["error_on_long"] for run in row.runs if "error_on_long" in run), None)
-    return f" (`{found}`)" if found else ""

@@ -1,9 +1,14 @@
 """Where each peer is installed: an environment of its own, which `make benchmark-peers` makes.
 
-The versions are in `constraints/`: those of `make test-interop` where a peer is tested there, and `peers-PEER.txt` for
-the others. Where an installation fails, its folder keeps what pip said, and every row of the peer shows the last line.
+    python -m tests.benchmark.peers.environments [SECTION...]
+
+prints what make has to make for these sections, or for all. The versions are in `constraints/`: those of
+`make test-interop` where a peer is tested there, and `peers-PEER.txt` for the others; `newest.py` checks them. Where an
+installation fails, its folder keeps what pip said, and every row of the peer shows the last line.
 """
 
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +25,6 @@ ENVIRONMENTS = {
     "litdata": ".venv-interop-litdata",
     "streaming": ".venv-interop-streaming",
     "trl": ".venv-interop-trl",
-    "dolma": ".venv-peers-dolma",
     "datasets": ".venv-peers-datasets",
     "grain": ".venv-peers-grain",
     "lance": ".venv-peers-lance",
@@ -30,6 +34,16 @@ ENVIRONMENTS = {
     "seaweedfs": ".venv-remote",
 }
 """The environment of each program of `programs/`; ``PEER_chat.py`` runs in that of its peer."""
+
+SECTIONS = {
+    "building": ("datatrove", "megatron", "litdata", "streaming", "datasets", "tokenizers"),
+    "loading": ("streaming", "litdata", "megatron", "grain", "lance", "datasets"),
+    "store": ("streaming", "litdata", "seaweedfs"),
+    "chat": ("trl", "torchtitan", "bridge"),
+    "faults": ("datatrove", "megatron", "litdata", "streaming", "datasets"),
+    "growth": ("megatron", "datasets", "streaming"),
+}
+"""The peers of each section; all have tokshard as well."""
 
 
 class MissingError(Exception):
@@ -68,5 +82,16 @@ class Environments:
         return str(folder)
 
 
+def stamps(sections: Iterable[str]) -> list[str]:
+    """The targets of make that install what these sections need."""
+    environments = {ENVIRONMENTS[peer] for section in sections for peer in SECTIONS[section]}
+    found = [f"{each}/stamp-{'peer' if each.startswith('.venv-peers-') else 'test'}" for each in environments]
+    return sorted([*found, f"{NEWER_TOKENIZERS}/stamp-peer"] if "building" in sections else found)
+
+
 def last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(" ".join(stamps(sys.argv[1:] or SECTIONS)) + "\n")

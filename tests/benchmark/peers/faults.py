@@ -16,7 +16,7 @@ from tests.benchmark.peers.frame import NUM_FILES, Found, Frame, Row, Section, l
 EACH = 40
 """Documents in each file; the bad line comes after a quarter of those of the second file."""
 
-READERS = ("tokshard", "datatrove", "dolma", "megatron", "datasets")
+READERS = ("tokshard", "datatrove", "megatron", "datasets")
 """Builders that read JSON Lines themselves; the others are given texts by code of their user."""
 
 FAULTS: dict[str, tuple[str, bytes]] = {

@@ -19,6 +19,7 @@ from tests.benchmark.peers.environments import Environments, MissingError, last_
 from tests.benchmark.processes import ROOT
 
 PROGRAMS = "tests.benchmark.peers.programs"
+NOT_ASKED = "It was not asked for."
 NUM_FILES = 4
 """The corpus is in so many files: most peers give each worker files of its own."""
 
@@ -94,6 +95,7 @@ class Frame:
         tokenizer: a folder with ``tokenizer.json``.
         megabytes: of text in the corpus; less where this machine has less.
         limit: seconds that one call may take.
+        peers: call these alone (the first word of a program's name); None: all. `NOT_ASKED` is what the others say.
     """
 
     quick: bool
@@ -103,6 +105,7 @@ class Frame:
     environments: Environments = field(default_factory=Environments)
     megabytes: float = 16.0
     limit: float = 300.0
+    peers: frozenset[str] | None = None
 
     @cached_property
     def _texts(self) -> Path:
@@ -139,6 +142,8 @@ class Frame:
             stderr.
             ``exit_code`` and ``stderr`` are there in any case, but for a peer that is not installed.
         """
+        if self.peers is not None and peer.partition("_")[0] not in self.peers:
+            return {"cannot": NOT_ASKED}
         home = self.work / "home"
         home.mkdir(parents=True, exist_ok=True)
         environment = {"HF_HOME": str(home), "TMPDIR": str(home), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}

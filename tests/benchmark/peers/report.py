@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from tests.benchmark.peers.frame import Row, Section
+from tests.benchmark.peers.frame import NOT_ASKED, Row, Section
 from tests.benchmark.processes import ROOT
 from tests.benchmark.report import commit, markdown, spread_of
 
@@ -40,6 +40,7 @@ def described(section: Section, *, quick: bool, seconds: float, here: Mapping[st
 
 def _row(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {"label": row.label, "versions": row.versions, "runs": len(row.runs)}
+    found["month"] = time.strftime("%B %Y", time.gmtime())
     if row.reason:
         return found | {"reason": row.reason}
     for key in columns:
@@ -52,6 +53,22 @@ def _row(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tables of which only some peers were measured: their rows are new, the others stay as they were.
+
+    A row that neither has goes, and the columns, texts and notes are the new ones.
+    """
+    tables = []
+    for index, table in enumerate(new):
+        before = old[index] if index < len(old) else table
+        known = {row["label"]: row for row in before["rows"]}
+        is_asked = {row["label"]: row.get("reason") != f"cannot: {NOT_ASKED}" for row in table["rows"]}
+        rows = [row if is_asked[row["label"]] else known.get(row["label"]) for row in table["rows"]]
+        origin = {key: before[key] for key in ("commit", "date", "form", "seconds", "machine")}
+        tables.append(table | origin | {"rows": [row for row in rows if row is not None]})
+    return tables
 
 
 def load(out: Path) -> Results:
@@ -74,28 +91,29 @@ def save(results: Results, out: Path, page: Path) -> None:
     page.write_text(rendered(results, plots), encoding="utf-8")
 
 
-def rendered(results: Results, plots: str) -> str:
+def rendered(results: Results, plots: str | None) -> str:
     """The page.
 
     Args:
-        plots: what goes before the name of a plot in a link.
+        plots: what goes before the name of a plot in a link; None: there are no plots.
     """
     lines = [
         f"# {TITLE}",
         "",
-        "`make benchmark-peers` makes this page anew on your machine: `QUICK=1` in 15 minutes, the whole in 50.",
-        "A figure is a median, with the least and the greatest behind it. Every peer has an environment of its own,",
-        "and gets the same text, the same tokenizer and the same cores. Repetitions take turns. Every row that was",
-        "measured is here, whoever is ahead in it; a row without figures says why.",
+        "`make benchmark-peers` makes this page anew on your machine, in 50 minutes after it has installed the peers.",
+        '`QUICK=1` and `ONLY="building chat"` print tables and leave the page as it is; quick ones show little but',
+        "start-up. A figure is a median, with the least and the greatest behind it. Every peer has an environment of",
+        "its own, its newest release on the Python that this needs, and the same text, tokenizer and cores. Repetitions",
+        "take turns. Every row that was measured is here, whoever is ahead; a row without figures says why.",
     ]
     for name, tables in results.items():
         for index, table in enumerate(tables):
             lines += ["", f"## {table['title']}", ""]
             lines += [line for paragraph in table["paragraphs"] for line in (paragraph, "")]
             reasons: list[str] = []
-            lines += [markdown(_cells(table, reasons), num_left=2), ""]
+            lines += [markdown(_cells(table, reasons), num_left=3), ""]
             lines += [f"- {note}" for note in [*dict.fromkeys(reasons), *table["notes"]]]
-            if table["plot"]:
+            if table["plot"] and plots is not None:
                 lines += ["", f"![{table['columns'][table['plot']]}]({plots}{_plot_name(name, index)})"]
             lines += ["", _origin(table)]
     return "\n".join(lines) + "\n"
@@ -120,9 +138,9 @@ def _cells(table: Mapping[str, Any], reasons: list[str]) -> Iterator[list[str]]:
         reasons.append(f"**{label}** ({word}): {reason}")
         return f"{word}, see below"
 
-    yield ["", "versions", *table["columns"].values()]
+    yield ["", "versions", "measured", *table["columns"].values()]
     for row in table["rows"]:
-        head = [row["label"], ", ".join(f"{name} {version}" for name, version in row["versions"].items())]
+        head = [row["label"], ", ".join(f"{name} {version}" for name, version in row["versions"].items()), row["month"]]
         if "reason" in row:
             yield [*head, shown(row["label"], row["reason"]), *[""] * (len(table["columns"]) - 1)]
         else:

@@ -1,6 +1,6 @@
-"""Megatron-Bridge: its preparation of packed conversations, the modules for it alone.
+"""Megatron-Bridge: its offline preparation of packed conversations, the modules for it alone.
 
-The package imports transformer-engine, which needs CUDA, so its ``__init__`` is not run.
+The package imports what needs CUDA, so its ``__init__`` is not run, nor that of the packages on the way to the modules.
 """
 
 import importlib
@@ -18,41 +18,31 @@ from tests.benchmark.peers.programs.rows import Stage, figures, save
 
 
 def chat(settings: common.Settings) -> dict[str, Any]:
-    """`tokenize_dataset`, and what `prepare_packed_sequence_data` does after it."""
-    _package_without_init("megatron.bridge")
-    _package_without_init("megatron.bridge.training")
-    _package_without_init("megatron.bridge.models")
-    from megatron.bridge.data.datasets import packed_sequence
+    """The steps of `prepare_gpt_sft_packed_data`, in stages."""
+    for name in ("", ".training", ".models", ".data", ".data.builders"):
+        _package_without_init(f"megatron.bridge{name}")
+    from megatron.bridge.data.builders.gpt_sft import build_gpt_sft_split
+    from megatron.bridge.data.packing import algorithms, offline
     from megatron.core.tokenizers import MegatronTokenizer
 
     tokenizer = MegatronTokenizer.from_pretrained(settings["tokenizer"], metadata_path={"library": "huggingface"})
-    folder, seq_len = Path(settings["folder"]), settings["seq_len"]
-    options = {"chat": True, "use_hf_tokenizer_chat_template": True}
-
-    def prepared(path: str) -> Any:
-        return packed_sequence.tokenize_dataset(Path(path), tokenizer, seq_len, 17, dict(options))
-
+    seq_len = settings["seq_len"]
     prepare, pack = Stage(), Stage()
     with prepare:
-        dataset = prepared(settings["chats"])
-    note = {}
-    try:
-        packed_sequence.create_hist(dataset, seq_len)
-    except IndexError as error:  # it has no place for one that is longer than a row
-        note = {"error_on_long": f"{type(error).__name__}: {error}"}
-    is_short = [len(one["input_ids"]) - 1 <= seq_len for one in dataset]
-    if not all(is_short):
-        lines = Path(settings["chats"]).read_text(encoding="utf-8").splitlines(keepends=True)
-        short = folder / "short.jsonl"
-        short.write_text("".join(line for line, kept in zip(lines, is_short, strict=True) if kept), encoding="utf-8")
-        prepare = Stage()
-        with prepare:
-            dataset = prepared(str(short))
+        dataset = offline.tokenize_dataset(
+            Path(settings["chats"]),
+            tokenizer,
+            seq_len,
+            17,
+            {"chat": True, "use_hf_tokenizer_chat_template": True},
+            num_tokenizer_workers=settings["workers"],
+            dataset_builder=build_gpt_sft_split,
+        )
     with pack:
-        sequences, histogram = packed_sequence.create_hist(dataset, seq_len)
-        assignments, _ = packed_sequence.create_packing_strategy(histogram, seq_len, "first_fit_shuffle")
-        rows = packed_sequence.fill_packing_strategy(assignments, sequences, seq_len, tokenizer.eos_id)
-        np.save(folder / "packed.npy", rows)
+        sequences, histogram = algorithms.create_hist(dataset, seq_len)
+        assignments, _ = algorithms.create_packing_strategy(histogram, seq_len, "first_fit_shuffle")
+        rows = algorithms.fill_packing_strategy(assignments, sequences, seq_len, tokenizer.eos_id)
+        np.save(Path(settings["folder"]) / "packed.npy", rows)
     pieces = []
     for row in rows:
         bounds = [*row["seq_start_id"], len(row["input_ids"])]
@@ -61,7 +51,7 @@ def chat(settings: common.Settings) -> dict[str, Any]:
             marks = [False, *map(bool, row["loss_mask"][start : stop - 1])]
             pieces.append(([int(token) for token in row["input_ids"][start:stop]], marks))
     save(settings["out"], pieces)
-    return figures(prepare, pack) | note | {"rows": len(rows), "used": sum(len(ids) - 1 for ids, _ in pieces)}
+    return figures(prepare, pack) | {"rows": len(rows), "used": sum(len(ids) - 1 for ids, _ in pieces)}
 
 
 def _package_without_init(name: str) -> None:

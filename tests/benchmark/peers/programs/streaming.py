@@ -3,10 +3,8 @@
 import json
 import multiprocessing
 from pathlib import Path
-from typing import Any
 
 from tests.benchmark.peers.programs.common import (
-    CannotError,
     Settings,
     batches,
     encoder,
@@ -17,13 +15,6 @@ from tests.benchmark.peers.programs.common import (
     texts,
 )
 from tests.benchmark.peers.programs.streaming_stubs import imported
-
-
-def _imported() -> Any:
-    try:
-        return imported()
-    except ImportError as error:
-        raise CannotError(f"transformers refuses it: {error}".splitlines()[0]) from error
 
 
 def _write(share: tuple[str, list[str], str]) -> None:
@@ -40,7 +31,7 @@ def _write(share: tuple[str, list[str], str]) -> None:
 
 def build(settings: Settings) -> dict[str, int]:
     """Each process has a folder and a share of the files."""
-    merge_index = _imported().base.util.merge_index
+    merge_index = imported().base.util.merge_index
 
     paths, processes, out = files(settings["texts"]), settings["processes"], settings["out"]
     shares = [(f"{out}/{index}", paths[index::processes], settings["tokenizer"]) for index in range(processes)]
@@ -52,7 +43,7 @@ def build(settings: Settings) -> dict[str, int]:
 
 def count(settings: Settings) -> dict[str, int]:
     """What the merged index names, read sample by sample."""
-    local_dataset = _imported().LocalDataset
+    local_dataset = imported().LocalDataset
 
     size = folder_bytes(settings["out"])
     index = Path(settings["out"], "index.json")
