@@ -65,6 +65,11 @@ def schedule_hash(changes: Sequence[Segment]) -> str:
     return h.hex()
 
 
+def planned_hash(plan: Plan, g: int) -> str:
+    """Of what a plan sets from a sample on."""
+    return schedule_hash(plan.segments_from(g))
+
+
 # Pairs
 
 
@@ -113,6 +118,7 @@ def saved(run: Run) -> str:
         "sample": run.sample,
         "weights": [[start, list(weights)] for start, weights in written],
         "schedule": schedule_hash(later) if is_planned else None,
+        "planned": planned_hash(plan, run.sample),
         "counts": [] if is_fresh else mixture.counts,
         "remainders": [] if is_fresh else mixture.remainders,
         "skipped": packed(run.skipped),
@@ -189,7 +195,10 @@ def mixture_of(facts: dict[str, Any], plan: Plan, weights: str | None, *, is_sam
         mixture = Mixture(plan.C, tuple(segments), counts, remainders)
     if is_same and weights == "plan":
         segments = [segment for segment in segments if segment[0] < g] + plan.segments_from(g)
-    elif is_same and facts["schedule"] is not None:
+    elif is_same:
+        is_other = len(plan.used) > 1 and facts["planned"] != planned_hash(plan, g)
+        refuse(is_other and weights != "cursor", "other weights from the sample on")
+    if is_same and weights != "plan" and facts["schedule"] is not None:
         refuse(facts["schedule"] != schedule_hash(plan.changes_after(g)), "other planned changes after the sample")
         segments += plan.changes_after(g)
     return replace(mixture, segments=tuple(segments))
@@ -268,6 +277,7 @@ KEYS = {
     "sample",
     "weights",
     "schedule",
+    "planned",
     "counts",
     "remainders",
     "skipped",

@@ -18,6 +18,7 @@ from tests.runtime.states import State, edited, sealed, values_of
 from tests.runtime.test_weight_changes import long_schedule
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime.bytes.source import DocumentSpan, TokenSource
+from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 
@@ -75,9 +76,11 @@ def test_a_planned_schedule_is_followed_from_every_step_on(steps: int) -> None:
 def test_a_plan_with_other_changes_to_come_is_refused_unless_its_weights_are_asked_for(other: Any) -> None:
     state = state_after(two_corpora(schedule=CHANGES), 2)
     plan = two_corpora(schedule=other)
-    with pytest.raises(PlanMismatchError, match="the run planned other changes of weights after sample 4") as caught:
+    with pytest.raises(PlanMismatchError, match="other weights after sample 4 .* and other changes later") as caught:
         resumed(plan, state)
     assert "weights='plan'" in caught.value.hint
+    with pytest.raises(PlanMismatchError, match="the run planned other changes of weights after sample 4"):
+        resumed(plan, state, weights="cursor")
     with pytest.raises(PlanMismatchError, match="after sample 4"):
         StreamDataset(plan, global_batch_size=2).sampler.load_state_dict(state)
     loader = resumed(plan, state, weights="plan")
@@ -87,7 +90,7 @@ def test_a_plan_with_other_changes_to_come_is_refused_unless_its_weights_are_ask
 
 def test_changes_that_are_past_do_not_matter() -> None:
     plan = two_corpora(schedule=CHANGES)
-    loader = resumed(two_corpora(weights={"a": 5, "b": 1}), state_after(plan, 8))
+    loader = resumed(two_corpora(weights=CHANGES[1][1]), state_after(plan, 8))
     assert rows_of(take(loader, 4)) == expected_rows(plan, range(16, 24))
     loader.close()
 
@@ -100,10 +103,44 @@ def test_weights_that_a_run_has_set_stay_in_force_over_changes_that_were_planned
     state = first.state_dict()
     first.close()
     for other in (plan, two_corpora(), two_corpora(schedule=CHANGES[1:])):
-        loader = resumed(other, state)
+        loader = resumed(other, state, weights="same" if other is plan else "cursor")
         assert [row["corpus_index"] for row in rows_of(take(loader, 8))] == [0] * 16
         assert resumed(other, loader.state_dict()).cursor == loader.cursor
         loader.close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"weights": {"a": 0.1, "b": 0.9}},
+        {"weights": None},
+        {"schedule": [(4, {"a": 1, "b": 0})]},
+        {"schedule": [(2, {"a": 1, "b": 0})]},
+        {"schedule": [(5, {"a": 1, "b": 0})]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("has_set", [False, True], ids=["as planned", "with weights that the run has set"])
+def test_a_plan_whose_weights_or_schedule_were_edited_is_never_overruled_in_silence(other: Any, has_set: bool) -> None:
+    first, plan = NumpyLoader(two_corpora(), global_batch_size=2), two_corpora(**other)
+    first.skip(4)
+    if has_set:
+        first.set_weights({"a": 2, "b": 1})
+    state = first.state_dict()
+    with pytest.raises(PlanMismatchError, match=f"the run has {'a=2, b=1' if has_set else 'a=0.7, b=0.3'}") as caught:
+        NumpyLoader(plan, global_batch_size=2).load_state_dict(state)
+    assert "weights='plan'" in caught.value.hint
+    assert "weights='cursor'" in caught.value.hint
+    loader = NumpyLoader(plan, global_batch_size=2)
+    loader.load_state_dict(state, weights="plan")
+    later = [segment for segment in plan.schedule.segments if segment.start > 4]
+    assert [one.weights for one in loader.cursor.segments if one.start >= 4] == [
+        plan.schedule.at(4).weights,
+        *(segment.weights for segment in later),
+    ]
+    again = NumpyLoader(plan, global_batch_size=2)
+    again.load_state_dict(loader.state_dict())  # the plan that is in force now
+    assert again.cursor == loader.cursor
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4, 7])
@@ -158,7 +195,7 @@ def test_weights_that_a_run_has_set_stay_in_force_with_the_corpora_of_the_plan_i
     first.set_weights({"a": 0, "b": 1})
     loader = resumed(two_corpora(), first.state_dict(), corpora="plan")
     assert loader.cursor == first.cursor
-    with pytest.raises(PlanMismatchError, match="planned other changes of weights"):
+    with pytest.raises(PlanMismatchError, match="sets other weights"):
         resumed(two_corpora(), state_after(two_corpora(schedule=CHANGES), 1), corpora="plan")
 
 
@@ -201,6 +238,7 @@ def test_a_state_whose_plan_hash_is_not_that_of_its_fields_is_refused() -> None:
         {"weights": []},
         {"schedule": 5},
         {"schedule": ["x"]},
+        {"planned": None},
         {"counts": [[1, 1]], "remainders": [[2**64]]},
         {"counts": [[2**62 + 2, 1]], "remainders": [[1]]},
         {"masks": [5]},

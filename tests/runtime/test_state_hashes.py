@@ -41,8 +41,12 @@ def test_the_planned_changes_are_hashed_from_the_last_to_the_first() -> None:
         expected = hashlib.sha256(content).digest()
     loader = NumpyLoader(plan, global_batch_size=4)
     assert state_of(loader)["schedule"] == expected.hex()
+    loader.skip(3)
+    in_force = b"tokshard schedule 1\n" + expected + struct.pack("<q2d", 3, 0.7, 0.3)  # as if they started there
+    assert state_of(loader)["planned"] == hashlib.sha256(in_force).hexdigest()
     loader.set_weights({"a": 1, "b": 1})
     assert state_of(loader)["schedule"] is None
+    assert state_of(loader)["planned"] == hashlib.sha256(in_force).hexdigest()
     loader.load_state_dict(NumpyLoader(plan, global_batch_size=4).state_dict())
     loader.skip(15)
     assert state_of(loader)["schedule"] == ""
@@ -104,6 +108,6 @@ def test_keys_stand_in_the_order_of_the_page() -> None:
             "window_blocks",
             "num_streams",
         ),
-        *("corpora", "sample", "weights", "schedule", "counts", "remainders", "skipped", "changes", "check"),
+        *("corpora", "sample", "weights", "schedule", "planned", "counts", "remainders", "skipped", "changes", "check"),
     ]
     assert state["counts"] == state["remainders"] == []

@@ -60,17 +60,27 @@ class Schedule:
         """A hash of the weights that start after a sample; empty if there are none."""
         return self._fingerprints[self._num_started(sample)]
 
+    def fingerprint_from(self, sample: int) -> str:
+        """The same hash, of the weights in force at a sample as if they started there, and of those that follow."""
+        now = Segment(start=sample, weights=self.at(sample).weights)
+        return _hash_before(bytes.fromhex(self.fingerprint_after(sample)), now).hex()
+
     @cached_property
     def _fingerprints(self) -> list[str]:
         """The hash of the segments from each one on; the last hash is for no segments."""
         found = [b""]
         for segment in reversed(self.segments):
-            content = struct.pack(f"<q{len(segment.weights)}d", segment.start, *segment.weights)
-            found.append(hashlib.sha256(b"tokshard schedule 1\n" + found[-1] + content).digest())
+            found.append(_hash_before(found[-1], segment))
         return [digest.hex() for digest in reversed(found)]
 
     def _num_started(self, sample: int) -> int:
         return bisect_right(self.segments, sample, key=lambda segment: segment.start)
+
+
+def _hash_before(later: bytes, segment: Segment) -> bytes:
+    """The hash of a change of weights and of those after it, whose hash is `later`."""
+    content = struct.pack(f"<q{len(segment.weights)}d", segment.start, *segment.weights)
+    return hashlib.sha256(b"tokshard schedule 1\n" + later + content).digest()
 
 
 class CorpusIdentity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

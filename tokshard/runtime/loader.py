@@ -222,15 +222,17 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         self,
         state: Mapping[str, Any],
         *,
-        weights: Literal["cursor", "plan"] = "cursor",
+        weights: Literal["same", "cursor", "plan"] = "same",
         corpora: Literal["same", "plan"] = "same",
         seq_len: Literal["same", "plan"] = "same",
     ) -> None:
         """Continue where a state was taken.
 
         Args:
-            weights: ``"cursor"``: the weights of the state stay in force, and its planned changes must equal the
-                plan's; ``"plan"``: the weights of this plan are in force from here on.
+            weights: ``"same"``: the run continues with the weights of the state, also those of `set_weights`; a plan
+                that sets other weights from here on than the plan that saved the state is refused. ``"plan"``: the
+                weights of this plan are in force from here on. ``"cursor"``: those of the state stay in force whatever
+                this plan sets, but its planned changes must equal the plan's.
             corpora: ``"same"``: other corpora than before are refused; ``"plan"``: read the corpora of this plan, with
                 its weights. A corpus of both plans continues where it was; the state records added and removed corpora.
                 If the corpora are the same, this equals ``"same"``.

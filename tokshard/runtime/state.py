@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -81,6 +81,7 @@ class _State(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sample: Count
     weights: Annotated[tuple[tuple[Count, tuple[float, ...]], ...], Meta(min_length=1)]
     schedule: str | None
+    planned: str
     counts: list[list[Count]]
     remainders: list[list[Annotated[int, Meta(ge=0)]]]
     skipped: Pairs
@@ -133,6 +134,7 @@ def save_state(plan: StreamPlan, cursor: Cursor) -> dict[str, Any]:
             "sample": cursor.sample,
             "weights": [[part.start, part.weights] for part in (started if follows else cursor.segments)],
             "schedule": plan.schedule.fingerprint_after(cursor.sample) if follows else None,
+            "planned": plan.schedule.fingerprint_from(cursor.sample),
             "counts": [] if balance is None else balance.counts.T.tolist(),
             "remainders": [] if balance is None else balance.remainders.T.tolist(),
             "skipped": _saved_pairs(cursor.skipped, 1),
@@ -166,6 +168,54 @@ def plan_of_run(plan: StreamPlan, state: Any) -> StreamPlan:
         ) from error
 
 
+class OtherWeights(NamedTuple):
+    """What a plan sets at the sample of a state, in place of what its run reads with.
+
+    Args:
+        sample: of the state.
+        before, now: weights in plan order: those in force there, and those of the plan.
+    """
+
+    sample: int
+    before: tuple[float, ...]
+    now: tuple[float, ...]
+
+
+def other_weights(plan: StreamPlan, state: Any) -> OtherWeights | None:
+    """What a plan changes of the weights from a state on; None: nothing, or it reads other corpora.
+
+    Weights that were set in the run itself are no change: the plan is compared with the plan that saved the state.
+
+    Raises:
+        PlanMismatchError: it is not a state of tokshard, was changed or damaged.
+    """
+    saved = _decoded(state)
+    return _other_weights(saved, plan) if saved.identity.corpora == plan.identity.corpora else None
+
+
+def _other_weights(saved: _State, plan: StreamPlan) -> OtherWeights | None:
+    if len(plan.names) == 1 or saved.planned == plan.schedule.fingerprint_from(saved.sample):
+        return None
+    before = [weights for start, weights in saved.weights if start <= saved.sample][-1]
+    return OtherWeights(saved.sample, before, plan.schedule.at(saved.sample).weights)
+
+
+def _check_weights(saved: _State, plan: StreamPlan) -> None:
+    """Refuse a plan that sets other weights from here on than the plan that saved the state."""
+    if (other := _other_weights(saved, plan)) is None:
+        return
+    before, now = (
+        ", ".join(f"{name}={weight:g}" for name, weight in zip(plan.names, weights, strict=True))
+        for weights in (other.before, other.now)
+    )
+    raise PlanMismatchError(
+        f"this plan sets other weights after sample {saved.sample} than the plan that saved the state: {now}"
+        f"{', and other changes later' if before == now else ''}; the run has {before} there",
+        hint="give the weights and the schedule of that run, or load_state_dict(state, weights='plan') to read with "
+        "those of this plan from here on, or weights='cursor' to keep what the run has",
+    )
+
+
 def _decoded(state: Any) -> _State:
     line = _checked_line(state.get(_KEY) if isinstance(state, Mapping) else state)
     try:
@@ -178,7 +228,7 @@ def load_state(
     plan: StreamPlan,
     state: Any,
     *,
-    weights: Literal["cursor", "plan"] = "cursor",
+    weights: Literal["same", "cursor", "plan"] = "same",
     corpora: Literal["same", "plan"] = "same",
     seq_len: Literal["same", "plan"] = "same",
 ) -> Cursor:
@@ -187,13 +237,10 @@ def load_state(
     Raises:
         PlanMismatchError: it is not a state of tokshard, was changed or damaged, or belongs to another plan.
     """
-    for name, given, other in (
-        ("weights", weights, "cursor"),
-        ("corpora", corpora, "same"),
-        ("seq_len", seq_len, "same"),
-    ):
-        if given not in (other, "plan"):
-            raise ValueError(f"{name} must be {other!r} or 'plan', got {given!r}")
+    for name, given in (("weights", weights), ("corpora", corpora), ("seq_len", seq_len)):
+        words = ("same", "cursor", "plan") if name == "weights" else ("same", "plan")
+        if given not in words:
+            raise ValueError(f"{name} must be {' or '.join(map(repr, words))}, got {given!r}")
     saved = _decoded(state)
     try:
         cursor, calls = _cursor_of(saved), [_pairs(mask.calls, 2) for mask in saved.masks]
@@ -212,6 +259,8 @@ def load_state(
     elif weights == "plan":
         cursor = cursor.rescheduled(plan.schedule)
     else:
+        if weights == "same":
+            _check_weights(saved, plan)
         cursor = _continued(saved, cursor, plan)
     _check_bases(cursor, plan)
     if saved.last_seq_len != plan.seq_len:
