@@ -76,6 +76,53 @@ def test_a_template_that_fails_or_does_too_much_refuses_the_record(text, monkeyp
         made.render(conversation(said("q", "a")).values)
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "messages | map(attribute='role')",
+        "'x' ~ (messages | map(attribute='role'))",
+        "'%s' % messages[0].items",
+        "[messages[0].items] | string",
+        "'{}'.format(raise_exception)",
+        "namespace(a=1)",
+        "range(3)",
+        "(messages[0].keys() - {'role': 1}.keys()) | list",
+    ],
+)
+def test_what_has_no_text_of_its_own_or_no_order_refuses_the_record_with_the_line(written):
+    made = template("{% set a = 1 %}\n{% if a %}{{ " + written + " }}{% endif %}", needs_spans=False)
+    with pytest.raises(made.error, match=r"the template (writes|makes) .*, in line 2 of the template"):
+        made.render(conversation(said("q", "a")).values)
+
+
+def test_what_a_filter_yields_is_as_in_jinja2():
+    text = "{{ 'a' if [] | map('upper') }}{{ messages | map(attribute='role') | join }}{{ [none, 1.5, {'b': x}] }}"
+    assert render(text) == "auserassistant[None, 1.5, {'b': Undefined}]"
+
+
+@pytest.mark.parametrize(
+    "work",
+    ["r | sort", "r | list", "s | replace('x', 'y')", "s.upper()", "','.join(t)", "9 | string"],
+)
+def test_filters_and_methods_count_as_much_as_they_handle(work, monkeypatch):
+    monkeypatch.setattr(sandbox, "MAX_STEPS", 100_000)
+    made = template(
+        "{% set r = range(9999) %}{% set s = 'x' * 999999 %}{% set t = ['x'] * 9999 %}{% for a in range(n) %}"
+        "{% set n = namespace(x=" + work + ") %}{% endfor %}",
+        needs_spans=False,
+    )
+    values = conversation(said("q", "a")).values
+    made.render({**values, "n": 2})
+    with pytest.raises(made.error, match="more than 100,000 steps"):
+        made.render({**values, "n": 60_000})
+
+
+def test_a_template_that_makes_other_text_in_another_build_is_refused():
+    for text in ("{{ ['a', 'b'] | random }}", "{{ lipsum() }}", "{{ joiner('a') }}"):
+        with pytest.raises(UsageError, match="another build would write other text"):
+            template(text, needs_spans=False)
+
+
 def test_a_template_that_needs_too_much_memory_is_told_so_and_the_limit_of_the_process_is_as_before():
     before = resource.getrlimit(resource.RLIMIT_AS)
     made = template("{{ 'x'.center(9999999999) }}", needs_spans=False)
@@ -90,6 +137,8 @@ def test_a_template_that_needs_too_much_memory_is_told_so_and_the_limit_of_the_p
         ("{% for %}", "cannot be read"),
         ("{{ messages }}", "marks nothing"),
         ("{% macro m() %}{% generation %}a{% endgeneration %}{% endmacro %}{{ m() }}", "in a macro"),
+        ("{% for m in messages %}{% generation %}{% break %}{% endgeneration %}{% endfor %}", "'break' outside loop"),
+        ("{% for m in messages %}" * 25 + "{% generation %}{% endgeneration %}" + "{% endfor %}" * 25, "nested blocks"),
         ("{% set x %}{% generation %}a{% endgeneration %}{% endset %}{{ x }}", "in a macro"),
     ],
 )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import resource
 import threading
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -17,16 +20,21 @@ from jinja2.environment import Template
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-MAX_STEPS = 5_000_000
-"""Calls and turns of loops that one conversation may cost: seconds. It is a count, so the same record always fails."""
+MAX_STEPS = 1_000_000
+"""What one conversation may cost: calls, filters and turns of loops. A call or filter also costs one for each item of a
+list that it handles, and one for each KiB of text. It is a count, so the same record fails on every machine. A step
+takes a few microseconds at most, and 8,000 turns of chat take some 40,000."""
 MAX_MEMORY_BYTES = 1 << 30
 """Memory that one conversation may cost, besides 32 bytes for each character that it may write."""
 _LIMIT = threading.Lock()
 """Held while the limit on memory is changed, which is one for all threads of the process."""
 _MAX_BITS = 4_096
+_DRAWN = ("cycler", "joiner", "lipsum", "random")
+"""Functions and a filter of jinja2 that draw or keep a state, which no chat template needs."""
 _BUFFERED = (nodes.Macro, nodes.CallBlock, nodes.AssignBlock, nodes.FilterBlock, nodes.Block)
 """What a template renders into a string first, so that the place of a part in the text is not known yet."""
 
@@ -54,30 +62,72 @@ class Sandbox(ImmutableSandboxedEnvironment):
         date: what ``strftime_now`` formats; None if a template must not ask for it.
     """
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "-"})
 
     def __init__(self, date: datetime | None, max_characters: int) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, _Steps, "jinja2.ext.loopcontrols"]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, _Steps, "jinja2.ext.loopcontrols"],
+            finalize=_printable,
         )
-        self.filters["tojson"] = _to_json
-        self.globals["raise_exception"] = _raise
+        self.filters = {name: self._counted(found) for name, found in self.filters.items() if name not in _DRAWN}
+        self.filters["tojson"] = self._counted(_to_json)
+        for name in _DRAWN:
+            self.globals.pop(name, None)
+        self.globals["raise_exception"] = _Function(_raise)
         self.globals["namespace"] = _Names
         if date is not None:
-            self.globals["strftime_now"] = date.strftime
+            self.globals["strftime_now"] = _Function(date.strftime)
         self._max_characters = max_characters
         self._steps = self._length = 0
         self._spans: list[tuple[int, int]] = []
 
-    def call(self, context: Any, obj: Any, /, *args: Any, **keywords: Any) -> Any:
-        """Call a function of the template, and count it."""
-        self._steps += 1
+    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter that costs steps. What it yields bit by bit has no text of its own: that would be an address."""
+
+        @functools.wraps(function)  # with the attribute that says what jinja2 passes first
+        def counted(*args: Any, **keywords: Any) -> Any:
+            self._count(1 + sum(map(_size, args)))
+            found = function(*args, **keywords)
+            if isinstance(found, Iterator):
+                return _Items(found)
+            self._count(_size(found))
+            if isinstance(found, str) and len(found) > self._max_characters:
+                raise RenderError(f"the template makes a text of more than {self._max_characters:,} characters")
+            return found
+
+        return counted
+
+    def _count(self, steps: int) -> None:
+        self._steps += steps
         if self._steps > MAX_STEPS:
             raise RenderError(f"the template needs more than {MAX_STEPS:,} steps")
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """An attribute, or an item of this name."""
+        return _named(super().getattr(obj, attribute))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """An item, or an attribute of this name."""
+        return _named(super().getitem(obj, argument))
+
+    def call(self, context: Any, obj: Any, /, *args: Any, **keywords: Any) -> Any:
+        """Call a function of the template, and count it."""
+        if isinstance(obj, _Function):
+            obj = obj.function
+            self._count(1 + _size(getattr(obj, "__self__", None)) + sum(map(_size, args)))
+        else:
+            self._count(1)
         return super().call(context, obj, *args, **keywords)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Multiply, unless the result would be huge: nothing interrupts such an operation."""
+        """Multiply, unless the result would be huge: nothing interrupts such an operation. Sets have no fixed order."""
+        if operator == "-":
+            found = super().call_binop(context, operator, left, right)
+            if isinstance(found, AbstractSet):
+                raise RenderError("the template makes a set, whose order differs from process to process")
+            return found
         bits = items = 0
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
@@ -105,15 +155,91 @@ class Sandbox(ImmutableSandboxedEnvironment):
                     self._length += len(piece)
                     if self._length > self._max_characters:
                         raise RenderError(f"the template writes more than {self._max_characters:,} characters")
-        except (RenderError, MemoryError):
+        except RenderError as error:
+            line = _line(error, template)
+            raise RenderError(f"{error}, in line {line} of the template" if line else str(error)) from error
+        except MemoryError:
             raise
         except Exception as error:  # whatever a template does wrong
-            raise RenderError(f"{type(error).__name__}: {error}"[:500]) from error
+            line = _line(error, template)
+            place = f", in line {line} of the template" if line else ""
+            raise RenderError(f"{type(error).__name__}: {error}"[:500] + place) from error
         return Rendered("".join(pieces), tuple(self._spans))
 
     def note(self, length: int) -> None:
         """Note a span that begins where the text ends now."""
         self._spans.append((self._length, self._length + length))
+
+
+class _Function:
+    """A function or method. It can be called, and has no text, which would be its address."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self.function(*args, **keywords)
+
+    def __repr__(self) -> str:
+        raise RenderError("the template writes a function")
+
+
+class _Items(Iterator[Any]):
+    """What a filter yields bit by bit. It has no text, which would be its address."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def __next__(self) -> Any:
+        return next(self._items)
+
+    def __repr__(self) -> str:
+        raise RenderError("the template writes what a filter yields, without | list")
+
+
+def _named(found: Any) -> Any:
+    """A value, or a function without a text."""
+    is_function = callable(found) and not isinstance(found, Undefined | Macro | _Function)
+    return _Function(found) if is_function else found
+
+
+def _size(value: Any) -> int:
+    """What it costs to handle a value, in steps."""
+    if isinstance(value, str):
+        return len(value) >> 10
+    return len(value) if isinstance(value, list | tuple | dict | range) else 0
+
+
+def _printable(value: Any) -> Any:
+    """A value that a template writes, if its text is a function of the record.
+
+    Raises:
+        RenderError: it is an object of Python's or jinja's own, whose text may be an address.
+    """
+    if not isinstance(value, str) and (found := _foreign(value)) is not None:
+        raise RenderError(f"the template writes a value of type {found}, expected text, a number, a list or an object")
+    return value
+
+
+def _foreign(value: Any) -> str | None:
+    """The type of what is no value of JSON in a value; None if there is none."""
+    if value is None or isinstance(value, str | int | float | Undefined):
+        return None
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple):
+        return next((found for item in value if (found := _foreign(item)) is not None), None)
+    return type(value).__name__.lstrip("_")
+
+
+def _line(error: BaseException, template: Template) -> int | None:
+    """The line of a template in which it failed: jinja2 puts it into the traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno for frame in reversed(frames) if frame.filename == template.filename), None)
 
 
 @contextlib.contextmanager
@@ -228,8 +354,14 @@ def parsed(sandbox: Sandbox, source: str) -> tuple[Template, Syntax]:
 
     Raises:
         TemplateError: it is not a template.
+        SyntaxError: Python cannot compile what jinja2 makes of it.
+        RenderError: it draws.
     """
     tree = sandbox.parse(source)
+    called = {*(node.name for node in tree.find_all(nodes.Filter)), *(node.name for node in tree.find_all(nodes.Name))}
+    drawn = next((name for name in _DRAWN if name in called), None)
+    if drawn is not None:
+        raise RenderError(f"it uses {drawn!r}, and another build would write other text")
     found = list(_generations(tree))
     syntax = Syntax(
         literals=(

@@ -81,6 +81,11 @@ class ChatTemplate:
         self._sandbox = sandbox.Sandbox(_date(source.date), max_characters)
         try:
             self._template, self.syntax = sandbox.parsed(self._sandbox, source.text)
+        except SyntaxError as error:  # its line is one of the Python code that jinja2 makes
+            raise UsageError(
+                f"the chat template cannot be compiled: {error.msg}",
+                hint="write {% break %} and {% continue %} outside of {% generation %}, and nest fewer than 20 loops",
+            ) from error
         except (jinja2.TemplateError, sandbox.RenderError, RecursionError, ValueError) as error:
             line = getattr(error, "lineno", None)
             raise UsageError(
