@@ -23,7 +23,7 @@ from tokshard.errors import PlanError
 from tokshard.runtime import options
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.source import TokenSource
-from tokshard.runtime.cursor import MAX_SAMPLE, Cursor, Length, identity_of
+from tokshard.runtime.cursor import MAX_SAMPLE, Cursor, Length, Schedule, identity_of
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.pieces import PieceReader
@@ -148,8 +148,8 @@ class StreamPlan:
             )
         self.on_max_epochs = on_max_epochs
         self.max_epochs = options.max_epochs_of(max_epochs, self.names, on_max_epochs, self.num_streams)
-        default = {name: float(corpus.num_tokens) for name, corpus in zip(self.names, self.corpora, strict=True)}
-        self.schedule = options.schedule_of(self.names, default if weights is None else weights, schedule)
+        self._given_weights, self._changes = weights, schedule
+        self.schedule = self._schedule_of(self.corpora)
         # one object, so that `mixture` recognizes its weights
         self._start = Cursor(sample=0, segments=self.schedule.segments)
         self._kept_mixture: Mixture | None = None
@@ -178,6 +178,13 @@ class StreamPlan:
                 hint="leave mask and mask_ids out of the file, and call loader.mask(corpus, file)",
             )
         return StreamPlan(**mix.arguments())
+
+    def _schedule_of(self, corpora: Sequence[CorpusOrder]) -> Schedule:
+        """The weights; by default a corpus has its tokens, which depend on the size of blocks with `take`."""
+        default = {name: float(corpus.num_tokens) for name, corpus in zip(self.names, corpora, strict=True)}
+        return options.schedule_of(
+            self.names, default if self._given_weights is None else self._given_weights, self._changes
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         corpora = tuple(map(replace, self.corpora))  # without the permutations that they keep
@@ -251,7 +258,10 @@ class StreamPlan:
         options.check_takes(self.names, corpora)
         identity = identity_of(shape, self.seed, self.num_streams, corpora)
         num_samples = _samples_of_pass(corpora, self.epochs)
-        return self._with(shape=shape, corpora=corpora, identity=identity, num_samples=num_samples)
+        schedule = self._schedule_of(corpora)
+        start = Cursor(sample=0, segments=schedule.segments)
+        found = {"shape": shape, "corpora": corpora, "identity": identity, "num_samples": num_samples}
+        return self._with(**found, schedule=schedule, _start=start)
 
     def reopened(self) -> StreamPlan:
         """The same plan over newly opened corpora, for a forked process.
