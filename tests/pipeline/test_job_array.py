@@ -471,8 +471,11 @@ def test_a_source_that_changes_after_its_tasks_are_done_is_refused_by_jobs_and_b
     source.write_bytes(content.replace(b"t", b"T"))
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     for late in (lambda: start(1, 2), lambda: commit_corpus(place / "out")):
-        with pytest.raises(SourceError, match=r"a\.jsonl was modified since the build began: its version was"):
+        with pytest.raises(
+            SourceError, match=r"a\.jsonl was modified since the build began: its version was"
+        ) as caught:
             late()
+        assert caught.value.hint == f"put the file back, or remove {place / 'out'} and run the jobs again"
     source.write_bytes(content)
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
     if is_gone:  # what was read of it is in the shards

@@ -218,9 +218,8 @@ def _prepared(sources: list[str], options: BuildOptions, job: Job) -> Build | No
         if not build.is_complete:  # a commit that was killed while it cleaned up leaves the request
             check_versions(build)
             step = 1 if len(build.inputs) <= _MOST_ASKED else job.count
-            check_all_unchanged(
-                map(build.inputs.__getitem__, range(job.index if step > 1 else 0, len(build.inputs), step))
-            )
+            asked = range(job.index if step > 1 else 0, len(build.inputs), step)
+            check_all_unchanged(map(build.inputs.__getitem__, asked), build.start_over)
             workspace.run.join()
             return build
     build, tokenizer = resolve(sources, options)
@@ -298,7 +297,7 @@ def commit_corpus(out: str | os.PathLike[str]) -> BuildResult:
             workspace.remove()  # a commit was killed between its manifest and its last step
             return _complete(workspace)
         check_versions(build)
-        check_all_unchanged(build.inputs)
+        check_all_unchanged(build.inputs, build.start_over)
         workspace.run.take_over()
         try:
             settled = run_stages(build, _tasks(build), lambda stage: settle(build, stage, judged_on_disk(build, stage)))

@@ -94,8 +94,11 @@ def with_needed(store: Store, entry: Entry, needs: Needs, form: str) -> Entry:
     return dataclasses.replace(entry, version="+".join(versions))
 
 
-def check_unchanged(input_: Input) -> None:
+def check_unchanged(input_: Input, start_over: str = "start over with --force") -> None:
     """Refuse an input that has changed since the build began.
+
+    Args:
+        start_over: how the user does that, as the end of a sentence.
 
     Raises:
         SourceError: it is missing, or has another size or version.
@@ -104,12 +107,12 @@ def check_unchanged(input_: Input) -> None:
         return
     store, name = store_of(input_.location)
     try:
-        _compare(input_, with_needed(store, store.stat(name), input_.needs, input_.format))
+        _compare(input_, with_needed(store, store.stat(name), input_.needs, input_.format), start_over)
     except OSError as error:
         raise vanished(input_, error) from error
 
 
-def check_all_unchanged(inputs: Iterable[Input]) -> None:
+def check_all_unchanged(inputs: Iterable[Input], start_over: str) -> None:
     """Refuse inputs of which one has changed since the build began. One that is gone is left to the task that reads it.
 
     Costs about as much as listing them: in a bucket a request for 1,000 files of a folder, or for a single file.
@@ -128,15 +131,15 @@ def check_all_unchanged(inputs: Iterable[Input]) -> None:
             entry = found.get(os.path.basename(one.location))
             try:
                 if not is_listed or one.needs:
-                    check_unchanged(one)
+                    check_unchanged(one, start_over)
                 elif entry is not None:
-                    _compare(one, entry)
+                    _compare(one, entry, start_over)
             except SourceError as error:
                 if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
                     raise
 
 
-def _compare(input_: Input, found: Entry) -> None:
+def _compare(input_: Input, found: Entry, start_over: str) -> None:
     if input_.version not in (found.version, PINNED):
         change = f"its version was {input_.version}, now it is {found.version}"
     elif input_.num_bytes != found.size:
@@ -145,7 +148,7 @@ def _compare(input_: Input, found: Entry) -> None:
         return
     raise SourceError(
         f"{input_.location} was modified since the build began: {change}",
-        hint="put the file back, or start over with --force",
+        hint=f"put the file back, or {start_over}",
     )
 
 

@@ -59,9 +59,9 @@ class InputReader:
             if source.format == DOCUMENTS:
                 yield from self._corpora.read(index)
                 return
-            check_unchanged(source)
+            check_unchanged(source, self._build.start_over)
             yield from read_span(source, span, self._build.spec)
-            check_unchanged(source)
+            check_unchanged(source, self._build.start_over)
 
     def numbered_chunks(self, index: int, first: int) -> Iterator[tuple[int, Chunk]]:
         """The chunks of a stream from a segment on, each with its segment's number.
@@ -71,10 +71,10 @@ class InputReader:
         """
         source = self._build.inputs[index]
         with _errors_of(source):
-            check_unchanged(source)
+            check_unchanged(source, self._build.start_over)
             chunks = read_stream(source, self._build.spec, task_bytes=segment_bytes(self._build.config.task_bytes))
             yield from ((number, chunk) for number, chunk in chunks if number >= first)
-            check_unchanged(source)
+            check_unchanged(source, self._build.start_over)
 
     def check(self, index: int) -> None:
         """Check that an input is there, unchanged, and can be opened.
@@ -88,7 +88,7 @@ class InputReader:
             if source.format == DOCUMENTS:
                 self._corpora.read(index)
                 return
-            check_unchanged(source)
+            check_unchanged(source, self._build.start_over)
             with open_file(source) as file:
                 file.read(1)
 
