@@ -146,6 +146,7 @@ def import_corpus(
 
     Boundaries, order and ids are kept. Every document ends in one EOS: a missing one is added, and a delimiter that
     follows another one is left out and counted. A delimiter inside a document ends a document there.
+    Padded and packed rows become their documents where a column says what is padding, or where documents begin.
 
     Args:
         sources: a file, directory or glob, on this machine or as a URI, or a list of these, in order. Files of
