@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import click
 
@@ -83,7 +84,7 @@ def _pairs(first: str, second: str) -> list[tuple[str, str]]:
         one, other = (next(iter(found.values())) for found in below)
         raise UsageError(
             f"{first} holds {names[0]}, and {second} holds {names[1]}",
-            hint=f"compare one with one, such as tokshard diff {one} {other}",
+            hint=f"compare one with one, such as tokshard diff {shlex.join([one, other])}",
         )
     return [(corpus, below[1][name]) for name, corpus in below[0].items()]
 

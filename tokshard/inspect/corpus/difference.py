@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -146,7 +147,9 @@ def _check_sizes(corpus: Corpus) -> None:
 
 
 def _damaged(corpus: Corpus, problem: str) -> DamagedCorpusError:
-    return DamagedCorpusError(problem, hint=f"'tokshard verify {corpus.location}' lists everything that is damaged")
+    return DamagedCorpusError(
+        problem, hint=f"'tokshard verify {shlex.quote(corpus.location)}' lists everything that is damaged"
+    )
 
 
 def _shards_note(first: Corpus, second: Corpus) -> str:
