@@ -79,7 +79,7 @@ quickstart: $(VENV)/stamp-run quickstart/raw/stamp
 	$(BIN)/tokshard build quickstart/raw/code.jsonl.zst --tokenizer recipes/tokenizer --out $(CODE)
 	$(BIN)/tokshard build quickstart/raw/prose.jsonl --tokenizer recipes/tokenizer --out $(PROSE)
 	$(BIN)/tokshard verify $(CODE) $(PROSE)
-	$(BIN)/tokshard inspect $(CODE) $(PROSE)
+	$(BIN)/tokshard inspect --sample 0 $(CODE) $(PROSE)
 	$(BIN)/python recipes/quickstart_stream.py $(CODE) $(PROSE)
 	rm -rf $(RUN) $(RUN)-on-1 $(RUN)-on-3
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m tokshard.trainer $(RECIPE)

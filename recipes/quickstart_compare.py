@@ -22,8 +22,8 @@ TOLERANCE = 1e-5
 
 NEXT = """
 Text of this machine became two corpora. A model was trained, and continued on other numbers of ranks: they read the
-samples of an undisturbed run, and the losses agree within {tolerance:.0e}. Next, see what step {step} read, and write a page
-about the run:
+samples of an undisturbed run, and the losses agree within {tolerance:.0e}. Next, see what step {step} read, and write a
+page about the run:
 
   {tokshard} trace {recipe} --step {step}
   {tokshard} report {run} --out {run}.html

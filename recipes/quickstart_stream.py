@@ -63,7 +63,7 @@ def main() -> None:
     print(f"all {len(rows)} samples match the plan: same order, no gap, no repeat")
     print(f"sample {len(rows) - 1} is made of")
     for piece in plan.trace(len(rows) - 1)[:4]:
-        print(f"  {piece.corpus}, document {piece.document}, tokens {piece.start} to {piece.stop}")
+        print(f"  {piece.corpus}, document {piece.document:,}, tokens {piece.start:,} to {piece.stop:,}")
     started = time.perf_counter()
     plan.sample(10**12)
     print(

@@ -1,12 +1,14 @@
 """Loss spans as people see them: what `inspect`, its report, `plan` and `diff` say of what is trained."""
 
 import json
+import random
 
 import pytest
 
 from tests.corpora import TINY_TOKENIZER, Source, write_corpus
 from tokshard.cli.main import run as run_command
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
+from tokshard.runtime import StreamPlan
 
 DOCUMENTS = [[1, 2, 3, 0], [0], [3, 3, 1, 2, 2, 0], [2, 0]]
 SPANS = [[1, 3], [], [1, 2, 4, 6], [1, 2]]
@@ -31,6 +33,33 @@ def run(capsys):
         return code, captured.out or captured.err
 
     return run
+
+
+@pytest.mark.parametrize("pack", ["whole", "cut"])
+def test_a_trace_counts_the_labels_that_are_trained(run, tmp_path, pack):
+    draw = random.Random(17)
+    documents = [[draw.randint(1, 3) for _ in range(draw.randint(1, 20))] + [0] for _ in range(200)]
+    spans = []
+    for document in documents:
+        marks = [0, *(draw.randint(0, 1) for _ in document[1:]), 0]
+        spans.append([place for place in range(1, len(marks)) if marks[place] != marks[place - 1]])
+    corpus = write_corpus(
+        tmp_path / "corpus",
+        sources=[Source(documents=documents, metadata={LOSS: spans})],
+        columns={LOSS: "spans"},
+        tokenizer=TINY_TOKENIZER,
+    )
+    sizes = {"seq_len": 16, "seed": 17, "block_tokens": 2_048, "window_blocks": 2}
+    plan = StreamPlan({"a": corpus}, **sizes, pack=pack)
+    (tmp_path / "mix.toml").write_text(
+        "\n".join(f"{key} = {value}" for key, value in sizes.items())
+        + f'\nglobal_batch_size = 4\ncorpora = {{ a = "corpus" }}\npack = "{pack}"\n'
+    )
+    code, out = run("trace", tmp_path / "mix.toml", "--sample", "0:40", "--no-text", "--json")
+    found = dict.fromkeys(range(40), 0)
+    for row in map(json.loads, out.splitlines()):
+        found[row["sample"]] += row["num_targets"]
+    assert (code, found) == (0, {g: int((plan.sample(g)["labels"] != -100).sum()) for g in range(40)})
 
 
 def test_diff_says_which_document_is_trained_in_another_way_and_where(run, tmp_path):

@@ -6,10 +6,13 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,6 +141,32 @@ def test_a_scan_counts_by_benchmark_and_item_and_lists_the_documents(
     shown = capsys.readouterr().out
     assert "2 documents share 20 tokens" in shown
     assert "q1" in shown
+
+
+@pytest.mark.parametrize(
+    ("wrap", "options"),
+    [
+        (lambda text: {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": text}]}, []),
+        (lambda text: {"messages": [{"content": [{"type": "text", "text": text}]}]}, []),
+        (lambda text: {"conversations": [{"from": "gpt", "value": text}]}, []),
+        (lambda text: {"prompt": text, "completion": "two"}, []),
+        (lambda text: {"answers": {"text": [["one"], [text]]}}, ["--text-field", "answers.text"]),
+        (lambda text: {"messages": [{"role": text, "content": text}]}, ["--text-field", "messages.content"]),
+    ],
+)
+def test_items_may_be_conversations_and_have_texts_at_any_depth(
+    corpus: Path, documents: list[list[int]], tmp_path: Path, wrap: Callable[[str], Any], options: list[str]
+) -> None:
+    rows = [wrap(text_of(documents[4][10:60])), wrap("one two")]
+    (tmp_path / "items.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "items.parquet")
+    for name in ("items.jsonl", "items.parquet"):
+        out = tmp_path / "found.jsonl"
+        words = ["--against", str(tmp_path / name), "--ngram", "20", "--out", str(out)]
+        assert run(["scan", str(corpus), *words, *options]) == 0
+        (found,) = map(json.loads, out.read_text().splitlines())
+        assert (found["document"], [item["row"] for item in found["items"]]) == (4, [1])
+        out.unlink()
 
 
 def test_copy_and_mask_take_what_a_scan_finds(

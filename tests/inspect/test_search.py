@@ -255,6 +255,35 @@ def test_the_same_documents_in_other_shards_are_equal_and_the_settings_differ(tm
     assert difference.fields["build.shard_tokens"] == (10, 1 << 28)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "note"),
+    [
+        ({"id": ["a", "b"]}, {}, "columns: id is only in the first"),
+        ({"id": ["a", "b"]}, {"id": ["a", "c"]}, "columns: id has other values"),
+        ({"id": ["a", "b"]}, {"id": ["a", "b"]}, None),
+    ],
+)
+@pytest.mark.parametrize("shard_tokens", [10, 5])
+def test_corpora_of_the_same_documents_with_other_columns_are_not_equal(tmp_path, first, second, note, shard_tokens):
+    documents = [[1, 1, 1, 1, 0], [2, 2, 2, 2, 0]]
+    opened = [
+        open_corpus(
+            write_corpus(
+                tmp_path / name,
+                sources=[Source(documents=documents, metadata=columns)],
+                columns=dict.fromkeys(columns, "string"),
+                tokenizer=TINY_TOKENIZER,
+                shard_tokens=size,
+            )
+        )
+        for name, columns, size in (("first", first, 10), ("second", second, shard_tokens))
+    ]
+    difference = compare_corpora(*opened)
+    assert difference.is_equal == (note is None)
+    if note:
+        assert (difference.verdict, difference.notes[-1]) == ("the same tokens, and other kept columns", note)
+
+
 def test_a_corpus_and_its_longer_version_are_not_equal(tmp_path):
     difference = compare_corpora(*corpora(tmp_path, documents_of([5] * 3), documents_of([5] * 4)))
     assert not difference.is_equal

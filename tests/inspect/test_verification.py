@@ -341,12 +341,13 @@ def test_an_unfinished_build_is_not_damaged_and_is_finished_by_its_command(corpu
     corpus = corpus.rename(corpus.with_name("train"))
     (corpus / "manifest.json").unlink()
     (corpus / place / names.WORK).mkdir()
+    build = corpus if place == "." else corpus.parent
     assert run(["verify", str(corpus)]) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
         f"error: {corpus} holds an unfinished build: it has no manifest.json",
-        "hint: run its command again, which 'tokshard status' shows; finished tasks are kept",
+        f"hint: run its command again, which 'tokshard status {build}' shows; finished tasks are kept",
     ]
 
 

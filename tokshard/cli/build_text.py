@@ -15,8 +15,8 @@ from tokshard.pipeline.status import COMPLETE, UNFINISHED, BuildStatus
 from tokshard.pipeline.workspace.receipts import progress_of
 from tokshard.wording import bytes_text, clock, count_text, counted
 
-_SMALL_SHARE = 4
-"""Shards of less than this part of ``--shard-tokens`` are explained."""
+_MANY_SHARDS, _SMALL_SHARE = 1_000, 4
+"""So many shards of less than this part of ``--shard-tokens`` are explained."""
 
 
 def build_lines(result: BuildResult) -> list[tuple[str, str]]:
@@ -28,10 +28,10 @@ def build_lines(result: BuildResult) -> list[tuple[str, str]]:
     if result.is_new:
         processes = counted(max(1, result.num_workers), "process", "processes")
         lines.append(("time", f"{result.seconds:.1f} s with {processes}, {result.cpu_seconds:.1f} CPU-seconds"))
-        if result.tokens_written:
-            rate = count_text(result.tokens_written / max(result.seconds, 1e-9))
+        if result.tokens_written and result.seconds >= 1:  # else most of the time is the start of processes
+            rate = count_text(result.tokens_written / result.seconds)
             per_second = count_text(result.tokens_written / max(result.cpu_seconds, 1e-9))
-            lines.append(("speed", f"{rate} tokens/s with {processes}, {per_second} per CPU-second"))
+            lines.append(("speed", f"{rate} tokens/s, {per_second} per CPU-second"))
     if result.ignored:
         counts = ", ".join(f"{count:,} x {suffix}" for suffix, count in result.ignored.items())
         lines.append(("not read", f"files of unknown format, or hidden: {counts}"))
@@ -41,10 +41,10 @@ def build_lines(result: BuildResult) -> list[tuple[str, str]]:
 def _shard_lines(result: BuildResult) -> list[tuple[str, str]]:
     """Why there are many small shards, if there are."""
     found = result.manifest
-    if found.num_shards < 2 or found.num_tokens * _SMALL_SHARE > found.num_shards * found.build.shard_tokens:
+    if found.num_shards < _MANY_SHARDS or found.num_tokens * _SMALL_SHARE > found.num_shards * found.build.shard_tokens:
         return []
     mean, task = count_text(found.num_tokens / found.num_shards), bytes_text(found.build.task_bytes)
-    return [("shards", f"{mean} tokens each, because a shard ends with its task of {task} of input (--task-bytes)")]
+    return [("shards", f"{mean} tokens each, because a shard ends with its task, of {task} here: see --task-bytes")]
 
 
 def build_json(result: BuildResult) -> dict[str, Any]:
@@ -84,13 +84,16 @@ def estimate_lines(estimate: Estimate) -> list[tuple[str, str]]:
         ),
         ("documents", f"about {count_text(estimate.documents)}{limit}"),
         ("tokens", f"about {count_text(estimate.tokens)}, {per_token:.2f} bytes of text each"),
-        ("time", f"about {clock(estimate.seconds)} with {processes} ({estimate.cpu_seconds:.3g} CPU-seconds)"),
+        ("time", f"{_about(estimate.seconds)} with {processes}, {estimate.cpu_seconds:,.0f} CPU-seconds"),
         ("disk", f"about {bytes_text(estimate.disk_bytes)} needed{free}"),
     ]
     if not estimate.fits:
-        lines.append(("", "the disk is too small for this build"))
-    lines.append(("", f"nothing was written to {estimate.directory}"))
-    return lines
+        lines.insert(0, ("refused", "the disk is too small for this build"))
+    return [*lines, ("dry run", f"nothing was written to {estimate.directory}")]
+
+
+def _about(seconds: float) -> str:
+    return f"about {clock(seconds)}" if seconds >= 1 else "under a second"
 
 
 def estimate_json(estimate: Estimate) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import click
 
@@ -30,8 +31,9 @@ def diff(context: click.Context, *, first: str, second: str, is_hashed: bool, as
     """Say whether two corpora hold the same tokens, or two mixes read the same samples, and what differs.
 
     A and B are two corpora; or two folders with corpora of the same names, such as train and validation; or two mixes,
-    each a mix.toml or a recipe of the trainer. Corpora are equal if their documents are, in whatever shards. Without
-    --hash the manifests and the sizes of the shards are compared, and documents only where shards differ.
+    each a mix.toml or a recipe of the trainer. Corpora are equal if their documents and kept columns are, in whatever
+    shards. Without --hash the manifests and the sizes of the shards are compared, and documents only where shards
+    differ.
 
     Exits with 0 if all is equal, with 1 if something differs. --json prints one line for each pair.
 
@@ -82,7 +84,7 @@ def _pairs(first: str, second: str) -> list[tuple[str, str]]:
         one, other = (next(iter(found.values())) for found in below)
         raise UsageError(
             f"{first} holds {names[0]}, and {second} holds {names[1]}",
-            hint=f"compare one with one, such as tokshard diff {one} {other}",
+            hint=f"compare one with one, such as tokshard diff {shlex.join([one, other])}",
         )
     return [(corpus, below[1][name]) for name, corpus in below[0].items()]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,7 +83,8 @@ def read_recipe(path: str, chosen: Sequence[str], context: click.Context) -> lis
     if context.params["force"] and not chosen:
         raise UsageError(
             "--force would remove and rebuild every corpus of the recipe",
-            hint=f"name what is to start over: tokshard build {path} NAME... --force; it has {', '.join(corpora)}",
+            hint=f"name what is to start over: tokshard build {shlex.quote(path)} NAME... --force; it has "
+            f"{', '.join(corpora)}",
         )
     requests = []
     for name, found in corpora.items():

@@ -31,11 +31,15 @@ from tokshard.inspect.corpus.scan import (
 )
 from tokshard.pipeline.encode.encoder import Encoder, EncodingError
 from tokshard.pipeline.executors.choice import cpu_count
+from tokshard.pipeline.sources.chats import COMPLETION, MESSAGES, PROMPT, TURNS
 from tokshard.wording import counted, one_line
 
 _DEFAULT_NGRAM = 13
 _SHOWN_ITEMS = 10
 _NAME_WIDTH = 50
+_TEXT = "text"
+_CONVERSATION = (MESSAGES, TURNS, PROMPT, COMPLETION)
+"""Fields of an item that has no text: those that ``build --chat`` reads."""
 _OF_ITEMS = ("fields", "ngram", "workers")
 """Parameters that say how items of a benchmark are read and compared."""
 
@@ -52,10 +56,9 @@ _OF_ITEMS = ("fields", "ngram", "workers")
     "--text-field",
     "fields",
     multiple=True,
-    default=("text",),
-    show_default=True,
     metavar="FIELD",
-    help="Field of an item that holds a text, or a list of texts; may be given again.",
+    help="Field of an item that holds a text, or texts at any depth, such as choices or messages.content; may be given "
+    "again.  [default: text, or the conversation]",
 )
 @click.option(
     "--ngram",
@@ -164,7 +167,14 @@ def _scan(
     workers: int,
 ) -> None:
     with open_corpus(location) as corpus:
-        benchmarks = read_benchmarks(against, corpus, _encoder(corpus), fields=fields, n=tally.ngram)
+        benchmarks = read_benchmarks(
+            against,
+            corpus,
+            _encoder(corpus),
+            fields=fields or (_TEXT,),
+            other_fields=() if fields else _CONVERSATION,
+            n=tally.ngram,
+        )
         tally.begin(location, corpus, benchmarks)
         fingerprint = corpus.fingerprint
     with byte_progress(f"scan {location}", unit="tokens") as on_progress:

@@ -93,6 +93,8 @@ def _start(line: str, width: int) -> str:
 def _details(row: TraceRow) -> Iterator[str]:
     if row.masked:
         yield f"masked: {row.masked}"
+    if row.num_targets is not None:
+        yield f"targets: {row.num_targets:,} of {row.stop - row.start:,} tokens"
     if metadata := _metadata_text(row.document):
         yield metadata
     if row.text is not None:
@@ -137,6 +139,7 @@ def trace_json(row: TraceRow) -> dict[str, Any]:
         "start": row.start,
         "stop": row.stop,
         "masked": row.masked,
+        "num_targets": row.num_targets,
         "text": row.text,
     }
 

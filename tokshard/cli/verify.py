@@ -75,5 +75,7 @@ def _text(report: VerifyReport, seconds: float, *, is_quick: bool) -> str:
     if report.num_generations > 1:
         counts.append(counted(report.num_generations, "generation"))
     verdict = "structure ok" if is_quick else "ok"
-    speed = f"{bytes_text(report.checked_bytes)} at {bytes_text(report.checked_bytes / max(seconds, 1e-9))}/s"
-    return f"{verdict}: {directory}: {', '.join(counts)}, {speed}"
+    size = bytes_text(report.checked_bytes)
+    if seconds >= 1:  # else most of the time is the start of threads
+        size += f" at {bytes_text(report.checked_bytes / seconds)}/s"
+    return f"{verdict}: {directory}: {', '.join(counts)}, {size}"

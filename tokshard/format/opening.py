@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 from collections.abc import Iterable, Iterator
 
 from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, MissingCorpusError, UnfinishedCorpusError
@@ -231,9 +232,10 @@ def _no_manifest(store: Store) -> CorpusError:
     if (problem := _problem_of_folder(store, hint)) is not None:
         return problem
     if is_unfinished(store):
+        place = location if names.WORK in present(store) else locate(location)[0].location
         return UnfinishedCorpusError(
             f"{location} holds an unfinished build: it has no {names.MANIFEST}",
-            hint="run its command again, which 'tokshard status' shows; finished tasks are kept",
+            hint=f"run its command again, which 'tokshard status {shlex.quote(place)}' shows; finished tasks are kept",
         )
     splits = (names.TRAIN, names.VALIDATION)
     if all(names.MANIFEST in present(store, split) for split in splits):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from tokshard.errors import DamagedCorpusError
 from tokshard.format.corpus import Corpus
+from tokshard.format.loss import kept_columns
 from tokshard.inspect.corpus.documents import origin_of
 from tokshard.run_files.plan_file import Mix
 from tokshard.runtime.plan import StreamPlan
@@ -24,7 +27,7 @@ class Difference:
     """The differences between two corpora or two plans.
 
     Args:
-        is_equal: whether both hold the same tokens, or read the same tokens in the same order.
+        is_equal: whether both hold the same tokens and kept columns, or read the same tokens in the same order.
         is_hashed: whether the shards were hashed; otherwise the verdict relies on the manifests.
         verdict: the result in one sentence.
         fields: dotted name to both values; None if one side lacks the field.
@@ -73,10 +76,13 @@ def compare_corpora(first: Corpus, second: Corpus, *, is_hashed: bool = False) -
         notes.append(f"the first {shared:,} documents are equal; one corpus continues")
         verdict = "one corpus starts with the other"
     else:
-        verdict = "the same documents in other shards"
+        verdict = _verdict_of_shards(first, second)
+    columns = _columns_note(first, second) if found is None and first.num_documents == second.num_documents else ""
+    if columns:
+        verdict, notes = "the same tokens, and other kept columns", [*notes, columns]
     if first.has_spans != second.has_spans and found is None:
         notes.append("only one of them has loss spans; they have the same targets, and other fingerprints")
-    is_same = found is None and first.num_documents == second.num_documents
+    is_same = found is None and first.num_documents == second.num_documents and not columns
     if first.manifest.tokenizer.canonical_sha256 != second.manifest.tokenizer.canonical_sha256:
         is_same, verdict = False, f"{verdict}, and the tokenizers differ: equal ids may mean other text"
     return Difference(is_equal=is_same, is_hashed=is_hashed, verdict=verdict, fields=differing, notes=notes)
@@ -141,7 +147,9 @@ def _check_sizes(corpus: Corpus) -> None:
 
 
 def _damaged(corpus: Corpus, problem: str) -> DamagedCorpusError:
-    return DamagedCorpusError(problem, hint=f"'tokshard verify {corpus.location}' lists everything that is damaged")
+    return DamagedCorpusError(
+        problem, hint=f"'tokshard verify {shlex.quote(corpus.location)}' lists everything that is damaged"
+    )
 
 
 def _shards_note(first: Corpus, second: Corpus) -> str:
@@ -159,6 +167,32 @@ def _shards_note(first: Corpus, second: Corpus) -> str:
             shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
             parts.append(f"{len(names):,} {what} ({shown})")
     return ", ".join(parts)
+
+
+def _verdict_of_shards(first: Corpus, second: Corpus) -> str:
+    """What differs between two corpora of the same documents."""
+    bounds = [[shard.num_documents for shard in corpus.shards] for corpus in (first, second)]
+    if bounds[0] != bounds[1]:
+        return "the same documents in other shards"
+    return "the same documents in shards of the same boundaries, whose other bytes differ"
+
+
+def _columns_note(first: Corpus, second: Corpus) -> str:
+    """Which kept columns differ between two corpora of the same documents; empty: none."""
+    names = [kept_columns(corpus.manifest.columns) for corpus in (first, second)]
+    notes = [f"{name} is only in the first" for name in names[0] if name not in names[1]]
+    notes += [f"{name} is only in the second" for name in names[1] if name not in names[0]]
+    for name in names[0]:
+        if name in names[1] and not _values(first, name).equals(_values(second, name)):
+            notes.append(f"{name} has other values")
+    return f"columns: {', '.join(notes)}" if notes else ""
+
+
+def _values(corpus: Corpus, column: str) -> pa.ChunkedArray:
+    """A kept column of all documents, as views of the shards."""
+    shards = map(corpus.shard, range(len(corpus.shards)))
+    found = [shard.columns(batch)[column] for shard in shards for batch in range(len(shard.places))]
+    return pa.chunked_array(found) if found else pa.chunked_array([], pa.null())
 
 
 def _document_notes(first: Corpus, second: Corpus, document: int, is_loss: bool) -> list[str]:

@@ -77,7 +77,13 @@ class SharedItems:
 
 
 def read_benchmarks(
-    files: Sequence[str], corpus: Corpus, encode: Encode, *, fields: Sequence[str], n: int
+    files: Sequence[str],
+    corpus: Corpus,
+    encode: Encode,
+    *,
+    fields: Sequence[str],
+    other_fields: Sequence[str] = (),
+    n: int,
 ) -> Benchmarks:
     """Read and encode the items of benchmarks.
 
@@ -85,7 +91,8 @@ def read_benchmarks(
         files: JSON lines, csv, tsv, parquet, or texts with an item in each line.
         corpus: its delimiters are in no n-gram.
         encode: encodes a text as the build did.
-        fields: dotted paths of the texts of an item: each a string, or a list of strings.
+        fields: dotted paths of the texts of an item; all strings at any depth below one count, as in messages.
+        other_fields: the same, for items that have none of `fields`.
 
     Raises:
         UsageError: a file cannot be read, or an item has none of the fields.
@@ -96,6 +103,7 @@ def read_benchmarks(
         row = 0
         for row, found in enumerate(read_rows(file, of_line=fields[0], hint=hint), 1):
             own = [text for field in fields for text in _texts_of(found, field)]
+            own = own or [text for field in other_fields for text in _texts_of(found, field)]
             if not own:
                 known = ", ".join(map(str, found)) or "none"
                 raise UsageError(
@@ -109,12 +117,20 @@ def read_benchmarks(
     return Benchmarks(files=tuple(files), items=items, grams=grams_of(texts, n, delimiters=delimiters))
 
 
-def _texts_of(row: Mapping[str, Any], field: str) -> list[str]:
-    found: Any = row
-    for name in [field] if field in row else field.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    values = found if isinstance(found, list) else [found]
-    return [value for value in values if isinstance(value, str)]
+def _texts_of(row: Mapping[str, Any], field: str) -> Iterator[str]:
+    return _strings(row, [field] if field in row else field.split("."))
+
+
+def _strings(value: Any, path: Sequence[str]) -> Iterator[str]:
+    """The strings at a path and below it, through lists of any depth."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _strings(item, path)
+    elif isinstance(value, Mapping):
+        for item in value.values() if not path else filter(None, [value.get(path[0])]):
+            yield from _strings(item, path[1:])
+    elif isinstance(value, str) and not path:
+        yield value
 
 
 def scan_corpus(

@@ -59,6 +59,8 @@ class TraceRow:
         start, stop: which tokens of the document.
         text: the start of these tokens, decoded; None if that was not requested.
         masked: what a mask takes out of the loss: ``"labels"``; None: nothing.
+        num_targets: how many of the labels of this part are trained, masks included; None where the corpus has no loss
+            spans, so that all are.
     """
 
     step: int | None
@@ -70,6 +72,7 @@ class TraceRow:
     stop: int
     text: str | None
     masked: str | None = None
+    num_targets: int | None = None
 
 
 class DocumentReader:
@@ -100,6 +103,11 @@ class DocumentReader:
             num_tokens=len(corpus.document(document)),
             metadata=metadata,
         )
+
+    def num_targets(self, name: str, document: int, start: int, stop: int) -> int | None:
+        """The targets among the labels of some tokens: the tokens after them. None: the corpus has no spans."""
+        corpus = self._corpora[name]
+        return int((corpus.target_weights(document)[start + 1 : stop + 1] > 0).sum()) if corpus.has_spans else None
 
     def text(self, name: str, document: int, start: int, stop: int, *, num_characters: int) -> str:
         """The start of a part of a document, decoded; three dots mark omitted text."""
@@ -176,6 +184,7 @@ def _rows(
             continue
         for piece in pieces:
             part = piece.corpus, piece.document, piece.start, piece.stop
+            num_targets = reader.num_targets(*part)
             found.append(
                 TraceRow(
                     step=step,
@@ -187,6 +196,7 @@ def _rows(
                     stop=piece.stop,
                     text=None if length is None else reader.text(*part, num_characters=length),
                     masked=piece.masked,
+                    num_targets=0 if num_targets and piece.masked else num_targets,
                 )
             )
     return found

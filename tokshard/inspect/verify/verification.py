@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -149,7 +150,7 @@ def check_hashes(corpora: Sequence[Corpus], on_progress: OnProgress = no_progres
             for problem in _check_file(corpus.store, shard.name, shard.num_bytes, shard.sha256, counter):
                 raise DamagedCorpusError(
                     f"{corpus.store.where(problem.file)} {problem.message}",
-                    hint=f"'tokshard verify {corpus.location}' lists everything that is damaged",
+                    hint=f"'tokshard verify {shlex.quote(corpus.location)}' lists everything that is damaged",
                 )
 
 

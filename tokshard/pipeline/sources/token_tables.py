@@ -7,6 +7,7 @@ import functools
 import io
 import itertools
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -228,7 +229,8 @@ def _without_corpora(store: Store, entries: Sequence[Entry], _: bool) -> Sequenc
             continue
         raise UsageError(
             f"{folder.location} is a corpus of tokshard, and not tokens of another tool",
-            hint=f"use 'tokshard copy {folder.location} --out DIR', which can also join several, or leave it out",
+            hint=f"use 'tokshard copy {shlex.quote(folder.location)} --out DIR', which can also join several, or leave "
+            "it out",
         )
     return entries
 
