@@ -103,8 +103,8 @@ def rendered(results: Results, plots: str | None) -> str:
         "`make benchmark-peers` makes this page anew on your machine, in 50 minutes after it has installed the peers.",
         '`QUICK=1` and `ONLY="building chat"` print tables and leave the page as it is; quick ones show little but',
         "start-up. A figure is a median, with the least and the greatest behind it. Every peer has an environment of",
-        "its own, its newest release on the Python that this needs, and the same text, tokenizer and cores. Repetitions",
-        "take turns. Every row that was measured is here, whoever is ahead; a row without figures says why.",
+        "its own, its newest release on the Python that this needs, and the same text, tokenizer and cores.",
+        "Repetitions take turns. Every row measured is here, whoever is ahead; a row without figures says why.",
     ]
     for name, tables in results.items():
         for index, table in enumerate(tables):
