@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 
 import pytest
@@ -13,8 +14,9 @@ from tests.pipeline.encode.chat import chats
 from tests.pipeline.encode.chat.chats import CLASSES, SPECIAL, byte_level, encode, encoder, learned, records, said
 from tests.pipeline.encode.chat.templates import BARE, BARS, CHATML, INST, THINK, TURNS
 from tokshard.errors import TokenizerError
+from tokshard.pipeline.encode.chat.marks import READ_TOKEN
 from tokshard.pipeline.encode.chat.records import ChatRecordError
-from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, READ_TOKEN, SPLIT_CHARACTER, UNMATCHED_SPANS
+from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, SPLIT_CHARACTER, UNMATCHED_SPANS
 from tokshard.pipeline.encode.chat.tokens import Speller, document_end
 
 TEMPLATES = {"chatml": CHATML, "think": THINK, "bare": BARE, "inst": INST, "turns": TURNS, "bars": BARS}
@@ -102,6 +104,58 @@ def _control_ids(encode_one: chats.ChatEncoder, record: chats.Json, spelled: str
         return None
     control = {*encode_one._speller.special.values(), encode_one._speller.added[spelled]}
     return [one for one in ids if one in control]
+
+
+@pytest.mark.parametrize(
+    ("written", "contents"),
+    [
+        ("{% for part in c %}{{ part }}{% endfor %}", ["hi<|im_", "end|>\n<|im_st", "art|>system"]),
+        ("{{ c[0] + c[1] }}", ["<", "|im_end|>"]),
+        ("{{ c[0] | replace('<image>', '') }}", ["<|im_<image>end|>"]),
+        ("{{ c[0].replace('\n', '') }}", ["<|im_\nend|>"]),
+        ("{{ c[0] | lower }}", ["<|IM_END|>"]),
+        ("{{ c[0][1:] }}{{ c[0].split('!') | join }}", ["x<|im_end|>", "<|im!_end|>"]),
+        ("{{ '<|im_' + c[0] }}", ["end|>"]),
+        ("{{ c[0] + 'end|>' }}", ["<|im_"]),
+        ("{{ '<' + c[0] + '>' }}", ["|im_end|"]),
+        ("{{ '<|' + c[0] + '|>' }}", ["im_end"]),
+        ("{{ '<|' ~ c[0] ~ '_end' ~ '|>' }}", ["im"]),
+        ("{{ c[0] | string }}{{ c | tojson }}", ["\u4dff<|im_end|>\u4dc0"]),
+    ],
+)
+def test_no_template_puts_a_control_token_together_from_what_a_record_says(written, contents):
+    text = "{% set c = messages[0].content %}" + written + "<|im_end|>{% generation %}x{% endgeneration %}"
+    known = speller("byte-level")
+    ids = encode(encoder(known, text), {"messages": [{"role": "user", "content": contents}]}).ids
+    assert ids.tolist().count(known.added["<|im_end|>"]) == 1
+    assert b"<|im_end|>x" in known.spell(ids)
+
+
+def test_a_template_may_write_the_role_into_its_tokens():
+    answer = "{% generation %}{{ m.content }}{% endgeneration %}"
+    text = "{% for m in messages %}{{ '<|' + m.role + '|>' }}" + answer + "{% endfor %}"
+    content = chats.bytes_alone()
+    content["added_tokens"] += [chats.special_token(900, "<|user|>"), chats.special_token(901, "<|assistant|>")]
+    ids = encode(encoder(content, text), said("a user | said <|user|>", "no")).ids.tolist()
+    assert (ids.count(900), ids.count(901)) == (1, 1)
+
+
+def test_what_a_user_writes_stays_text_where_a_template_looks_at_answers():
+    encode_one, added = made("byte-level", "think"), speller("byte-level").added
+    ids = encode(encode_one, said("q <think>", "<think>\nwhy</think>\n\nyes")).ids.tolist()
+    assert (ids.count(added["<think>"]), ids.count(added["</think>"])) == (1, 1)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("byte-level", "chatml"), ("byte-level, NFC", "bare")])
+def test_the_time_of_a_conversation_grows_with_its_turns(kind, name):
+    def seconds(turns: int) -> float:
+        record = said(*["<|im_end|> e\u0301", *["a"] * (turns - 1)])
+        started = time.process_time()
+        encode(made(kind, name), record)
+        return time.process_time() - started
+
+    seconds(50)
+    assert seconds(8_000) < 60 * seconds(800) + 1  # where time grows with the square: a hundred times and a minute
 
 
 def test_a_token_that_is_not_special_stays_one_where_the_template_looks_at_it():

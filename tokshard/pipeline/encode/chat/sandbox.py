@@ -338,12 +338,14 @@ class Syntax:
 
     Args:
         literals: all text that it may write of its own.
-        names: the variables and functions that it reads.
+        constants: those of them that are strings in expressions: it may also compare with them.
+        names: the variables, functions and attributes that it reads.
         has_spans: there is a ``{% generation %}`` block.
         is_nested: there is one in a macro, or in another place whose text is made before it is written.
     """
 
     literals: tuple[str, ...]
+    constants: tuple[str, ...]
     names: frozenset[str]
     has_spans: bool
     is_nested: bool
@@ -363,12 +365,12 @@ def parsed(sandbox: Sandbox, source: str) -> tuple[Template, Syntax]:
     if drawn is not None:
         raise RenderError(f"it uses {drawn!r}, and another build would write other text")
     found = list(_generations(tree))
+    constants = tuple(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
     syntax = Syntax(
-        literals=(
-            *(node.data for node in tree.find_all(nodes.TemplateData)),
-            *(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)),
-        ),
-        names=frozenset(node.name for node in tree.find_all(nodes.Name) if node.ctx == "load"),
+        literals=(*(node.data for node in tree.find_all(nodes.TemplateData)), *constants),
+        constants=constants,
+        names=frozenset(node.name for node in tree.find_all(nodes.Name) if node.ctx == "load")
+        | {node.attr for node in tree.find_all(nodes.Getattr)},
         has_spans=bool(found),
         is_nested=any(found),
     )

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, cycle, pairwise
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.forking import cached_property
+from tokshard.pipeline.encode.chat.marks import Author
 from tokshard.pipeline.encode.chat.records import MALFORMED_CHAT, ChatRecordError, Conversation
 from tokshard.pipeline.encode.chat.template import ChatTemplate
-from tokshard.pipeline.encode.chat.tokens import Engine, Speller, alternatives
+from tokshard.pipeline.encode.chat.tokens import Engine, Part, Speller, alternatives
 from tokshard.pipeline.encode.encoder import EncodingError
 from tokshard.pipeline.sources.records import NOT_ENCODED
 
@@ -32,12 +32,8 @@ NOTHING_TO_LEARN = "nothing to learn"
 NOT_RENDERED = "chat template fails on the record"
 NOT_SPELLED = "tokens do not spell the text"
 SPLIT_CHARACTER = "loss begins inside a character"
-READ_TOKEN = "chat template reads a control token of the text"
 UNMATCHED_SPANS = "answers and marked parts differ in number"
 HAS_END = "document end in the conversation"
-
-_LAST_PRIVATE = 0x10FFFD
-"""The last character for private use: what stands for the spelling of a control token is taken from here downwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +69,9 @@ class ChatEncoder:
             for token in speller.added
             if token not in speller.special and not token.isspace() and any(token in literal for literal in literals)
         )
+        self._author = Author(template, speller.special, others)
         self._control = alternatives({*speller.special, *others})
-        self._special = alternatives(speller.special)
-        self._others = others
+        self._others, self._spelled_others = others, alternatives(others)
 
     @cached_property
     def _literal(self) -> Engine:
@@ -89,9 +85,9 @@ class ChatEncoder:
             ChatRecordError: it has none, with the reason.
         """
         try:
-            rendered, spelled, engine = self._rendered(conversation.values)
+            rendered, marked = self._author(conversation.values)
             spans = self._learned(conversation, rendered)
-            ids, places = self._encoded(rendered.text, spelled, engine, spans)
+            ids, places = self._encoded(rendered.text, marked, spans)
         except self._template.error as error:
             raise ChatRecordError(NOT_RENDERED, str(error)) from error
         except EncodingError as error:
@@ -106,32 +102,6 @@ class ChatEncoder:
         if not len(loss):
             raise ChatRecordError(NOTHING_TO_LEARN, "no token of it is a target")
         return ChatDocument(ids=np.append(ids, np.uint32(self._end_id)), loss=loss, weights=weights, num_cut=num_cut)
-
-    def _rendered(self, values: Mapping[str, Any]) -> tuple[Rendered, dict[int, str], Engine]:
-        """The text with one private character for each control token that the record spells.
-
-        Returns:
-            The text; what each of these characters stands for; and what encodes text with such spellings.
-        """
-        plain = self._template.render(values)
-        spelled = _Spellings(plain.text)
-        hidden = spelled.hide(values, self._control)
-        if not spelled.tokens:
-            return plain, {}, self._speller.plain
-        is_special = self._speller.special.keys() >= spelled.tokens.keys()
-        for engine in (self._speller.plain if is_special else self._literal, self._speller.plain):
-            try:
-                rendered = self._template.render(hidden)
-            except self._template.error:
-                rendered = None
-            if rendered is not None and _shown(rendered, spelled.back) == plain:
-                return rendered, spelled.back, engine
-            # the template looks at a token that is not special, such as </think>: it stays one
-            spelled = _Spellings(plain.text)
-            hidden = spelled.hide(values, self._special)
-        raise ChatRecordError(
-            READ_TOKEN, "what the template writes depends on a special token that is spelled in a message"
-        )
 
     def _learned(self, conversation: Conversation, rendered: Rendered) -> Sequence[Span]:
         """The characters that are learned."""
@@ -155,92 +125,68 @@ class ChatEncoder:
         wanted = list(zip(rendered.spans, said, strict=True))[-1 if self._loss == "last" else 0 :]
         return [(*span, weight) for span, weight in wanted if weight]
 
-    def _encoded(
-        self, text: str, spelled: Mapping[int, str], engine: Engine, spans: Sequence[Span]
-    ) -> tuple[NDArray[np.uint32], list[Span]]:
-        """The ids of a text, and where the spans lie in the bytes that they spell."""
-        pieces = _pieces(text, self._control)
+    def _encoded(self, text: str, marked: str, spans: Sequence[Span]) -> tuple[NDArray[np.uint32], list[Span]]:
+        """The ids of a text, and where the spans lie in the bytes that they spell.
+
+        Args:
+            marked: the text in which the record spells no control token.
+        """
+        pieces = _pieces(text, marked, self._control)
+        engine = self._speller.plain
+        if marked is not text and self._spelled_others is not None:
+            found = self._spelled_others.search
+            engine = self._literal if any(is_text and found(piece) for _, piece, is_text in pieces) else engine
         encoded = iter(
-            engine.encode(
-                [_back(piece, spelled) for _, piece, is_text in pieces if is_text],
-                has_start=bool(pieces) and pieces[0][2],
-            )
+            engine.encode([piece for _, piece, is_text in pieces if is_text], has_start=bool(pieces) and pieces[0][2])
         )
         ids: list[NDArray[np.uint32]] = []
-        expected: list[str] = []
+        parts: list[Part] = []
         for start, piece, is_text in pieces:
             if not is_text:
                 ids.append(np.array([self._speller.added[piece]], np.uint32))
-                expected.append(piece)
+                parts.append(Part(start, piece, None, piece.encode()))
                 continue
             ids.append(next(encoded))
-            expected.append(engine.normalized(_back(piece, spelled), is_start=not start))
-            if self._speller.spell(ids[-1]) != expected[-1].encode():
-                raise ChatRecordError(NOT_SPELLED, f"the tokens of {expected[-1]!r:.60} are those of another text")
-        ends = [0, *accumulate(len(piece.encode()) for piece in expected)]
-
-        def place(character: int) -> int:
-            number = bisect_right(pieces, character, key=itemgetter(0)) - 1
-            start, piece, is_text = pieces[number]
-            before = piece[: character - start]
-            if is_text:
-                before = engine.normalized(_back(before, spelled), is_start=not start)
-            if not expected[number].startswith(before):
-                raise ChatRecordError(SPLIT_CHARACTER, f"it begins or ends in the middle of {expected[number]!r:.60}")
-            return ends[number] + len(before.encode())
-
-        places = [(place(start), place(stop), weight) for start, stop, weight in spans if start < stop]
+            found_parts = engine.parts(piece, start)
+            parts += found_parts
+            if self._speller.spell(ids[-1]) != b"".join(part.spelled for part in found_parts):
+                raise ChatRecordError(NOT_SPELLED, f"the tokens of {piece!r:.60} are those of another text")
+        borders = iter(_places(parts, [border for start, stop, _ in spans if start < stop for border in (start, stop)]))
+        places = [(next(borders), next(borders), weight) for start, stop, weight in spans if start < stop]
         return np.concatenate(ids) if ids else np.empty(0, np.uint32), places
 
 
-class _Spellings:
-    """Private characters for tokens, none of which a text has.
+def _places(parts: Sequence[Part], borders: Sequence[int]) -> Iterator[int]:
+    """Where ascending characters of a text lie in the bytes that its tokens spell.
 
-    Attributes:
-        tokens: each token that was hidden, to its character.
-        back: the code of each such character, to its token, as `str.translate` takes it.
+    Each border goes on from the one before, so the time is linear in the text.
+
+    Raises:
+        ChatRecordError: one of them lies inside what the tokenizer makes one character.
     """
-
-    def __init__(self, text: str) -> None:
-        self._text, self._next = text, _LAST_PRIVATE
-        self.tokens: dict[str, str] = {}
-        self.back: dict[int, str] = {}
-
-    def hide(self, value: Any, tokens: re.Pattern[str] | None) -> Any:
-        """A value, in whose strings and keys the spelling of a token is one character."""
-        if isinstance(value, str):
-            return value if tokens is None else tokens.sub(self._character, value)
-        if isinstance(value, list):
-            return [self.hide(item, tokens) for item in value]
-        if isinstance(value, Mapping):
-            return {self.hide(key, tokens): self.hide(item, tokens) for key, item in value.items()}
-        return value
-
-    def _character(self, found: re.Match[str]) -> str:
-        if found[0] not in self.tokens:
-            while chr(self._next) in self._text:
-                self._next -= 1
-            self.tokens[found[0]], self.back[self._next] = chr(self._next), found[0]
-            self._next -= 1
-        return self.tokens[found[0]]
+    starts = [part.start for part in parts]
+    ends = [0, *accumulate(len(part.spelled) for part in parts)]
+    number, done, at = -1, 0, 0
+    for border in borders:
+        now = max(0, bisect_right(starts, border) - 1)
+        if now != number:
+            number, done, at = now, 0, 0
+        if not parts:
+            yield 0
+            continue
+        part = parts[number]
+        more = part.spell(done, border - part.start)
+        if not part.spelled.startswith(more, at):
+            raise ChatRecordError(
+                SPLIT_CHARACTER, f"it begins or ends in the middle of {part.text[max(0, done - 20) :]!r:.60}"
+            )
+        done, at = border - part.start, at + len(more)
+        yield ends[number] + at
 
 
-def _back(text: str, spelled: Mapping[int, str]) -> str:
-    """A text with the spellings in it. `str.translate` looks at each character, so only where there are any."""
-    return text.translate(spelled) if spelled else text
-
-
-def _shown(rendered: Rendered, back: Mapping[int, str]) -> Rendered:
-    """A rendering with the spellings in it."""
-    places = {place: len(rendered.text[:place].translate(back)) for span in rendered.spans for place in span}
-    return type(rendered)(
-        rendered.text.translate(back), tuple((places[start], places[stop]) for start, stop in rendered.spans)
-    )
-
-
-def _pieces(text: str, control: re.Pattern[str] | None) -> list[tuple[int, str, bool]]:
+def _pieces(text: str, marked: str, control: re.Pattern[str] | None) -> list[tuple[int, str, bool]]:
     """A text cut at its control tokens: where each piece begins, the piece, and whether it is text."""
-    tokens = [found.span() for found in control.finditer(text)] if control is not None else []
+    tokens = [found.span() for found in control.finditer(marked)] if control is not None else []
     borders = [0, *chain.from_iterable(tokens), len(text)]
     pairs = zip(pairwise(borders), cycle((True, False)))
     return [(start, text[start:stop], is_text) for (start, stop), is_text in pairs if start < stop]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ _PROBE = "e\u0301 \u00e9 \ufb01 \u212b \u5b57\U0001f469\u200d\U0001f52c \0 \u00a
 _SPACE = "\u2581"
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
 
-Step = Callable[[str], str]
+Step = Callable[[str, bool], str]
+"""Changes a text, of which it is said whether it does not go on with an earlier one."""
 
 
 def alternatives(tokens: Iterable[str]) -> re.Pattern[str] | None:
@@ -72,7 +73,7 @@ class Speller:
 
     def _check_added(self, entry: Mapping[str, Any]) -> None:
         flags = [name for name in ("lstrip", "rstrip", "single_word") if entry.get(name)]
-        if entry.get("normalized") and self._normalized(entry["content"]) != entry["content"]:
+        if entry.get("normalized") and self.normalized(entry["content"]) != entry["content"]:
             flags.append("normalized")
         if flags:
             raise _refused(f"added token {entry['content']!r}", " and ".join(flags))
@@ -103,32 +104,22 @@ class Speller:
         """Tokens spell the text itself, which nothing changes."""
         return not self._steps and self._metaspace is None
 
-    def _normalized(self, part: str, *, is_start: bool = False) -> str:
-        """What the tokens of a text spell that has no added token."""
+    def normalized(self, part: str, *, is_first: bool = True, is_start: bool = False) -> str:
+        """What the tokens of a text spell that has no added token.
+
+        Args:
+            is_first: the text does not go on with one that was normalized before.
+            is_start: nothing comes before it.
+        """
         for step in self._steps:
-            part = step(part)
+            part = step(part, is_first)
         if self._metaspace is not None and part:
             mark, scheme = self._metaspace
             part = part.replace(" ", mark)
-            if (scheme == "always" or (scheme == "first" and is_start)) and not part.startswith(mark):
+            is_marked = is_first and (scheme == "always" or (scheme == "first" and is_start))
+            if is_marked and not part.startswith(mark):
                 part = mark + part
         return part
-
-    def normalized(self, text: str, inner: re.Pattern[str] | None, *, is_start: bool) -> str:
-        """What the tokens of a text spell.
-
-        Args:
-            inner: finds the added tokens that stay tokens in it.
-            is_start: nothing comes before it.
-        """
-        if self.is_plain:
-            return text
-        parts, position = [], 0
-        for found in inner.finditer(text) if inner is not None else ():
-            parts += [self._normalized(text[position : found.start()], is_start=is_start and not position), found[0]]
-            position = found.end()
-        parts.append(self._normalized(text[position:], is_start=is_start and not position))
-        return "".join(parts)
 
     def spell(self, ids: NDArray[np.uint32]) -> bytes:
         """The bytes that ids stand for, joined. Costs 50 ns per token."""
@@ -163,18 +154,59 @@ class Engine:
         num_first = int(has_start) if self._first is not self._rest else len(stretches)
         return [*self._first(stretches[:num_first]), *self._rest(stretches[num_first:])]
 
-    def normalized(self, stretch: str, *, is_start: bool) -> str:
-        """What the ids of a stretch must spell."""
-        return self._speller.normalized(stretch, self._inner, is_start=is_start)
+    def parts(self, stretch: str, start: int) -> list[Part]:
+        """A stretch as texts and added tokens that stay tokens in it.
+
+        Args:
+            start: where it begins in the text.
+        """
+        if self._speller.is_plain:
+            return [Part(start, stretch, self._speller, stretch.encode())]
+        parts, position = list[Part](), 0
+        found = [one.span() for one in self._inner.finditer(stretch)] if self._inner is not None else []
+        for token_start, token_stop in [*found, (len(stretch), len(stretch))]:
+            text = stretch[position:token_start]
+            if text:
+                spelled = self._speller.normalized(text, is_start=not start + position)
+                parts.append(Part(start + position, text, self._speller, spelled.encode()))
+            if token_start < token_stop:
+                token = stretch[token_start:token_stop]
+                parts.append(Part(start + token_start, token, None, token.encode()))
+            position = token_stop
+        return parts
 
     def probe(self) -> None:
         """Refuse a tokenizer whose tokens do not spell a text that has everything in it."""
         for is_start in (True, False):
             (ids,) = self.encode([_PROBE], has_start=is_start)
-            if self._speller.spell(ids) != self.normalized(_PROBE, is_start=is_start).encode():
+            expected = b"".join(part.spelled for part in self.parts(_PROBE, int(not is_start)))
+            if self._speller.spell(ids) != expected:
                 raise TokenizerError(
                     "the tokens of this tokenizer do not spell the text that they are made of", hint=_HINT
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A text, or an added token, between others.
+
+    Args:
+        start: where it begins in all.
+        speller: what changes it; None if nothing does.
+        spelled: what its tokens spell, as UTF-8.
+    """
+
+    start: int
+    text: str
+    speller: Speller | None
+    spelled: bytes
+
+    def spell(self, start: int, stop: int) -> bytes:
+        """What tokens spell of a stretch of its characters, if they are changed by themselves."""
+        stretch = self.text[start:stop]
+        if self.speller is not None:
+            stretch = self.speller.normalized(stretch, is_first=not start, is_start=not self.start + start)
+        return stretch.encode()
 
 
 def _refused(part: str, found: Any) -> TokenizerError:
@@ -229,12 +261,12 @@ def _steps(normalizer: Mapping[str, Any] | None) -> list[Step]:
     if kind == "Sequence":
         return [step for part in normalizer["normalizers"] for step in _steps(part)]
     if kind == "NFC":
-        return [functools.partial(unicodedata.normalize, "NFC")]
+        return [lambda text, _: unicodedata.normalize("NFC", text)]
     if kind == "Replace" and "String" in normalizer["pattern"]:
         old, new = normalizer["pattern"]["String"], normalizer["content"]
-        return [lambda text: text.replace(old, new)]
+        return [lambda text, _: text.replace(old, new)]
     if kind == "Prepend":
-        return [lambda text: normalizer["prepend"] + text if text else text]
+        return [lambda text, is_first: normalizer["prepend"] + text if text and is_first else text]
     raise _refused("normalizer", f"{kind} of a pattern" if kind == "Replace" else kind)
 
 
