@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokshard.runtime.rows.expand import expand
     from tokshard.runtime.rows.infilling import FillInTheMiddle
     from tokshard.runtime.rows.transforms import Sample, SampleRandom
-    from tokshard.runtime.tensors import StreamDataset, StreamingLoader
+    from tokshard.runtime.tensors import StreamDataset, StreamingLoader, belong_to_the_loop
     from tokshard.runtime.trace import Occurrence, Piece
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "StreamDataset",
     "StreamPlan",
     "StreamingLoader",
+    "belong_to_the_loop",
     "expand",
 ]
 
@@ -49,6 +50,7 @@ _HOMES = {
     "StreamDataset": "tokshard.runtime.tensors",
     "StreamPlan": "tokshard.runtime.plan",
     "StreamingLoader": "tokshard.runtime.tensors",
+    "belong_to_the_loop": "tokshard.runtime.tensors",
     "expand": "tokshard.runtime.rows.expand",
 }
 
