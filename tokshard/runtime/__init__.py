@@ -1,6 +1,6 @@
 """Which samples a job reads, in which order: ORDER.md specifies it, README.md explains it. Start with plan.py.
 
-The public names are imported when they are first used. Only `StreamingLoader` and `StreamDataset` need torch.
+The public names are imported when they are first used. Only those of `tensors.py` need torch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,13 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tokshard.runtime' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        needs = f"{name} needs PyTorch, which is not installed: pip install 'tokshard[torch]' (NumpyLoader needs none)"
+        raise ModuleNotFoundError(needs, name="torch") from None
 
 
 def __dir__() -> list[str]:
