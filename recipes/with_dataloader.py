@@ -11,14 +11,19 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from tokshard.runtime import StreamDataset, StreamPlan
+from tokshard.runtime import StreamDataset, StreamPlan, belong_to_the_loop
 
 
 def main(corpus, out, steps):
     distributed.init_process_group("gloo")  # the dataset finds its rank there
     dataset = StreamDataset(StreamPlan(corpus, seq_len=32, seed=17), global_batch_size=12)
     loader = StatefulDataLoader(
-        dataset, batch_size=None, sampler=dataset.sampler, num_workers=2, multiprocessing_context="spawn"
+        dataset,
+        batch_size=None,
+        sampler=dataset.sampler,
+        num_workers=2,
+        multiprocessing_context="spawn",
+        worker_init_fn=belong_to_the_loop,  # so that SIGTERM of a launcher does not take them before the loop has saved
     )
     torch.manual_seed(17)
     model = DistributedDataParallel(nn.Sequential(nn.Embedding(2**14, 16), nn.Linear(16, 2**14)))
@@ -29,11 +34,15 @@ def main(corpus, out, steps):
         step = saved["step"]
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        loader.load_state_dict(saved["loader"])  # wants the same num_workers, on any number of ranks
+        dataset.sampler.load_state_dict(saved["loader"])  # of any number of ranks and workers
     for batch in loader:
         print(f"rank {distributed.get_rank()} samples {batch['sample_index'].tolist()}", flush=True)
-        loss = nn.functional.cross_entropy(model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten())
-        loss.backward()
+        targets = (batch["labels"] != -100).sum()
+        distributed.all_reduce(targets)  # ranks have different numbers of targets, and one of padding has none
+        logits = model(batch["input_ids"]).flatten(0, 1)
+        loss = nn.functional.cross_entropy(logits, batch["labels"].flatten(), reduction="sum")
+        # DistributedDataParallel divides the sum of gradients by the number of ranks
+        (loss / targets.clamp(min=1) * distributed.get_world_size()).backward()
         optimizer.step()
         optimizer.zero_grad()
         step += 1

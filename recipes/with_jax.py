@@ -21,7 +21,7 @@ def mean_loss(parameters, input_ids, labels):
     logits = parameters["embedding"][input_ids] @ parameters["head"]
     targets = labels != -100
     logs = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.where(targets, labels, 0)[..., None], axis=-1)[..., 0]
-    return -jnp.where(targets, logs, 0).sum() / targets.sum()  # over the global batch
+    return -jnp.where(targets, logs, 0).sum() / jnp.maximum(targets.sum(), 1)  # over the global batch
 
 
 @jax.jit

@@ -62,8 +62,9 @@ def main(corpus, out, steps):
         targets = (batch["labels"] != -100).sum()
         distributed.all_reduce(targets)  # ranks have different numbers of targets: a mean of their means is wrong
         logits = model(batch["input_ids"]).flatten(0, 1)
-        loss = nn.functional.cross_entropy(logits, batch["labels"].flatten(), reduction="sum") / targets
-        (loss * distributed.get_world_size()).backward()  # FSDP divides the sum of gradients by the number of ranks
+        loss = nn.functional.cross_entropy(logits, batch["labels"].flatten(), reduction="sum")
+        # FSDP divides the sum of gradients by the number of ranks; a step of documents without targets has none
+        (loss / targets.clamp(min=1) * distributed.get_world_size()).backward()
         optimizer.step()
         optimizer.zero_grad()
         step += 1

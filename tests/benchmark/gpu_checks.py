@@ -40,7 +40,6 @@ from tokshard.trainer.optimizer import make_optimizer
 from tokshard.trainer.parallel import make_mesh, process_group, sharded_model
 
 NUM_BATCHES = 2_000
-NUM_WORKERS = 1
 
 
 class NotRun(Exception):  # noqa: N818 - a result, not an error
@@ -111,7 +110,7 @@ def batches(place: Place) -> dict[str, Any]:
     plan = StreamPlan({"all": place.corpus}, seq_len=seq_len)
     sums = torch.zeros(number, len(names), dtype=torch.int64, device=place.device)
     memory = set()
-    with StreamingLoader(plan, global_batch_size=rows, pin_memory=place.has_gpu, num_workers=NUM_WORKERS) as loader:
+    with StreamingLoader(plan, global_batch_size=rows, pin_memory=place.has_gpu) as loader:
         for index, batch in zip(range(number), loader, strict=False):
             if place.has_gpu and not all(tensor.is_pinned() for tensor in batch.values()):
                 raise WrongError("a batch is not in pinned memory")
@@ -239,7 +238,7 @@ def sigterm(place: Place) -> dict[str, Any]:
     """A run that gets SIGTERM saves, and the same command continues it with the next sample."""
     recipe, log = place.directory / "recipe.toml", place.directory / "out" / "metrics.jsonl"
     recipe.write_text(f'[data]\ncorpora = {{ all = "{place.corpus}" }}\n')
-    fields = place.fields("out", data__num_workers=1)
+    fields = place.fields("out")
     del fields["data"]["corpora"]
     changes = [f"{name}.{key}={json.dumps(value)}" for name, of in fields.items() for key, value in of.items()]
     command = ["-m", "tokshard.trainer", str(recipe), *changes]

@@ -89,7 +89,7 @@ def compact(device: str, directory: Path) -> dict[str, Any]:
     plan = StreamPlan(texts_and_answers(directory), seq_len=128)
     pinned = device == "cuda"
     with (
-        StreamingLoader(plan, global_batch_size=4, compact=True, pin_memory=pinned, num_workers=1) as loader,
+        StreamingLoader(plan, global_batch_size=4, compact=True, pin_memory=pinned) as loader,
         NumpyLoader(plan, global_batch_size=4) as plain,
     ):
         for number, batch, of in zip(range(200), loader, plain, strict=False):

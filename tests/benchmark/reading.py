@@ -1,8 +1,6 @@
 """One way to read one set of corpora, once."""
 
 import gc
-import multiprocessing
-import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -26,11 +24,9 @@ from tokshard.runtime.tensors import StreamingLoader
 INPUT_IDS, IN_PROCESS, THREAD = "input_ids alone", "in process", "thread"
 COMPACT, COMPACT_THREAD = "compact", "compact, thread"
 EXPANDED = "compact, expanded"
-WORKERS = {"1 worker": 1, "2 workers": 2}
-MODES = (INPUT_IDS, IN_PROCESS, COMPACT, EXPANDED, THREAD, COMPACT_THREAD, *WORKERS)
+MODES = (INPUT_IDS, IN_PROCESS, COMPACT, EXPANDED, THREAD, COMPACT_THREAD)
 
 _WARM_UP_STEPS = 8
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +34,7 @@ class Reading:
     """What a run of steps cost.
 
     Args:
-        cpu_seconds: of this process and its workers.
+        cpu_seconds: of this process.
         cached: part of the shards that was in the page cache before; None where that was not looked at.
     """
 
@@ -78,7 +74,7 @@ def read(corpora: list[Path], mode: str, *, num_tokens: int, is_cold: bool = Fal
         return _take(input_ids_only(plan, start), num_tokens, cached)
     is_compact = mode in (COMPACT, EXPANDED, COMPACT_THREAD)
     ahead = 0 if mode in (IN_PROCESS, COMPACT, EXPANDED) else 4
-    loader = _loader(plan, WORKERS.get(mode, 0), compact=is_compact, prefetch_factor=ahead)
+    loader = _loader(plan, compact=is_compact, prefetch_factor=ahead)
     loader.load_state_dict(_state(plan, start))
     with closing(loader):
         batches = endless(loader)
@@ -99,14 +95,12 @@ def shards(corpora: list[Path]) -> list[Path]:
     return sorted(path for corpus in corpora for path in corpus.glob("shard-*"))
 
 
-def _loader(plan: StreamPlan, num_workers: int, **options: Any) -> StreamingLoader:
-    return StreamingLoader(
-        plan, global_batch_size=BATCH_SIZE, dp_rank=0, dp_world_size=1, num_workers=num_workers, **options
-    )
+def _loader(plan: StreamPlan, **options: Any) -> StreamingLoader:
+    return StreamingLoader(plan, global_batch_size=BATCH_SIZE, dp_rank=0, dp_world_size=1, **options)
 
 
 def _state(plan: StreamPlan, sample: int) -> dict[str, Any]:
-    loader = _loader(plan, 0)
+    loader = _loader(plan)
     loader.skip(sample)
     return loader.state_dict()
 
@@ -122,16 +116,7 @@ def _start(plan: StreamPlan, num_tokens: int) -> int:
 
 
 def _take(batches: Iterator[Any], num_tokens: int, cached: float | None) -> Reading:
-    take_steps(batches, num_steps=_WARM_UP_STEPS if cached is None else 1)  # the first starts workers
-    cpu = _cpu_seconds()
+    take_steps(batches, num_steps=_WARM_UP_STEPS if cached is None else 1)
+    cpu = time.process_time()
     steps = take_steps(batches, num_steps=max(1, num_tokens // BATCH_TOKENS))
-    return Reading(steps=steps, cpu_seconds=_cpu_seconds() - cpu, cached=cached)
-
-
-def _cpu_seconds() -> float:
-    """Of this process and of the workers that it has."""
-    seconds = time.process_time()
-    for process in multiprocessing.active_children():
-        fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        seconds += (int(fields[11]) + int(fields[12])) / _TICKS
-    return seconds
+    return Reading(steps=steps, cpu_seconds=time.process_time() - cpu, cached=cached)

@@ -30,7 +30,7 @@ PACKAGES = ("tokshard", "torch", "numpy", "pyarrow")
 GROUPS = ("speed", "cold", "start", "state", "memory")
 LENGTHS = (10, 40, 120, 750, 4_500)
 COUNTS = (1, 3, 50)
-COLD_MODES = ("in process", "thread", "1 worker")
+COLD_MODES = ("in process", "thread")
 
 RUN_TOKENS = 1 << 26  # a window's worth: whatever is made once for a window is paid once in a run
 LIMIT_SECONDS = 0.3
@@ -173,9 +173,6 @@ def measure_start(bench: Bench) -> list[dict[str, Any]]:
         for length in bench.lengths
         for count in bench.counts
     }
-    first = [*map(str, bench.corpora(bench.lengths[-1], bench.counts[0]))]
-    cases[f"{bench.counts[0]} x {bench.lengths[-1]:,} tokens a document, 1 worker"] = [*first, "--workers", "1"]
-    cases["the same, in a script that imports torch"] = [*first, "--workers", "1", "--torch"]
     for length in (40, 1_000):
         sizes = [*synthetic, "--document-tokens", str(length)]
         cases[f"10^14 synthetic tokens, {length:,} a document, thread"] = sizes
@@ -219,7 +216,7 @@ def state_rows(found: list[dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def measure_memory(bench: Bench) -> list[dict[str, Any]]:
-    """The most that a worker process held, with the corpora of several lengths; bytes per piece from the difference."""
+    """The most that a process held, with the corpora of several lengths; bytes per piece from the difference."""
     found: list[dict[str, Any]] = []
     count = max((each for each in bench.counts if each <= 3), default=bench.counts[0])
     for length in sorted(bench.lengths, reverse=True):
@@ -228,17 +225,15 @@ def measure_memory(bench: Bench) -> list[dict[str, Any]]:
         window_tokens = min(RUN_TOKENS, 5 * bench.run_tokens // 4)
         pieces = count * window_tokens / length
         found.append({"document_tokens": length, "corpora": count, "window_pieces": round(pieces), **said})
-        _log(f"memory of a worker, {count} x {length} tokens: {said['own_bytes'] / 1e6:.0f} MB")
+        _log(f"memory, {count} x {length} tokens: {said['own_bytes'] / 1e6:.0f} MB")
     for entry in found[1:]:
         more = entry["window_pieces"] - found[0]["window_pieces"]
         entry["bytes_per_piece"] = (entry["own_bytes"] - found[0]["own_bytes"]) / more
-    said = _step("memory", *corpora, "--hop-tokens", str(4 * bench.run_tokens), "--torch")
-    found[-1]["own_bytes_in_a_script_with_torch"] = said["own_bytes"]
     return found
 
 
 def memory_rows(found: list[dict[str, Any]]) -> Iterator[list[str]]:
-    yield ["memory of a worker", "pieces of the windows", "own", "shards mapped", "peak RSS", "bytes a piece"]
+    yield ["memory", "pieces of the windows", "own", "shards mapped", "peak RSS", "bytes a piece"]
     for entry in found:
         yield [
             f"{entry['corpora']} x {entry['document_tokens']:,} tokens a document",
@@ -254,7 +249,6 @@ def main() -> None:
     here = machine()  # before this run adds to the load
     adopt_orphans()
     _log(f"corpora are made in {bench.folder}, and stay there")
-    # fresh processes first: once this process has workers, it has children that it may not wait for
     start = measure_start(bench) if "start" in groups else []
     state = measure_state(bench) if "state" in groups else []
     memory = measure_memory(bench) if "memory" in groups else []

@@ -1,6 +1,6 @@
 """What the runtime benchmark measures in a fresh process, one step each.
 
-    python -m tests.benchmark.runtime_steps first CORPUS... --workers N
+    python -m tests.benchmark.runtime_steps first CORPUS...
     python -m tests.benchmark.runtime_steps first --synthetic TOKENS --document-tokens N --sample G
     python -m tests.benchmark.runtime_steps state --corpora N --changes N
     python -m tests.benchmark.runtime_steps memory CORPUS... --hop-tokens N
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import statistics
 import sys
 import threading
@@ -23,13 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from tests.runtime.sources import PeriodicSource
 from tokshard.inspect.plan.bench import take_steps
+from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
 
 if TYPE_CHECKING:
     from tokshard.runtime.tensors import StreamingLoader
-
-if "--torch" in sys.argv:
-    import torch  # noqa: F401 - a worker imports the main module again, as it does with a training script
 
 SEQ_LEN = 4_096
 BATCH_SIZE = 8
@@ -44,7 +41,7 @@ def first(arguments: argparse.Namespace) -> dict[str, Any]:
     """From the names of the corpora to the first batch."""
     started = time.perf_counter()
     plan = StreamPlan(_corpora(arguments), seq_len=SEQ_LEN, seed=17)
-    with closing(_loader(plan, arguments.workers)) as loader:
+    with closing(_loader(plan)) as loader:
         loader.skip(arguments.sample)
         next(iter(loader))
         return {"seconds": time.perf_counter() - started}
@@ -55,7 +52,7 @@ def state(arguments: argparse.Namespace) -> dict[str, Any]:
     sources = {str(number): PeriodicSource(10**9 + number) for number in range(arguments.corpora)}
     plan = StreamPlan(sources, seq_len=SEQ_LEN, seed=17)
     weights = [{name: 1 + (index + int(name)) % 7 for name in sources} for index in range(7)]
-    with closing(_loader(plan, 0)) as loader:
+    with closing(_loader(plan)) as loader:
         started = time.perf_counter()
         for change in range(arguments.changes):
             loader.set_weights(weights[change % 7])
@@ -68,7 +65,7 @@ def state(arguments: argparse.Namespace) -> dict[str, Any]:
             started = time.perf_counter()
             saved = loader.state_dict()
             saves.append(time.perf_counter() - started)
-            with closing(_loader(plan, 0)) as other:
+            with closing(_loader(plan)) as other:
                 started = time.perf_counter()
                 other.load_state_dict(saved)
                 loads.append(time.perf_counter() - started)
@@ -83,15 +80,14 @@ def state(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def memory(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The most that one worker process held while it read the start of one window after another."""
+    """The most that this process held, without torch, while it read the start of one window after another."""
     plan = StreamPlan(_corpora(arguments), seq_len=SEQ_LEN, seed=17)
     peaks: dict[str, int] = {}
     is_over = threading.Event()
-    with closing(_loader(plan, 1)) as loader:
+    with closing(NumpyLoader(plan, global_batch_size=BATCH_SIZE)) as loader:
         batches = iter(loader)
         next(batches)
-        (worker,) = multiprocessing.active_children()
-        status = Path(f"/proc/{worker.pid}/status")
+        status = Path("/proc/self/status")
 
         def watch() -> None:
             while not is_over.is_set():
@@ -119,24 +115,22 @@ def _corpora(arguments: argparse.Namespace) -> dict[str, Any]:
     return {str(number): path for number, path in enumerate(arguments.corpus)}
 
 
-def _loader(plan: StreamPlan, num_workers: int) -> StreamingLoader:
+def _loader(plan: StreamPlan) -> StreamingLoader:
     from tokshard.runtime.tensors import StreamingLoader
 
-    return StreamingLoader(plan, global_batch_size=BATCH_SIZE, dp_rank=0, dp_world_size=1, num_workers=num_workers)
+    return StreamingLoader(plan, global_batch_size=BATCH_SIZE, dp_rank=0, dp_world_size=1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmark.runtime_steps")
     parser.add_argument("step", choices=("first", "state", "memory"))
     parser.add_argument("corpus", nargs="*")
-    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--synthetic", type=int, default=0)
     parser.add_argument("--document-tokens", type=int, default=1_000)
     parser.add_argument("--sample", type=int, default=0)
     parser.add_argument("--corpora", type=int, default=1)
     parser.add_argument("--changes", type=int, default=5_000)
     parser.add_argument("--hop-tokens", type=int, default=1 << 28)
-    parser.add_argument("--torch", action="store_true", help="workers import torch, as those of a training script do")
     arguments = parser.parse_args()
     step = {"first": first, "state": state, "memory": memory}[arguments.step]
     sys.stdout.write(json.dumps(step(arguments)) + "\n")

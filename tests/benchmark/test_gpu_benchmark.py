@@ -77,7 +77,6 @@ def test_a_batch_that_was_overwritten_on_its_way_is_found(tmp_path: Path, monkey
     corpus = write_corpus(tmp_path / "corpus", documents_of([40] * 200))
     place = gpu_checks.Place("cpu", str(corpus), tmp_path)
     monkeypatch.setattr(gpu_checks, "NUM_BATCHES", 60)
-    monkeypatch.setattr(gpu_checks, "NUM_WORKERS", 0)
     copy = torch.Tensor.to
     seen: list[int] = []
 

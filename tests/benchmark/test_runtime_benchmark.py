@@ -36,9 +36,9 @@ def test_one_run_ends_in_tables_and_a_line_of_json_with_every_case(tmp_path):
     assert line["limits"]["tokens_per_second"]["median"] > 0
 
     cases = {(e["document_tokens"], e["corpora"], e["read"], e["page_cache"]): e for e in line["speed"]}
-    cold = ("in process", "thread", "1 worker")
+    cold = ("in process", "thread")
     compact = ("compact", "compact, expanded", "compact, thread")
-    modes = ("input_ids alone", *cold, *compact, "2 workers")
+    modes = ("input_ids alone", *cold, *compact)
     assert set(cases) == {
         *((length, count, mode, "warm") for length in (40, 750) for count in (1, 5) for mode in modes),
         *((length, 1, mode, "cold") for length in (40, 750) for mode in cold),

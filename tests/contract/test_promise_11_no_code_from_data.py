@@ -61,7 +61,7 @@ from tokshard.runtime import StreamingLoader, StreamPlan
 if __name__ == "__main__":
     before = dict(os.environ)
     plan = StreamPlan("out", seq_len=16)
-    with StreamingLoader(plan, global_batch_size=2, num_workers=1) as loader:
+    with StreamingLoader(plan, global_batch_size=2) as loader:
         next(iter(loader))
     assert dict(os.environ) == before
 """

@@ -72,8 +72,7 @@ def read(plan: StreamPlan, form: str, documents: list[Hand], *, ranks: int = 1) 
                 found += targets_in(loader, plan, loader, documents)
             continue
         is_compact = form == "compact"
-        workers = 1 if form == "workers" else 0
-        with StreamingLoader(plan, compact=is_compact, num_workers=workers, **options) as loader:
+        with StreamingLoader(plan, compact=is_compact, **options) as loader:
             batches = map(expand, loader) if is_compact else loader
             found += targets_in(batches, plan, loader, documents)
     return found
@@ -104,13 +103,6 @@ def test_the_targets_of_an_epoch_are_the_answers(
 def test_short_rows_have_the_targets_behind_their_ends(held: tuple[Path, list[Hand]], pack: str, seq_len: int) -> None:
     path, documents = held
     assert read(plan_of(path, pack, seq_len=seq_len), "numpy", documents) == targets_of(documents)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pack", ["whole", pytest.param("cut", marks=pytest.mark.soak)])
-def test_worker_processes_change_no_target(held: tuple[Path, list[Hand]], pack: str) -> None:
-    path, documents = held
-    assert read(plan_of(path, pack), "workers", documents) == targets_of(documents)
 
 
 @every_packing

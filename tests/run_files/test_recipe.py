@@ -101,7 +101,6 @@ def test_a_configuration_cannot_be_changed(recipe: str) -> None:
         ("optimizer.eps=-1e-8", "Expected `float` >= 0.0 - at `optimizer.eps`", "lists all keys"),
         ("model.num_heads=0", "Expected `int` >= 1 - at `model.num_heads`", "lists all keys"),
         ("model.rope_theta=0.0", "Expected `float` > 0.0 - at `model.rope_theta`", "lists all keys"),
-        ("data.num_workers=-1", "Expected `int` >= 0 - at `data.num_workers`", "lists all keys"),
         ("parallel.init_timeout_seconds=10_000_000", "Expected `int` <= 1000000 - at", "lists all keys"),
         ("parallel.precision=fp64", "Invalid enum value 'fp64' - at `parallel.precision`", "lists all keys"),
         ("train.skip=[[5, 5]]", "train.skip has the range [5, 5]", "the one after it"),

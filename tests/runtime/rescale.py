@@ -21,6 +21,7 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.ranks import forked
+from tokshard.errors import PlanError
 from tokshard.runtime import StreamingLoader, StreamPlan
 
 GLOBAL_BATCH = 12
@@ -93,7 +94,6 @@ def train(job: dict[str, Any], rank: int) -> None:
         plan_of(directory, job.get("num_streams", 1)),
         global_batch_size=job.get("global_batch_size", GLOBAL_BATCH),
         uneven="pad",
-        num_workers=job["num_workers"],
         prefetch_factor=job["prefetch_factor"],
     )
     model = torch.zeros(2, dtype=torch.int64)  # digest of all batches so far, steps
@@ -140,7 +140,12 @@ def show_meshes(job: dict[str, Any], rank: int) -> None:
         "both dp of three": three["dp_replicate", "dp_shard"],
         "flattened": hsdp["dp_replicate", "dp_shard"]._flatten("dp"),
     }
-    found = {}
+    found: dict[str, Any] = {}
+    for name, mesh in {"dp x tp": tensor, "pp x dp": pipeline, "three": three, "tp": tensor["tp"]}.items():
+        try:
+            StreamingLoader(plan, global_batch_size=GLOBAL_BATCH, dp_mesh=mesh)
+        except PlanError as error:
+            found[name] = str(error)
     for name, mesh in meshes.items():
         loader = StreamingLoader(plan, global_batch_size=GLOBAL_BATCH, dp_mesh=mesh)
         found[name] = next(iter(loader))["sample_index"].tolist()

@@ -130,20 +130,6 @@ def states_of(loader: Any, count: int) -> list[Any]:
     return [loader.state_dict() for _, _ in zip(range(count), loader, strict=False)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("transforms", [(reverse,), pytest.param((), marks=pytest.mark.soak)])
-def test_worker_processes_give_the_same_compact_batches(
-    transforms: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # the rows of a few steps at a time, into memory that is used again while a message of many steps is made
-    monkeypatch.setattr(narrow_rows, "READ_TOKENS", 4 * 4 * 7)
-    plan = two_corpora(transforms=transforms)
-    with StreamingLoader(plan, global_batch_size=4) as loader:
-        expected = [fully(batch) for batch in first(loader, 40)]
-    with StreamingLoader(plan, global_batch_size=4, compact=True, num_workers=1, prefetch_factor=20) as loader:
-        assert [fully(expand(batch)) for batch in first(loader, 40)] == expected
-
-
 def test_compact_batches_that_are_held_are_never_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(narrow_rows, "READ_TOKENS", 4 * 4 * 7)
     plan = two_corpora()

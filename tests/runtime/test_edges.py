@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -336,64 +334,8 @@ def test_a_corpus_that_may_only_be_read_is_enough_and_nothing_is_written_anywher
         shutil.rmtree(directory)
 
 
-@pytest.mark.soak  # test_a_worker_that_touches_a_changed_shard_reports_it_by_name has workers that read one
-def test_workers_read_corpora_on_disk(tmp_path: Path) -> None:
-    corpora = {
-        access: CorpusSource(
-            write(tmp_path / access, ListSource([9, 4, 30, 1, 12, last] * 5), shard_tokens=50), access=access
-        )
-        for last, access in enumerate(ACCESS, 3)
-    }
-    plan = small_plan(corpora)
-    expected = expected_rows(plan, range(24))  # opens shards before the workers are made
-    state = torch.get_rng_state().tolist()
-    assert global_rows(plan, 6, batch=4, ranks=1, num_workers=1) == expected
-    assert torch.get_rng_state().tolist() == state
-
-
 def take_until_error(batches: Iterator[Any]) -> None:
     deque(batches, maxlen=0)  # workers may have made a thousand ahead
-
-
-CHILD_OF_A_KILLED_JOB = r"""
-import multiprocessing, os, signal, sys, threading, time
-from tests.runtime.states import replaced
-from tests.runtime.sources import ListSource
-from tokshard.runtime import StreamPlan, StreamingLoader
-from tokshard.store.posix import PosixStore
-if __name__ == "__main__":
-    plan = StreamPlan({"corpus": ListSource([9, 4, 30])}, seq_len=8)
-    loader = StreamingLoader(plan, global_batch_size=2, num_workers=2)
-    if sys.argv[1] == "kill while workers start":
-        threading.Thread(target=next, args=(iter(loader),), daemon=True).start()
-        while len(multiprocessing.active_children()) < 2:
-            time.sleep(0.001)
-    else:
-        next(iter(loader))
-    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-    if sys.argv[1] != "return":
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.soak  # test_workers_leave_ctrl_c_and_the_sigterm_of_a_launcher_to_the_loop_and_end_with_it
-@pytest.mark.parametrize("end", ["kill while workers start", "kill", "return"])
-def test_no_worker_outlives_a_job_that_is_killed_or_forgets_to_close(end: str) -> None:
-    done = start_python(CHILD_OF_A_KILLED_JOB, end)
-    assert done.returncode == (0 if end == "return" else -signal.SIGKILL), done.stderr
-    workers = [int(pid) for pid in done.stdout.split()]
-    assert len(workers) == 2
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and any(is_running(pid) for pid in workers):
-        time.sleep(0.05)
-    assert not [pid for pid in workers if is_running(pid)]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 # storage that hangs, files that change
@@ -463,18 +405,6 @@ def test_a_shard_whose_last_document_has_no_end_is_damaged_whatever_its_hashes_s
         assert str(shard_of(source, 1)) in caught.value.problem
 
 
-@pytest.mark.soak  # by default, a worker fails in the test of a truncated shard below
-@pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_a_worker_that_touches_a_changed_shard_reports_it_by_name(tmp_path: Path, access: str) -> None:
-    corpus = write(tmp_path / "corpus", ListSource([20] * 30), shard_tokens=100)
-    source = CorpusSource(corpus, access=access)
-    shard = shard_of(source, 3)
-    os.truncate(shard, 100)
-    loader = StreamingLoader(small_plan(source, epochs=1), global_batch_size=2, num_workers=1)
-    with pytest.raises(DamagedCorpusError, match=f"{shard.name} has 100 bytes"):
-        take(loader, 1000)
-
-
 @pytest.mark.filterwarnings("ignore:the current windows and the windows fetched")
 def test_a_shard_truncated_under_a_running_job_is_an_error_with_pread(tmp_path: Path) -> None:
     corpus = write(tmp_path / "corpus", ListSource([20] * 30), shard_tokens=300)
@@ -489,27 +419,3 @@ def test_a_shard_truncated_under_a_running_job_is_an_error_with_pread(tmp_path: 
     with pytest.raises(DamagedCorpusError, match=f"{shard.name}: the file ends at byte .* it was cut during"):
         take_until_error(batches)
     loader.close()
-
-
-@pytest.mark.soak  # test_a_killed_worker_is_an_error_and_no_hang
-def test_a_mapped_shard_truncated_under_a_worker_is_an_error_whether_it_kills_the_worker_or_not(
-    tmp_path: Path,
-) -> None:
-    memory = ListSource([2000] * 30)
-    memory.tokens %= 4
-    corpus = write(tmp_path / "corpus", memory, shard_tokens=30_000)
-    source = CorpusSource(corpus)
-    plan = small_plan(source, seq_len=500, block_tokens=4000, window_blocks=4)
-    loader = StreamingLoader(plan, global_batch_size=10, num_workers=1, timeout_seconds=60)
-    batches = iter(loader)
-    for _ in range(20):  # more than an epoch: every shard is mapped
-        next(batches)
-    shard = shard_of(source, 1)
-    os.truncate(shard, 600)
-    # the kernel gives zeros up to the end of the page that was cut, and kills who reads beyond
-    with pytest.raises((LoaderError, DamagedCorpusError)) as caught:
-        take_until_error(batches)
-    if isinstance(caught.value, LoaderError):
-        assert "access='pread'" in caught.value.hint
-    else:
-        assert f"{shard} is not as long as" in str(caught.value)

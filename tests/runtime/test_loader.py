@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
-import multiprocessing
-import os
 import random
-import signal
 import threading
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +33,7 @@ from tokshard.errors import LoaderError, PlanError, PlanMismatchError
 from tokshard.runtime import prefetch
 from tokshard.runtime.locality import steps_per_window
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.tensors import StreamDataset, StreamingLoader
+from tokshard.runtime.tensors import StreamDataset, StreamingLoader, belong_to_the_loop
 
 SOAK = pytest.mark.soak
 
@@ -371,7 +368,6 @@ def test_uneven_ranks_get_equal_rows_and_read_the_same_batch() -> None:
         ({"global_batch_size": 0}, "global_batch_size is 0"),
         ({"global_batch_size": 4, "dp_rank": 2, "dp_world_size": 2}, "dp_rank is 2 of 2"),
         ({"global_batch_size": 4, "dp_rank": 1}, "only one is given"),
-        ({"global_batch_size": 4, "num_workers": -1}, "num_workers is -1"),
         ({"global_batch_size": 4, "prefetch_factor": -1}, "prefetch_factor is -1"),
         ({"global_batch_size": 4, "uneven": "drop"}, "uneven is 'drop'"),
     ],
@@ -390,20 +386,6 @@ def test_ranks_that_do_not_divide_the_batch_are_told_the_nearest_batch_that_they
     with pytest.raises(PlanError) as caught:
         StreamingLoader(two_corpora(), global_batch_size=batch, dp_rank=0, dp_world_size=ranks)
     assert caught.value.hint == f"use uneven='pad', or a global_batch_size such as {near}"
-
-
-@pytest.mark.slow
-def test_a_killed_worker_is_an_error_and_no_hang() -> None:
-    loader = StreamingLoader(two_corpora(), global_batch_size=2, num_workers=1)
-    batches = iter(loader)
-    next(batches)
-    os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
-    with pytest.raises(LoaderError, match=r"DataLoader worker .*exited unexpectedly"):
-        deque(batches, maxlen=0)  # some are ready
-    # and the loader can go on where the loop was
-    position = loader.cursor.sample
-    assert rows_of(take(loader, 2)) == expected_rows(two_corpora(), range(position, position + 4))
-    loader.close()
 
 
 class SlowSource(ListSource):
@@ -501,32 +483,82 @@ def test_the_dataset_gives_the_same_batches_under_a_plain_dataloader(workers: in
     assert rows == expected_rows(plan, range(plan.num_samples or 0))
 
 
+of_torchdata = pytest.mark.filterwarnings(
+    "ignore:'set_vital' is deprecated:UserWarning", "ignore:.*fork.*:DeprecationWarning"
+)
+
+
+def stateful(plan: StreamPlan, workers: int, method: str | None = "fork", **options: Any) -> Any:
+    dataloaders = pytest.importorskip("torchdata.stateful_dataloader")
+    dataset = StreamDataset(plan, global_batch_size=4)
+    if workers:
+        options |= {"num_workers": workers, "multiprocessing_context": method, "worker_init_fn": belong_to_the_loop}
+    return dataloaders.StatefulDataLoader(dataset, batch_size=None, sampler=dataset.sampler, **options)
+
+
+def real_rows(batches: Any) -> list[dict[str, Any]]:
+    return [row for row in rows_of(list(batches)) if row["sample_index"] >= 0]
+
+
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@of_torchdata
 @pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "fork"), pytest.param(2, "spawn", marks=SOAK)])
 def test_the_dataset_resumes_under_a_stateful_dataloader(workers: int, method: str | None) -> None:
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
     plan = one_corpus(epochs=3)
     whole = expected_rows(plan, range(plan.num_samples or 0))
-
-    def loader() -> Any:
-        dataset = StreamDataset(plan, global_batch_size=4)
-        return stateful.StatefulDataLoader(
-            dataset,
-            batch_size=None,
-            sampler=dataset.sampler,
-            num_workers=workers,
-            multiprocessing_context=method,
-        )
-
-    first = loader()
+    first = stateful(plan, workers, method)
     states = [first.state_dict() for _ in first]
     for stop in (1, 4):
-        second = loader()
+        second = stateful(plan, workers, method)
         second.load_state_dict(states[stop - 1])
-        rows = [row for row in rows_of(list(second)) if row["sample_index"] >= 0]
+        assert real_rows(second) == whole[4 * stop :]
+
+
+@pytest.mark.slow
+@of_torchdata
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2), (2, 1)])
+def test_the_state_of_a_stateful_dataloader_goes_on_with_another_number_of_workers(before: int, after: int) -> None:
+    plan = one_corpus(epochs=3)
+    whole = expected_rows(plan, range(plan.num_samples or 0))
+    first = stateful(plan, before)
+    states = [json.loads(json.dumps(first.state_dict())) for _ in first]
+    for stop in (1, 4):
+        second = stateful(plan, after)
+        second.sampler.load_state_dict(states[stop - 1])
+        rows = real_rows(second)
         assert rows == whole[4 * stop :]
+
+
+@pytest.mark.slow
+@of_torchdata
+def test_a_state_between_two_snapshots_of_a_stateful_dataloader_needs_as_many_workers() -> None:
+    plan = one_corpus(epochs=3)
+    whole = expected_rows(plan, range(plan.num_samples or 0))
+    first = stateful(plan, 2, snapshot_every_n_steps=3)
+    states = [first.state_dict() for _ in first]
+    other, same = stateful(plan, 0), stateful(plan, 2, snapshot_every_n_steps=3)
+    with pytest.raises(LoaderError, match="is 1 steps after its last snapshot") as caught:
+        other.sampler.load_state_dict(states[3])
+    assert "num_workers as before" in caught.value.hint
+    other.sampler.load_state_dict(states[2])
+    assert real_rows(other) == whole[12:]
+    same.load_state_dict(states[3])
+    assert real_rows(same) == whole[16:]
+
+
+@pytest.mark.slow
+@of_torchdata
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_dataloader_ends_a_pass_in_the_same_way_with_any_number_of_workers(workers: int) -> None:
+    plan = one_corpus(epochs=1)
+    first = stateful(plan, workers)
+    states = [first.state_dict() for _ in first]
+    # after the loop, the next one is a pass, as in the loader that gave the state; at its last batch, nothing is left
+    for state, lengths in ((first.state_dict(), [len(states)] * 2), (states[-1], [0, len(states)])):
+        second = stateful(plan, workers)
+        second.load_state_dict(state)
+        assert [len(list(second)) for _ in range(2)] == lengths
+    assert len(list(first)) == len(states)
 
 
 def test_without_torch_distributed_a_loader_is_rank_0_of_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.corpora import Source, write_corpus
-from tests.examples import examples, some
+from tests.examples import examples
 from tokshard.errors import DamagedCorpusError, PlanError
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamingLoader, StreamPlan, expand
@@ -109,13 +109,12 @@ def test_packing_of_a_corpus_follows_its_spans_unless_it_is_given(tmp_path):
     assert [one.pack for one in StreamPlan(corpora, pack="cut", **WHOLE).corpora] == ["cut", "cut"]
 
 
-@some("num_workers", [0, 1])
-def test_every_form_of_a_batch_has_the_same_labels_and_weights(tmp_path, num_workers):
+def test_every_form_of_a_batch_has_the_same_labels_and_weights(tmp_path):
     corpus_of(tmp_path / "chat", LENGTHS, MARKS, weights=lambda index, k: 0.5 + index + k / 4)
     plan = StreamPlan({"chat": tmp_path / "chat"}, epochs=1, **SIZES)
     with NumpyLoader(plan, global_batch_size=4) as numpy_loader:
         expected = list(numpy_loader)
-    with StreamingLoader(plan, global_batch_size=4, num_workers=num_workers) as full:
+    with StreamingLoader(plan, global_batch_size=4) as full:
         found = list(full)
     with StreamingLoader(plan, global_batch_size=4, compact=True) as compact:
         narrow = list(compact)

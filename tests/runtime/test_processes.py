@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,7 +181,7 @@ def test_a_dataset_in_a_forked_worker_does_not_wait_for_a_lock_that_a_thread_of_
     assert held.wait(60)
 
     def check() -> None:
-        assert rows_of([dataset[next(dataset.sampler)]]) == expected
+        assert rows_of([dataset[next(iter(dataset.sampler))]]) == expected
 
     in_child(check)
     done.set()
@@ -216,48 +216,109 @@ def test_a_forked_child_computes_what_a_thread_of_its_parent_was_computing() -> 
 # signals
 
 
-SIGNALLED = """
-import multiprocessing, os, signal, time
+LOOP = """
+import multiprocessing, os, signal, sys, threading, time
+from torch.utils.data import DataLoader
 from tests.runtime.loaders import expected_rows, rows_of, two_corpora
-from tokshard.runtime import StreamingLoader
+from tokshard.runtime import StreamDataset, belong_to_the_loop
 
+def loader_of(plan, method="spawn"):
+    dataset = StreamDataset(plan, global_batch_size=2)
+    return DataLoader(
+        dataset, batch_size=None, sampler=dataset.sampler, num_workers=2, worker_init_fn=belong_to_the_loop,
+        multiprocessing_context=method,
+    )
+"""
+SIGNALLED = """
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as a trainer, which decides when to stop
     plan = two_corpora()
-    loader = StreamingLoader(plan, global_batch_size=2, num_workers=1, prefetch_factor=1)
-    batches = iter(loader)
-    [next(batches) for _ in range(2)]
-    workers = {child.pid for child in multiprocessing.active_children()}
-    assert len(workers) == 1
+    batches = iter(loader_of(plan, sys.argv[1]))
+    rows = [row for _ in range(2) for row in rows_of([next(batches)])]
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
     for number in (signal.SIGINT, signal.SIGTERM):
-        try:
-            os.killpg(0, number)
-            time.sleep(60)
-        except KeyboardInterrupt:
-            pass
-        position = loader.cursor.sample
-        assert rows_of([next(batches) for _ in range(20)]) == expected_rows(plan, range(position, position + 40))
-    assert workers == {child.pid for child in multiprocessing.active_children()}
-    loader.close()
+        for send in (lambda: os.killpg(0, number), lambda: [os.kill(one.pid, number) for one in workers]):
+            try:
+                send()
+                os.kill(os.getpid(), number)
+                time.sleep(60)
+            except KeyboardInterrupt:
+                pass
+            time.sleep(0.3)
+            rows += [row for _ in range(10) for row in rows_of([next(batches)])]
+    assert rows == expected_rows(plan, range(84))
+    assert workers == multiprocessing.active_children()
+    del batches
     assert not multiprocessing.active_children()
     print("done")
 """
 
 
-@pytest.mark.slow
-def test_workers_leave_ctrl_c_and_the_sigterm_of_a_launcher_to_the_loop_and_end_with_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SIGNALLED)],
+def started(program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LOOP + program, *words],
         capture_output=True,
         text=True,
         timeout=100,
         start_new_session=True,
         check=False,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", pytest.param("fork", marks=pytest.mark.soak)])
+def test_workers_leave_ctrl_c_and_sigterm_to_the_loop_and_end_with_it(method: str) -> None:
+    done = started(SIGNALLED, method)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
-# what cannot be ended
+ENDED = """
+if __name__ == "__main__":
+    if sys.argv[1] == "kill while workers start":
+        threading.Thread(target=lambda: next(iter(loader_of(two_corpora()))), daemon=True).start()
+        while len(multiprocessing.active_children()) < 2:
+            time.sleep(0.001)
+    else:
+        batches = iter(loader_of(two_corpora()))
+        next(batches)
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    if sys.argv[1] != "return":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.soak  # each worker imports torch
+@pytest.mark.parametrize("end", ["kill while workers start", "kill", "return"])
+def test_no_worker_outlives_a_loop_that_is_killed_or_left(end: str) -> None:
+    done = started(ENDED, end)
+    assert done.returncode == (0 if end == "return" else -signal.SIGKILL), done.stderr
+    workers = [int(pid) for pid in done.stdout.split()]
+    assert len(workers) == 2
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and any(is_running(pid) for pid in workers):
+        time.sleep(0.05)
+    assert not [pid for pid in workers if is_running(pid)]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_seconds_in_which_a_job_is_suspended_do_not_count_as_waiting_for_a_batch() -> None:
+    source = WaitingSource([5, 9, 30, 12, 7] * 8)
+    loader = StreamingLoader(StreamPlan({"corpus": source}, seq_len=8), global_batch_size=4, timeout_seconds=3)
+    # it waits for two seconds of its own, and is stopped for five in between
+    suspend = f"sleep 0.7; kill -STOP {os.getpid()}; sleep 5; kill -CONT {os.getpid()}; sleep 0.3"
+    job = subprocess.Popen(["sh", "-c", suspend])
+    threading.Thread(target=lambda: (job.wait(), source.gate.set()), daemon=True).start()
+    started = time.monotonic()
+    assert len(take(loader, 2)) == 2
+    assert time.monotonic() - started > 5
+    loader.close()
 
 
 # loops of a DataLoader
@@ -283,11 +344,47 @@ def test_a_second_loop_of_dataloader_workers_is_refused_unless_the_first_was_a_w
         list(loader)
 
 
-def test_a_sampler_that_loads_its_state_continues_after_a_loop_that_did_not_end() -> None:
+def state_at(plan: StreamPlan, sample: int) -> dict[str, Any]:
+    with StreamingLoader(plan, global_batch_size=4) as loader:
+        loader.skip(sample)
+        return loader.state_dict()
+
+
+def test_a_state_loaded_in_a_loop_without_workers_counts_from_the_next_batch() -> None:
     dataset = StreamDataset(two_corpora(), global_batch_size=4)
-    rows = []
-    for _ in range(3):
-        batches = iter(dataloader(dataset))  # without workers, nothing is read ahead
-        rows += rows_of([next(batches), next(batches)])
-        dataset.sampler.load_state_dict(dataset.sampler.state_dict())
-    assert rows == expected_rows(dataset.plan, range(24))
+    batches = iter(dataloader(dataset))
+    rows = rows_of([next(batches), next(batches)])
+    dataset.sampler.load_state_dict(state_at(dataset.plan, 100))
+    rows += rows_of([next(batches)])
+    batches = iter(dataloader(dataset))
+    dataset.sampler.load_state_dict(state_at(dataset.plan, 40))
+    rows += rows_of([next(batches)])
+    skipped = [*range(8), *range(100, 104), *range(40, 44)]
+    assert [row["sample_index"] for row in rows] == skipped
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_state_loaded_while_workers_have_steps_under_way_is_refused_and_one_after_the_loop_is_right() -> None:
+    dataset = StreamDataset(two_corpora(), global_batch_size=4)
+    state = state_at(dataset.plan, 100)
+    loader = dataloader(dataset, num_workers=2, multiprocessing_context="fork")
+    batches = iter(loader)
+    for _ in range(2):
+        with pytest.raises(LoaderError, match="while the workers of a loop have steps under way") as caught:
+            dataset.sampler.load_state_dict(state)
+        assert "before iter(dataloader)" in caught.value.hint
+        next(batches)
+    del batches
+    dataset.sampler.load_state_dict(state)
+    batches = iter(loader)
+    assert [next(batches)["sample_index"].tolist() for _ in range(3)] == [
+        [*range(start, start + 4)] for start in (100, 104, 108)
+    ]
+
+
+def test_a_sampler_has_no_state_which_would_count_what_was_read_ahead() -> None:
+    sampler = StreamDataset(two_corpora(), global_batch_size=4).sampler
+    with pytest.raises(AttributeError, match="Take the state_dict of a StatefulDataLoader, or of a StreamingLoader"):
+        sampler.state_dict()
+    assert not hasattr(sampler, "state_dict")

@@ -87,7 +87,7 @@ def logs(directory: Path, name: str) -> str:
 
 
 def incarnations_of(
-    directory: Path, rng: random.Random, launcher: Launcher, num_streams: int = 1, *, has_workers: bool = False
+    directory: Path, rng: random.Random, launcher: Launcher, num_streams: int = 1
 ) -> Iterator[dict[str, Any]]:
     """Run until the last step is saved; every incarnation is killed, but the one that gets there.
 
@@ -107,7 +107,6 @@ def incarnations_of(
             "start": step,
             "world_size": world_size,
             "steps": STEPS,
-            "num_workers": int(has_workers and world_size == 2 and 0 < number < 5),  # each imports torch
             "prefetch_factor": rng.randint(1, 6),
         }
         if num_streams > 1:
@@ -195,7 +194,7 @@ def assert_every_token_once_per_epoch(directory: Path, name: str, rows: list[Row
 def test_ranks_killed_at_random_steps_and_rescaled_many_times_read_every_token_once_per_epoch(
     directory: Path, launcher: Launcher, history: int
 ) -> None:
-    jobs = list(incarnations_of(directory, random.Random(history), launcher, has_workers=history > 1))
+    jobs = list(incarnations_of(directory, random.Random(history), launcher))
     assert len(jobs) >= 5
     assert {job["world_size"] for job in jobs} == {1, 2, 3, 4}
     steps, num_lost = read_ledger(directory, jobs)
@@ -249,7 +248,7 @@ def test_ranks_killed_and_rescaled_with_other_batch_sizes_read_the_streams_of_th
 
 
 def test_a_checkpoint_of_several_ranks_holds_the_cursor_once(directory: Path, launcher: Launcher) -> None:
-    job = {"kind": "train", "directory": directory, "name": "once", "num_workers": 0, "prefetch_factor": 2}
+    job = {"kind": "train", "directory": directory, "name": "once", "prefetch_factor": 2}
     assert launcher.run(**job, world_size=4, steps=4) == [0] * 4, logs(directory, "once")
     checkpoint = directory / "checkpoints" / "4"
     metadata = dcp.FileSystemReader(checkpoint).read_metadata()
@@ -266,7 +265,7 @@ def test_a_checkpoint_of_several_ranks_holds_the_cursor_once(directory: Path, la
 
 
 def test_a_job_killed_in_the_middle_of_a_save_goes_on_from_the_one_before(directory: Path, launcher: Launcher) -> None:
-    job = {"kind": "train", "directory": directory, "num_workers": 0, "prefetch_factor": 2, "steps": 8}
+    job = {"kind": "train", "directory": directory, "prefetch_factor": 2, "steps": 8}
     # one rank never comes to the save of step 8, in which the others wait for it
     kill = {"rank": 1, "step": 8, "moment": "computed"}
     assert -signal.SIGKILL in launcher.run(**job, name="killed", world_size=3, kill=kill)
@@ -293,3 +292,7 @@ def test_a_device_mesh_gives_its_data_parallel_coordinates_in_row_major_order(
     # ranks that differ only in tensor or pipeline parallelism read the same rows
     assert [ranks["dp of dp x tp"] for ranks in found] == [halves[0], halves[0], halves[1], halves[1]]
     assert [ranks["dp of pp x dp"] for ranks in found] == [halves[0], halves[1], halves[0], halves[1]]
+    # and the whole mesh, which would give each of them other rows, is refused
+    for name, dimension in {"dp x tp": "tp", "pp x dp": "pp", "three": "cp", "tp": "tp"}.items():
+        for ranks in found:
+            assert f"that differ only in {dimension} must read the same rows" in ranks[name]

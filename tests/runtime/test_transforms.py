@@ -51,12 +51,6 @@ def test_resuming_anywhere_draws_the_same() -> None:
         resumed.close()
 
 
-@pytest.mark.soak  # test_worker_processes_give_the_same_compact_batches, with full batches
-def test_worker_processes_draw_the_same() -> None:
-    plan = two_corpora(transforms=[FIM, note])
-    assert global_rows(plan, 5, batch=6, ranks=1, num_workers=1) == expected_rows(plan, range(30))
-
-
 def test_a_dataset_of_other_loaders_transforms_too() -> None:
     plan = one_corpus(epochs=2, transforms=[note])
     rows = [
@@ -228,26 +222,10 @@ def test_a_transform_that_fails_raises_its_own_error_and_the_loader_goes_on_wher
     assert loader.cursor.sample == 0
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("transform", "error", "problem"),
-    [
-        (partial(wrong, "shorter"), PlanError, WRONG["shorter"]),
-        (failing, ZeroDivisionError, "a transform's own mistake"),
-    ],
-)
-def test_a_mistake_of_a_transform_in_a_worker_process_is_raised_as_it_is_without_one(
-    transform: Any, error: type[Exception], problem: str
-) -> None:
-    loader = StreamingLoader(two_corpora(transforms=[transform]), global_batch_size=2, num_workers=1)
-    with pytest.raises(error, match=problem):
-        take(loader, 1)
-
-
 def test_a_transform_that_does_not_pickle_is_refused_before_a_worker_starts() -> None:
     plan = two_corpora(transforms=[note, lambda sample, random: sample])
     with pytest.raises(PlanError, match=r"<lambda> at .* does not pickle") as caught:
-        StreamingLoader(plan, global_batch_size=2, num_workers=2)
+        list(dataloader(StreamDataset(plan, global_batch_size=2), num_workers=2, multiprocessing_context="spawn"))
     assert "num_workers=0" in caught.value.hint
     assert rows_of(take(StreamingLoader(plan, global_batch_size=2), 1)) == expected_rows(plan, range(2))
 

@@ -16,8 +16,7 @@ from tokshard.runtime.rows.transforms import Sample, SampleRandom
 from tokshard.trainer import __main__ as command
 
 NUM_STEPS = 6
-"""Lines of metrics before the gate. More steps are read, but a worker sends 1, 2, 4 and then 8 of them at once, and the
-numbers of a step are written a step later."""
+"""Lines of metrics before the gate. More steps are read, but the numbers of a step are written a step later."""
 _NUM_SAMPLES = 40  # of a rank: step 9 or 10, where it has 5 or 4 samples of each
 
 
@@ -40,6 +39,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from tests.trainer import gated  # workers know the class by this name
-
-    sys.exit(gated.main())
+    sys.exit(main())

@@ -39,20 +39,13 @@ def inline(value: object) -> str:
     return json.dumps(value)
 
 
-@pytest.mark.parametrize(
-    ("number", "num_workers"),
-    [
-        (signal.SIGTERM, 0),
-        pytest.param(signal.SIGINT, 1, marks=pytest.mark.soak),
-        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 def test_a_signal_while_the_loop_waits_for_data_saves_on_all_ranks_and_the_same_command_goes_on(
-    tmp_path: Path, number: signal.Signals, num_workers: int
+    tmp_path: Path, number: signal.Signals
 ) -> None:
     recipe, out, gate, log = (tmp_path / name for name in ("run.toml", "out", "gate", "log"))
     changes = {"train__steps": 100_000, "checkpoint__every": 0, "optimizer__warmup_steps": 0, "train__log_every": 1}
-    fields = configuration(corpora(tmp_path / "corpora"), out, data__num_workers=num_workers, **changes)
+    fields = configuration(corpora(tmp_path / "corpora"), out, **changes)
     recipe.write_text(as_toml(fields | {"model": SMALL}))
 
     def wait_for(count: int, what: str, path: Path) -> None:

@@ -115,11 +115,9 @@ class TrainerData(Mix):
     """The ``[data]`` table of a trainer's recipe: a mix, and how the trainer loads it.
 
     Args:
-        num_workers: processes of each rank that read ahead; 0: its own process reads.
         batch_ramp: other batch sizes, each from a step on, as `[[1_000, 256]]`; steps count from 1.
     """
 
-    num_workers: Annotated[int, Meta(ge=0)] = field(default=0, metadata=key("num_workers = 4"))
     batch_ramp: list[tuple[Positive, Positive]] = field(
         default_factory=list, metadata=key("batch_ramp = [[1_000, 256], [5_000, 512]]")
     )

@@ -1,6 +1,6 @@
 """Which samples a job reads, in which order: ORDER.md specifies it, README.md explains it. Start with plan.py.
 
-The public names are imported when they are first used. Only `StreamingLoader` and `StreamDataset` need torch.
+The public names are imported when they are first used. Only those of `tensors.py` need torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokshard.runtime.rows.expand import expand
     from tokshard.runtime.rows.infilling import FillInTheMiddle
     from tokshard.runtime.rows.transforms import Sample, SampleRandom
-    from tokshard.runtime.tensors import StreamDataset, StreamingLoader
+    from tokshard.runtime.tensors import StreamDataset, StreamingLoader, belong_to_the_loop
     from tokshard.runtime.trace import Occurrence, Piece
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "StreamDataset",
     "StreamPlan",
     "StreamingLoader",
+    "belong_to_the_loop",
     "expand",
 ]
 
@@ -49,6 +50,7 @@ _HOMES = {
     "StreamDataset": "tokshard.runtime.tensors",
     "StreamPlan": "tokshard.runtime.plan",
     "StreamingLoader": "tokshard.runtime.tensors",
+    "belong_to_the_loop": "tokshard.runtime.tensors",
     "expand": "tokshard.runtime.rows.expand",
 }
 
@@ -56,7 +58,13 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tokshard.runtime' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        needs = f"{name} needs PyTorch, which is not installed: pip install 'tokshard[torch]' (NumpyLoader needs none)"
+        raise ModuleNotFoundError(needs, name="torch") from None
 
 
 def __dir__() -> list[str]:

@@ -33,9 +33,6 @@ from tokshard.runtime.stop import stop_of, used_up, warn_of_stop, warn_of_use
 NumpyBatch = dict[str, NDArray[Any]]
 Batch = TypeVar("Batch")
 
-Steps = Callable[[StreamPlan, RankRows, Cursor, int | None], Iterator[NarrowBatch]]
-"""Makes the rows of every step; arguments as for `narrow_batches`."""
-
 HELD_BATCHES = 4
 """Batches that a loop is expected to hold at a time. Holding more costs new memory for each."""
 
@@ -131,7 +128,6 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         ranks: the rows of a step that it reads.
         finish: turns rows into a batch, in memory from the recycler; called in the thread.
         prefetch_factor, timeout_seconds: as for `StreamingLoader`.
-        steps: makes the rows; default: `narrow_batches`.
     """
 
     def __init__(
@@ -142,13 +138,12 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         finish: Callable[[NarrowBatch, Recycler], Batch],
         prefetch_factor: int,
         timeout_seconds: float,
-        steps: Steps | None = None,
     ) -> None:
         self._depth = integer("prefetch_factor", prefetch_factor, least=0, most=_MAX_AHEAD)
         self._timeout_seconds = _seconds(timeout_seconds)
         for message in warnings_of_windows(plan, ranks.global_batch_size, ranks.world_size):
             warnings.warn(message, stacklevel=3)
-        self._plan, self._ranks, self._finish, self._steps = plan, ranks, finish, steps or narrow_batches
+        self._plan, self._ranks, self._finish = plan, ranks, finish
         self._walk = Walk(plan, ranks.global_batch_size)
         self._prefetch: Prefetch[tuple[Batch, int, int]] | None = None
         self._memory: tuple[StreamPlan, Recycler] | None = None  # tables and arrays of the thread
@@ -322,7 +317,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             without padding; samples of the plan so far and skipped_samples among them; per corpus samples, tokens,
             left_out (tokens that changes of `seq_len` left out) and epoch (both over the tokens of an epoch), all with
             the padding of rows and with skipped samples, and the weight at the next sample. fetched: reads of this
-            process, without workers, from corpora that are not mapped, as in `ReadCounts`. masked_documents in the
+            process from corpora that are not mapped, as in `ReadCounts`. masked_documents in the
             plan's corpora, and masked_tokens among the inputs of the batches since it was made.
         """
         plan, masked = self.plan, self.plan.masked(self.cursor)
@@ -380,7 +375,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         if self._memory is None:
             self._memory = self._plan.reader(), Recycler(self._depth + HELD_BATCHES)
         reader, recycler = self._memory
-        steps = partial(self._steps, reader, self._ranks, self._walk.cursor, self._walk.stop.sample)
+        steps = partial(narrow_batches, reader, self._ranks, self._walk.cursor, self._walk.stop.sample)
         return Prefetch(
             partial(_batches, steps, self._finish, recycler),  # without this object, which nobody could free then
             depth=self._depth,

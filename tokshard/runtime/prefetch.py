@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -67,20 +68,32 @@ class Prefetch(Generic[Item]):
             return next(self._inline)
         if self._thread.ident is None:  # not earlier, so that whoever has this object can close it
             self._thread.start()
-        try:
-            item = self._ready.get(timeout=self._timeout_seconds)
-        except queue.Empty:
+        item = self._awaited()
+        if item is None:
             error = LoaderError(
                 f"no batch came for {self._timeout_seconds:g} s; the last reads were in {self._reading()}",
                 hint="check that storage, or raise timeout_seconds",
             )
             self.close()
-            raise error from None
+            raise error
         if isinstance(item, BaseException):
             self.close()
             raise item
         self._free.put(True)
         return item
+
+    def _awaited(self) -> Item | BaseException | None:
+        """The next item or error; None if it does not come in time.
+
+        Seconds are counted one by one, because a clock goes on while the job is suspended.
+        """
+        left = self._timeout_seconds
+        while left > 0:
+            seconds = min(left, 1.0)
+            with contextlib.suppress(queue.Empty):
+                return self._ready.get(timeout=seconds)
+            left -= seconds
+        return None
 
     def close(self) -> bool:
         """Stop the thread, and a `next` of another thread.

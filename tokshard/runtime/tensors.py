@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
+import multiprocessing.process
 import os
 import pickle
+import signal
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,17 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Dataset, Sampler
 
-from tokshard.errors import LoaderError, PlanError, TokshardError
+from tokshard.errors import LoaderError, PlanError
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.loader import BatchLoader, Walk, launched, rows_of_rank
-from tokshard.runtime.options import integer
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.expand import compact_batch, full_batch
 from tokshard.runtime.rows.narrow import NarrowBatch
 from tokshard.runtime.rows.recycling import Recycler
-from tokshard.runtime.rows.steps import RankRows
 from tokshard.runtime.state import load_state, save_state
 
 if TYPE_CHECKING:
@@ -38,10 +38,11 @@ Batch = dict[str, Tensor]
 class StreamingLoader(BatchLoader[Batch]):
     """Batches of a plan as CPU tensors, from a cursor on.
 
-    The global batch of a step is the same for every world size, number of workers and history of stops. The state
-    counts the samples that the loop received. It is small and the same on every rank. Loading it on another world size,
-    batch size or number of workers is exact and replays nothing. It follows the ``Stateful`` protocol of
-    torch.distributed.checkpoint. A loader is for one thread of one process. Leaving its ``with`` block closes it.
+    The global batch of a step is the same for every world size and history of stops. The state counts the samples that
+    the loop received. It is small and the same on every rank. Loading it on another world size or batch size is exact
+    and replays nothing. It follows the ``Stateful`` protocol of torch.distributed.checkpoint. A thread makes batches
+    ahead; if transforms are slow, use `StreamDataset` with the worker processes of a DataLoader. A loader is for one
+    thread of one process. Leaving its ``with`` block closes it.
 
     A batch is a dict; a rank has ``rows = global_batch_size / dp_world_size``:
 
@@ -70,9 +71,7 @@ class StreamingLoader(BatchLoader[Batch]):
         global_batch_size: samples of a step over all ranks.
         dp_rank, dp_world_size: default: from `dp_mesh`, else from torch.distributed, else 0 and 1.
         dp_mesh: the data-parallel device mesh; with several dimensions (HSDP), all count.
-        num_workers: reading processes of torch's DataLoader; 0: a thread reads, which is faster unless transforms are
-            slow. A skip, other weights and masks restart the processes, which takes seconds.
-        prefetch_factor: batches made ahead, besides two of each worker; 0: none, and no thread.
+        prefetch_factor: batches made ahead; 0: none, and no thread.
         pin_memory: return tensors in page-locked memory. ``tensor.to(device, non_blocking=True)`` needs it: other
             memory is reused as soon as the tensor is freed, even if a device still copies from it.
         compact: return compact batches. States do not depend on it.
@@ -92,7 +91,6 @@ class StreamingLoader(BatchLoader[Batch]):
         dp_rank: int | None = None,
         dp_world_size: int | None = None,
         dp_mesh: DeviceMesh | None = None,
-        num_workers: int = 0,
         prefetch_factor: int = 4,
         pin_memory: bool = False,
         compact: bool = False,
@@ -105,32 +103,40 @@ class StreamingLoader(BatchLoader[Batch]):
         if pin_memory and not torch.accelerator.is_available():
             warnings.warn("pin_memory has no effect: this process sees no accelerator", stacklevel=2)
             pin_memory = False
-        if integer("num_workers", num_workers, least=0):
-            _check_pickles(plan)
         super().__init__(
             plan,
             ranks=ranks,
             finish=partial(as_tensors, pin_memory=pin_memory, compact=compact),
             prefetch_factor=prefetch_factor,
             timeout_seconds=timeout_seconds,
-            steps=partial(_steps_of_workers, num_workers=num_workers) if num_workers else None,
         )
 
 
 class StreamDataset(Dataset[Batch]):
     """The same batches without a state, for DataLoader of torch and StatefulDataLoader of torchdata.
 
-    Use ``DataLoader(dataset, batch_size=None, sampler=dataset.sampler, num_workers=...)``. The sampler runs in the
-    process of the loop. It sends each step with its weights and masks, so any worker can make any step. A plain
-    DataLoader does not tell which steps the loop received. So a second loop is refused unless the first reached the end
-    of a pass; `StreamingLoader` continues.
+    Use it so, in a script with ``if __name__ == "__main__"``::
+
+        DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=dataset.sampler,
+            num_workers=4,
+            multiprocessing_context="spawn",
+            worker_init_fn=belong_to_the_loop,
+        )
+
+    The sampler runs in the process of the loop. It sends each step with its weights and masks, so any worker can make
+    any step. A plain DataLoader does not tell which steps the loop received, so it has no state: a second loop is
+    refused unless the first reached the end of a pass. `StreamingLoader` and StatefulDataLoader continue.
 
     Args:
         plan, global_batch_size, dp_rank, dp_world_size, dp_mesh, compact, uneven: as for `StreamingLoader`.
 
     Attributes:
         plan: what is read.
-        sampler: the steps of the plan; it loads states of `StreamingLoader`.
+        sampler: the steps of the plan. It loads states of `StreamingLoader`, and of a StatefulDataLoader with any
+            number of workers.
     """
 
     def __init__(
@@ -144,18 +150,28 @@ class StreamDataset(Dataset[Batch]):
         compact: bool = False,
         uneven: Literal["refuse", "pad"] = "refuse",
     ) -> None:
-        ranks = rows_of_rank(
+        self._ranks = rows_of_rank(
             plan, global_batch_size, dp_rank, dp_world_size, uneven, otherwise=partial(_rank_in, dp_mesh)
         )
-        self.plan, self._rows = plan, _Rows(plan, ranks)
-        self._is_compact = compact
+        self.plan, self._is_compact = plan, compact
         self.sampler = StepSampler(plan, global_batch_size)
+        self._pid: int | None = os.getpid()
+        self._last: Cursor | None = None
 
     def __getitem__(self, step: Step) -> Batch:
         """The batch of a step of the sampler."""
         if not isinstance(step, Step):
             raise LoaderError(f"{step!r:.100} is not a step of this data set, expected one of its sampler", hint=_HOW)
-        return as_tensors(self._rows.narrow(step), compact=self._is_compact)
+        if self._pid not in (None, os.getpid()):
+            self.plan = self.plan.reopened()
+        self._pid = os.getpid()
+        # a cursor that came from another process has copies of the weights, whose samples would be counted anew
+        cursor = replace(self._last or step.cursor, sample=step.cursor.sample)
+        self._last = cursor if cursor == step.cursor else step.cursor
+        samples = self._ranks.samples(np.array([step.cursor.sample]), step.end)
+        narrow = self.plan.read(self.plan.lay_out(self._last, samples), 0, len(samples))
+        self.sampler.num_made += 1
+        return as_tensors(narrow, compact=self._is_compact)
 
     def __getitems__(self, _: Any) -> Any:
         """Refuse to make batches of batches."""
@@ -165,6 +181,22 @@ class StreamDataset(Dataset[Batch]):
         """Refuse the default samplers of torch."""
         raise TypeError(f"the sampler of a StreamDataset determines what is read: {_HOW}")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker process that is not forked; it opens the corpora itself.
+
+        Raises:
+            PlanError: a part does not pickle; it is named.
+        """
+        for part in (*self.plan.transforms, *self.plan.sources):
+            try:
+                pickle.dumps(part)
+            except Exception as error:
+                raise PlanError(
+                    f"{part!r} does not pickle, so worker processes cannot receive it: {error}",
+                    hint="define it in a module, not as a lambda or in a function; or use num_workers=0",
+                ) from error
+        return {**self.__dict__, "_pid": None}
+
 
 _HOW = "give DataLoader(dataset, batch_size=None, sampler=dataset.sampler)"
 
@@ -172,19 +204,103 @@ _HOW = "give DataLoader(dataset, batch_size=None, sampler=dataset.sampler)"
 class StepSampler(Sampler["Step"]):
     """The steps of a plan for a DataLoader, in the process of the loop.
 
-    It follows the ``Stateful`` protocol, so StatefulDataLoader saves and loads it. It has no length, so frameworks do
-    not deal its steps to ranks a second time.
+    It has no length, so frameworks do not deal its steps to ranks a second time. It has no state, because a DataLoader
+    reads ahead of the loop. Its iterators have one, which StatefulDataLoader saves and loads step by step.
+
+    Attributes:
+        is_second: whether the current loop began before the one before it had ended.
+        num_made: the batches that this process made of its steps. Workers make theirs elsewhere.
     """
 
     def __init__(self, plan: StreamPlan, global_batch_size: int) -> None:
+        self.num_made = 0
         self._plan, self._walk = plan, Walk(plan, global_batch_size)
-        self._is_under_way = self._is_second = False
+        self._loop: weakref.ref[_Loop] | None = None
+        self._is_under_way = self.is_second = False
 
-    def __iter__(self) -> StepSampler:
-        """Begin a loop."""
-        self._is_second = self._is_under_way
+    def __iter__(self) -> Iterator[Step]:
+        """Begin a loop, at the beginning of the pass if the one before ended it."""
+        loop = _Loop(self)
+        self.is_second = self._is_under_way
+        self._loop = weakref.ref(loop)
         self._walk.begin()
-        return self
+        return loop
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "state_dict":
+            raise AttributeError(
+                "a sampler has no state_dict: its DataLoader reads ahead of the loop. Take the state_dict of a "
+                "StatefulDataLoader, or of a StreamingLoader"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loop": None}  # a worker has no loop
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `StreamingLoader` or StatefulDataLoader; call it before ``iter(dataloader)``.
+
+        The state of a StatefulDataLoader may come from another number of workers, which its own method refuses.
+
+        Raises:
+            LoaderError: workers have steps of a loop under way, which they would still give; or the state was taken
+                between two snapshots of a StatefulDataLoader.
+            PlanMismatchError: the state belongs to another plan.
+        """
+        if self._num_ahead() > 0:
+            raise LoaderError(
+                "a state is loaded while the workers of a loop have steps under way, which they would give before it",
+                hint="load the state before iter(dataloader), or end that loop and drop its iterator",
+            )
+        self.jump(load_state(self._plan, _of_sampler(state)), is_new_loop=True)
+
+    def _num_ahead(self) -> int:
+        """The steps that workers of a loop have, which still exists, or had."""
+        loop = self._loop() if self._loop is not None else None
+        return 0 if loop is None else loop.num_given - (self.num_made - loop.num_made_before)
+
+    def jump(self, cursor: Cursor, *, is_new_loop: bool) -> None:
+        """Continue from a cursor.
+
+        Args:
+            is_new_loop: whether the next loop gives nothing if the pass ends there, rather than the current one.
+        """
+        (self._walk.jump if is_new_loop else self._walk.move)(cursor)
+        self._is_under_way = self.is_second = False
+
+    def step(self) -> Step | None:
+        """The next step, and None at the end of the pass.
+
+        Raises:
+            PlanError: the step would reach beyond sample 2**62.
+        """
+        self._is_under_way = self._walk.has_step()
+        if not self._is_under_way:
+            self._walk.end()
+            return None
+        step = Step(self._walk.cursor, self._walk.stop.sample)
+        self._walk.advance()
+        return step
+
+    def state(self) -> dict[str, Any]:
+        """The cursor after the last step that a DataLoader took."""
+        return save_state(self._plan, self._walk.cursor)
+
+    def loaded(self, state: Mapping[str, Any]) -> Cursor:
+        """The cursor of a state."""
+        return load_state(self._plan, state)
+
+
+class _Loop(Iterator["Step"]):
+    """The steps of one loop. StatefulDataLoader calls `state_dict` for each step that it sends to a worker.
+
+    Attributes:
+        num_given: steps that the DataLoader took.
+    """
+
+    def __init__(self, sampler: StepSampler) -> None:
+        self._sampler = sampler
+        self.num_given, self.num_made_before = 0, sampler.num_made
 
     def __next__(self) -> Step:
         """The next step.
@@ -193,33 +309,46 @@ class StepSampler(Sampler["Step"]):
             LoaderError: the loop before did not end. This loop would not continue it, because a DataLoader reads ahead.
             PlanError: the step would reach beyond sample 2**62.
         """
-        if self._is_second:
+        if self._sampler.is_second:
             raise LoaderError(
                 "a second loop over a StreamDataset does not continue the first, which did not end: "
-                "StreamingLoader(plan, global_batch_size=..., num_workers=...) does, and so does a state that "
+                "StreamingLoader(plan, global_batch_size=...) does, and so does a state that "
                 "dataset.sampler.load_state_dict or StatefulDataLoader loads",
                 hint="use StreamingLoader, or make a new StreamDataset to begin again",
             )
-        self._is_under_way = self._walk.has_step()
-        if not self._is_under_way:
-            self._walk.end()
+        step = self._sampler.step()
+        if step is None:
             raise StopIteration
-        step = Step(self._walk.cursor, self._walk.stop.sample)
-        self._walk.advance()
+        self.num_given += 1
         return step
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor after the last step that was given to the DataLoader."""
-        return save_state(self._plan, self._walk.cursor)
+        return self._sampler.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of this sampler or of `StreamingLoader`.
+        """Continue in this loop."""
+        self._sampler.jump(self._sampler.loaded(state), is_new_loop=False)
 
-        Raises:
-            PlanMismatchError: the state belongs to another plan.
-        """
-        self._walk.jump(load_state(self._plan, state))
-        self._is_under_way = self._is_second = False
+
+def _of_sampler(state: Any) -> Any:
+    """The state of a loop that a StatefulDataLoader holds, with or without workers; any other state as it is.
+
+    Raises:
+        LoaderError: the loop received more steps than the snapshot counts.
+    """
+    if not isinstance(state, Mapping):
+        return state
+    found = state
+    if "_snapshot" in state:
+        if state.get("_steps_since_snapshot"):
+            raise LoaderError(
+                f"the state of the StatefulDataLoader is {state['_steps_since_snapshot']} steps after its last "
+                "snapshot, and only as many workers as before can repeat them",
+                hint="give num_workers as before, and snapshot_every_n_steps=1 for the next states",
+            )
+        found = state["_snapshot"]["_main_snapshot"]
+    return found.get("_sampler_iter_state", state)
 
 
 class Step(NamedTuple):
@@ -234,126 +363,37 @@ class Step(NamedTuple):
     end: int | None
 
 
-class _Rows(Dataset["NarrowBatch | TokshardError"]):
-    """The narrow rows of steps, for processes of a DataLoader. Errors are returned as values, to keep their class."""
+def belong_to_the_loop(worker_id: int) -> None:
+    """Make a worker of a DataLoader end with the process of the loop, and not earlier: ``worker_init_fn`` for it.
 
-    def __init__(self, plan: StreamPlan, ranks: RankRows) -> None:
-        self._plan: StreamPlan | None = plan
-        self._ranks, self._pid = ranks, os.getpid()
-        self._pickled = b""
-        self._last: Cursor | None = None
-
-    def narrow(self, step: Step) -> NarrowBatch:
-        """The rows of a step."""
-        if self._plan is None:
-            self._plan = pickle.loads(self._pickled)  # noqa: S301 - from our own process
-        elif self._pid != os.getpid():
-            self._plan = self._plan.reopened()
-        self._pid = os.getpid()
-        # a cursor that came from another process has copies of the weights, whose samples would be counted anew
-        cursor = replace(self._last or step.cursor, sample=step.cursor.sample)
-        self._last = cursor if cursor == step.cursor else step.cursor
-        samples = self._ranks.samples(np.array([step.cursor.sample]), step.end)
-        return self._plan.read(self._plan.lay_out(self._last, samples), 0, len(samples))
-
-    def __getitem__(self, step: Step) -> NarrowBatch | TokshardError:
-        try:
-            return self.narrow(step)
-        except TokshardError as error:
-            return error
-
-    def __getstate__(self) -> dict[str, Any]:
-        # the plan is opened with the first step, whose error is told
-        return {**self.__dict__, "_plan": None, "_pickled": self._pickled or pickle.dumps(self._plan)}
-
-
-def _steps_of_workers(
-    plan: StreamPlan, ranks: RankRows, cursor: Cursor, end: int | None, *, num_workers: int
-) -> Iterator[NarrowBatch]:
-    """The steps from a cursor on, made in turn by processes of torch's DataLoader."""
-    size = ranks.global_batch_size
-
-    def steps() -> Iterator[Step]:
-        sample = cursor.sample
-        while end is None or sample < end:
-            yield Step(replace(cursor, sample=sample), end)
-            sample += size
-
-    loader: DataLoader[NarrowBatch | TokshardError] = DataLoader(
-        _Rows(plan, ranks),
-        batch_size=None,
-        sampler=steps(),
-        num_workers=num_workers,
-        worker_init_fn=_belong_to_the_loop,
-        generator=torch.Generator(),  # or it would draw from the global one
-        multiprocessing_context="spawn",  # a forked process may inherit locks, and cannot reach a store of its parent
-    )
-    batches: Any = ()
-    try:
-        with _safe_path():
-            batches = iter(loader)
-        for narrow in batches:
-            if isinstance(narrow, TokshardError):
-                raise narrow
-            yield narrow
-    except RuntimeError as error:
-        raise LoaderError(
-            f"a DataLoader worker failed: {error}",
-            hint="run with num_workers=0 to see why. A killed worker often lacked memory, or read a mapped "
-            "shard that was cut (CorpusSource(..., access='pread') survives that)",
-        ) from error
-    finally:
-        # ends the processes in order: what a traceback keeps is left to the garbage collector, which takes the
-        # semaphores away from processes that still start
-        del batches
-
-
-def _belong_to_the_loop(_: int) -> None:
-    """Make a worker end with the process of the loop, and not earlier.
-
-    Ctrl-C, and the SIGTERM that a launcher sends to the group, are for the loop, which may still need batches. torch's
-    workers watch the parent that they have when they are ready, so they miss one that was killed before.
+    Ctrl-C and SIGTERM, which launchers and Slurm send to all processes of a job, are for the loop, which may still need
+    batches before it saves. torch's workers die of SIGTERM, and miss a parent that was killed while they started.
     """
-    os.setsid()
-    threading.Thread(target=_end_with_the_loop, name="tokshard-end-with-the-loop", daemon=True).start()
+    del worker_id
+    loop = multiprocessing.parent_process()
+    assert loop is not None, "a worker has a parent"
+    threading.Thread(target=_end_with, args=(loop,), name="tokshard-end-with-the-loop", daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        signal.signal(signal.SIGTERM, _ignored)  # if a thread of a library takes it
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_by, args=(loop.pid,), name="tokshard-end-by-the-loop", daemon=True).start()
 
 
-def _end_with_the_loop() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "a worker has a parent"
-    parent.join()
+def _ignored(*_: object) -> None:
+    """Not SIG_IGN, which would keep the signal from whoever waits for it."""
+
+
+def _end_with(loop: multiprocessing.process.BaseProcess) -> None:
+    loop.join()
     os._exit(1)
 
 
-@contextlib.contextmanager
-def _safe_path() -> Iterator[None]:
-    """Start child processes without the current directory on their path: it may hold foreign modules."""
-    name = "PYTHONSAFEPATH"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
-
-
-def _check_pickles(plan: StreamPlan) -> None:
-    """Refuse a plan that cannot be sent to a worker process.
-
-    Raises:
-        PlanError: it names the part that does not pickle.
-    """
-    for part in (*plan.transforms, *plan.sources):
-        try:
-            pickle.dumps(part)
-        except Exception as error:
-            raise PlanError(
-                f"{part!r} does not pickle, so worker processes cannot receive it: {error}",
-                hint="define it in a module, not as a lambda or in a function; or use num_workers=0",
-            ) from error
+def _end_by(loop_pid: int | None) -> None:
+    """Wait for a SIGTERM of the loop itself: it sends one at its exit to workers that it still has."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != loop_pid:
+        pass
+    os._exit(1)
 
 
 def as_tensors(
@@ -365,14 +405,24 @@ def as_tensors(
     return {key: value.pin_memory() for key, value in batch.items()} if pin_memory else batch
 
 
+_OTHER_DIMENSIONS = frozenset({"tp", "cp", "pp", "ep"})
+"""Tensor, context, pipeline and expert parallelism, as meshes name them."""
+
+
 def _rank_in(mesh: DeviceMesh | None) -> tuple[int, int]:
     """Data-parallel rank and world size of a mesh, else of torch.distributed, else 0 and 1.
 
     Raises:
-        PlanError: this process is not part of the mesh, or a launcher started several processes and torch.distributed
-            is not initialized yet, so each would read everything.
+        PlanError: the mesh has a dimension whose ranks share rows, this process is not in it, or a launcher started
+            several processes and torch.distributed is not initialized yet, so each would read everything.
     """
     if mesh is not None:
+        if others := sorted(_OTHER_DIMENSIONS.intersection(mesh.mesh_dim_names or ())):
+            raise PlanError(
+                f"dp_mesh has the dimensions {', '.join(mesh.mesh_dim_names or ())}, and ranks that differ only in "
+                f"{' or '.join(others)} must read the same rows",
+                hint="give the data-parallel part, such as mesh['dp'], or mesh['dp_replicate', 'dp_shard']",
+            )
         place = mesh.get_coordinate()
         if place is None:
             raise PlanError("this process is not part of dp_mesh", hint="give the data-parallel part of the mesh")

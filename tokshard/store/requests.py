@@ -32,6 +32,8 @@ Answer = TypeVar("Answer")
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.2, 10.0
 _LARGE_TRIES = 3
+_LONGEST_TRY, _LONGEST_LARGE_TRY = 70.0, 900.0
+"""Seconds, by the limits that `open_provider` sets."""
 _WARN_AFTER, _WARN_EVERY = 10.0, 60.0
 
 LOST = "run the same command again when no other process writes there: it continues"
@@ -71,7 +73,7 @@ class _Process:
                 f"{root} cannot be reached from process {os.getpid()}: it was forked from process {cls.owner}, which "
                 "had used a store already",
                 hint="start processes with 'forkserver' or 'spawn' (DataLoader: multiprocessing_context='forkserver'), "
-                "or read with num_workers=0",
+                "or read in the process itself, with num_workers=0",
             )
 
 
@@ -117,11 +119,12 @@ class Requests:
     ) -> Answer:
         """Make a request until it succeeds, its failure is final, or patience ends; large ones at least three times."""
         _Process.check(self.address.root)
-        began, tries, is_renewed = time.monotonic(), 0, False
+        waited, tries, is_renewed = 0.0, 0, False
         while True:
             if is_write:
                 self._check_may_write(key)
             providers = self._providers
+            began = time.monotonic()
             try:
                 answer = request(self._open(providers, is_large=is_large))
             except (AlreadyExistsError, PreconditionError, StoreError):
@@ -134,7 +137,8 @@ class Requests:
                     self._renew(providers)
                     continue
                 self._check_final(error, key=key, is_renewed=is_renewed)
-                waited = time.monotonic() - began
+                # no try lasts longer, unless the job was suspended
+                waited += min(time.monotonic() - began, _LONGEST_LARGE_TRY if is_large else _LONGEST_TRY)
                 delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2**tries) * random.uniform(0.5, 1.0)  # noqa: S311
                 is_late = waited + delay > self._patience() and tries >= (_LARGE_TRIES if is_large else 1)
                 is_unwanted = self._ending.is_set() or (abandoned is not None and abandoned.is_set())
@@ -143,6 +147,7 @@ class Requests:
                     raise gave_up(error, where=self.where(key), scheme=scheme, tries=tries, seconds=waited) from error
                 self._warn(key, waited, error)
                 (abandoned or self._ending).wait(delay)
+                waited += delay
             else:
                 self._has_answered = self._has_let_in = True
                 return answer

@@ -135,7 +135,6 @@ class Batches:
             self.plan,
             global_batch_size=self._size,
             dp_mesh=self._mesh,
-            num_workers=data.num_workers,
             uneven=data.uneven,
             pin_memory=self._pin_memory,
             compact=True,

@@ -83,7 +83,7 @@ def _speeds(frame: Frame) -> Section:
         notes=[
             "The gather limit copies the stored bytes of the rows in a random order into one array, with numpy.",
             (
-                "A process that tokshard, Grain or LanceDB starts as a worker imports its packages anew, which is"
+                "A process that Grain or LanceDB starts as a worker imports its packages anew, which is"
                 " most of the time to their first batch; the workers of the others are forks."
             ),
         ],
@@ -97,8 +97,6 @@ def _speed_cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
         name = {"full": "full", "compact": "compact", "numpy": "NumpyLoader"}[mode]
         yield f"tokshard {name}, no thread", "tokshard_loading", {"mode": mode, "workers": 0, "prefetch": 0}
         yield f"tokshard {name}", "tokshard_loading", {"mode": mode, "workers": 0}
-        if mode != "numpy":
-            yield f"tokshard {name}, {WORKERS} workers", "tokshard_loading", {"mode": mode, "workers": WORKERS}
     for peer, name in PEERS.items():
         if peer in ("tokshard_loading", "memmap"):
             continue
@@ -145,6 +143,7 @@ def _merged(row: Row, made: Found) -> Row:
     return Row(label=row.label, runs=[made])
 
 
+WITHOUT_WORKERS = ("tokshard_loading", "memmap")
 CHANGES = {
     "whole": ("an epoch without a stop", {}),
     "same": ("the same sizes", {}),
@@ -165,7 +164,7 @@ def _ledgers(frame: Frame) -> Section:
     works = []
     for peer in PEERS:
         place = {"data": folder / peer, "cache": folder / f"cache-{peer}"}
-        workers = {"workers": 0} if peer == "memmap" else {}
+        workers = {"workers": 0} if peer in WITHOUT_WORKERS else {}
         works.append(functools.partial(_ledger, frame, peer, given | place | workers))
     rows = [Row(label=name, runs=[found]) for name, found in zip(PEERS.values(), side_by_side(works), strict=True)]
     shutil.rmtree(folder)
@@ -211,7 +210,7 @@ def _ledger(frame: Frame, peer: str, given: dict[str, Any]) -> Found:
         if name != "whole":
             jobs[name] |= {"states": "first", "done": steps * LEDGER_ROWS // change.get("rows", LEDGER_ROWS)}
     found: Found = {}
-    if peer == "memmap":
+    if peer in WITHOUT_WORKERS:
         del jobs["workers"]
         found["workers"] = "no workers"
     said = frame.call(peer, "ledger", given | {"out": out, "jobs": jobs}, limit=frame.limit * (1 + len(jobs)))

@@ -20,9 +20,7 @@ def opened(settings: Settings, states: list[Any] | None) -> Opened:
     if mode == "numpy":
         loader: Any = NumpyLoader(plan, **ranks, **prefetch)
     else:
-        loader = StreamingLoader(
-            plan, **ranks, **prefetch, num_workers=settings["workers"], compact=mode == "compact", uneven="pad"
-        )
+        loader = StreamingLoader(plan, **ranks, **prefetch, compact=mode == "compact", uneven="pad")
     if states is not None:
         loader.load_state_dict(states[0])
     return Opened(
