@@ -13,7 +13,6 @@ from tokshard.pipeline.encode.chat.records import (
     ChatRecordError,
     conversation,
 )
-from tokshard.pipeline.sources.chats import without_padding
 
 ASKED = {"role": "user", "content": "q"}
 ANSWERED = {"role": "assistant", "content": "a"}
@@ -73,10 +72,10 @@ def test_weights_are_read_and_hidden_from_the_template():
         ({"messages": "hello"}, MALFORMED_CHAT, "expected a list of objects"),
         ({"messages": "[{"}, MALFORMED_CHAT, "not JSON"),
         ({"messages": [{"content": "x"}]}, MALFORMED_CHAT, "message 0 has no role"),
-        ({"conversations": [{"from": "bob", "value": "x"}]}, MALFORMED_CHAT, "from 'bob'"),
+        ({"conversations": [{"from": "bob", "value": "x"}]}, MALFORMED_CHAT, "the role 'bob'"),
         *(
             ({"messages": [{**ANSWERED, "weight": weight}]}, MALFORMED_CHAT, "expected one number from 0 to")
-            for weight in (-0.5, float("nan"), float("inf"), "1", [])
+            for weight in (-0.5, float("nan"), float("inf"), "1", [1])
         ),
         ({"messages": [{**ANSWERED, "weight": 1e-9}]}, MALFORMED_CHAT, "give 0 to leave it out"),
         ({"messages": [{**ANSWERED, "weight": 0, "train": True}]}, MALFORMED_CHAT, "0 and True"),
@@ -88,8 +87,3 @@ def test_what_is_no_conversation_is_refused_with_a_reason(record, reason, named)
     with pytest.raises(ChatRecordError, match=named) as caught:
         conversation(record)
     assert caught.value.reason == reason
-
-
-def test_the_padding_of_structs_goes_and_the_content_of_a_message_stays():
-    padded = [{"role": "assistant", "content": None, "calls": [{"a": 1, "b": None}], "name": None}]
-    assert without_padding(padded) == [{"role": "assistant", "content": None, "calls": [{"a": 1}]}]

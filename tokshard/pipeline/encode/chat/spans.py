@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.forking import cached_property
+from tokshard.pipeline.encode.chat.omissions import OF_MESSAGES, Omission, omissions
 from tokshard.pipeline.encode.chat.records import MALFORMED_CHAT, ChatRecordError, Conversation
 from tokshard.pipeline.encode.chat.template import ChatTemplate
 from tokshard.pipeline.encode.chat.tokens import Engine, Speller, alternatives
@@ -35,6 +36,7 @@ SPLIT_CHARACTER = "loss begins inside a character"
 READ_TOKEN = "chat template reads a control token of the text"
 UNMATCHED_SPANS = "answers and marked parts differ in number"
 HAS_END = "document end in the conversation"
+LEFT_OUT = "chat template leaves something out"
 
 _LAST_PRIVATE = 0x10FFFD
 """The last character for private use: what stands for the spelling of a control token is taken from here downwards."""
@@ -50,12 +52,16 @@ class ChatDocument:
             without the first token and the last.
         weights: float32 [spans].
         num_cut: spans that begin inside a token, which is learned whole.
+        omitted: what the template left out.
+        unread: keys of messages, and variables of the template, that nothing read.
     """
 
     ids: NDArray[np.uint32]
     loss: NDArray[np.uint32]
     weights: NDArray[np.float32]
     num_cut: int
+    omitted: Sequence[Omission] = ()
+    unread: frozenset[str] = frozenset()
 
 
 class ChatEncoder:
@@ -63,9 +69,13 @@ class ChatEncoder:
 
     Args:
         end_id: of the token that ends each document.
+        is_strict: a conversation of which the template leaves something out is none.
     """
 
-    def __init__(self, template: ChatTemplate, speller: Speller, *, loss: Loss, end_id: int) -> None:
+    def __init__(
+        self, template: ChatTemplate, speller: Speller, *, loss: Loss, end_id: int, is_strict: bool = False
+    ) -> None:
+        self._is_strict = is_strict
         self._template, self._speller, self._loss, self._end_id = template, speller, loss, end_id
         literals = template.syntax.literals
         others = frozenset(
@@ -90,6 +100,10 @@ class ChatEncoder:
         """
         try:
             rendered, spelled, engine = self._rendered(conversation.values)
+            shown = _back(rendered.text, spelled)
+            omitted = omissions(conversation, shown)
+            if omitted and self._is_strict:
+                raise ChatRecordError(LEFT_OUT, _left_out_text(omitted))
             spans = self._learned(conversation, rendered)
             ids, places = self._encoded(rendered.text, spelled, engine, spans)
         except self._template.error as error:
@@ -105,7 +119,14 @@ class ChatEncoder:
         loss, weights, num_cut = _tokens_of(self._speller.lengths(ids), places)
         if not len(loss):
             raise ChatRecordError(NOTHING_TO_LEARN, "no token of it is a target")
-        return ChatDocument(ids=np.append(ids, np.uint32(self._end_id)), loss=loss, weights=weights, num_cut=num_cut)
+        return ChatDocument(
+            ids=np.append(ids, np.uint32(self._end_id)),
+            loss=loss,
+            weights=weights,
+            num_cut=num_cut,
+            omitted=omitted,
+            unread=frozenset(key for key in conversation.unread if f'"{key.rpartition(".")[2]}"' not in shown),
+        )
 
     def _rendered(self, values: Mapping[str, Any]) -> tuple[Rendered, dict[int, str], Engine]:
         """The text with one private character for each control token that the record spells.
@@ -191,6 +212,14 @@ class ChatEncoder:
 
         places = [(place(start), place(stop), weight) for start, stop, weight in spans if start < stop]
         return np.concatenate(ids) if ids else np.empty(0, np.uint32), places
+
+
+def _left_out_text(omitted: Sequence[Omission]) -> str:
+    parts = [f"the {kind} of message {number}" if kind in OF_MESSAGES else f"its {kind}" for kind, number in omitted]
+    return f"the template does not write {' and '.join(parts[:_MOST_NAMED])}{', ...' if parts[_MOST_NAMED:] else ''}"
+
+
+_MOST_NAMED = 4
 
 
 class _Spellings:
