@@ -12,7 +12,15 @@ from tokshard.cli.document_text import view_json, view_text
 from tokshard.cli.tables import bars, shorten, table
 from tokshard.format import names
 from tokshard.format.loss import kept_columns
-from tokshard.format.manifest import BuildConfig, CopyConfig, DocumentLengths, Manifest, TemplateDrop, TokenizerInfo
+from tokshard.format.manifest import (
+    BuildConfig,
+    ChatConfig,
+    CopyConfig,
+    DocumentLengths,
+    Manifest,
+    TemplateDrop,
+    TokenizerInfo,
+)
 from tokshard.format.tables import ShardInfo, SourceInfo
 from tokshard.inspect.corpus.documents import source_label
 from tokshard.inspect.corpus.places import short_names
@@ -276,11 +284,11 @@ def _sources_text(manifest: Manifest, sources: Sequence[SourceInfo]) -> str:
 
 
 def _read_as(build: BuildConfig) -> list[str]:
+    chat = [] if build.chat is None else _rendered(build.chat)
     if build.copied is not None:
-        return _taken(build.copied)
-    if build.chat is not None:
-        date = f", dated {build.chat.chat_date}" if build.chat.chat_date else ""
-        return [f"conversations by the chat template {build.chat.template[:12]}{date}", f"loss on {build.chat.loss}"]
+        return [*_taken(build.copied), *chat]
+    if chat:
+        return chat
     if build.reads != "tokens":
         special = [f"special tokens {build.special_tokens}"] if build.special_tokens is not None else []
         return [f"text from {build.text_field!r}", *special]
@@ -292,6 +300,12 @@ def _read_as(build: BuildConfig) -> list[str]:
     if build.source_eos is not None:
         parts.append(f"delimiter {build.source_eos} in the sources")
     return parts
+
+
+def _rendered(chat: ChatConfig) -> list[str]:
+    date = f", dated {chat.chat_date}" if chat.chat_date else ""
+    strict = ["nothing left out by the template"] if chat.template_drops == "fail" else []
+    return [f"conversations by the chat template {chat.template[:12]}{date}", f"loss on {chat.loss}", *strict]
 
 
 def _taken(copied: CopyConfig) -> list[str]:

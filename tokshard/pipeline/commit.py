@@ -252,7 +252,7 @@ def _nothing_written(build: Build, totals: Totals, split: str) -> BuildError:
     found = ", ".join([f"{counted(totals.records, 'record')} read", *reasons])
     what = f"the {split} split got no document" if split else "no document was written"
     way_out = "change --validation-fraction or leave it out" if split else _WAYS_OUT[build.config.reads]
-    if build.config.chat is not None and not split:
+    if build.chat is not None and not split:
         way_out = "check what the chat template marks as {% generation %}, and for which roles"
     return BuildError(f"{what}: {found}", hint=f"{way_out}, and {build.start_over}")
 

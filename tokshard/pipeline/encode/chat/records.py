@@ -47,6 +47,7 @@ _ROLE_KEYS = ("role", "from")
 _TEXT_KEYS = ("content", "value", "text")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """The names of a field; templates read the first two of them."""
+_PLAIN_ROLES, _PLAIN_KEYS = frozenset({"user", "assistant", "system", "tool"}), frozenset({"role", "content"})
 _KNOWN_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", *_REASONING})
 _OF_FORM = frozenset({*_ROLE_KEYS, *_TEXT_KEYS})
 _PARTS_OF_TEXT = frozenset({"text", "input_text", "output_text"})
@@ -283,6 +284,10 @@ def _tool(tool: dict[str, Any], takes: Takes) -> dict[str, Any]:
 
 def _message(turn: _Turn, takes: Takes) -> tuple[dict[str, Any], float | None]:
     """A message as templates read it, and its weight."""
+    if turn.found.keys() == _PLAIN_KEYS and takes.text != "parts":  # nearly all are so already
+        role, content = turn.found["role"], turn.found["content"]
+        if isinstance(role, str) and isinstance(content, str) and role in _PLAIN_ROLES:
+            return turn.found, None
     role = _role(turn, takes)
     text, thought = _text(turn)
     rest = {
@@ -337,7 +342,7 @@ def _text(turn: _Turn) -> tuple[str | list[str] | None, str]:
     texts, thoughts = [], []
     for part in parts:
         kind = part.get("type", "text") if isinstance(part, dict) else "text"
-        text = part if isinstance(part, str) else part.get("text", "") if isinstance(part, dict) else None
+        text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
         if kind in _PARTS_OF_THINKING:
             thoughts.append(_string(part.get(kind, text)))
         elif kind in _PARTS_OF_TEXT and isinstance(text, str):
@@ -360,7 +365,7 @@ def _string(value: Any) -> str:
 
 def _listed(text: str | list[str] | None) -> Any:
     """The calls that a message of the role `_CALL` is, one or several."""
-    found = _decoded("".join(text or ""), _CALL)
+    found = _decoded(text if isinstance(text, str) else "".join(text or ()), _CALL)
     return [found] if isinstance(found, dict) else found
 
 
@@ -369,7 +374,7 @@ def _content(text: str | list[str] | None, takes: Takes, *, has_calls: bool) -> 
     if has_calls and not text:
         return takes.no_text
     if takes.text == "string" or (takes.text == "either" and isinstance(text, str)):
-        return "".join(text or "")
+        return text if isinstance(text, str) else "".join(text or ())
     return [{"type": "text", "text": part} for part in ([text] if isinstance(text, str) else text or [])]
 
 
