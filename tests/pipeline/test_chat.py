@@ -121,7 +121,7 @@ def test_what_the_template_leaves_out_is_counted_in_manifest_and_summary_with_th
     drops = {kind: (one.count, one.record, one.message) for kind, one in manifest.records.template_drops.items()}
     assert drops == {"reasoning": (2, 2, 1), "tools": (1, 2, -1)}
     shown = summary_text(manifest, width=1_000)
-    assert f"leaves out reasoning of 2 messages (first: {path}, record 2, message 1), tools of 1 conversation" in shown
+    assert "leaves out reasoning of 2 messages (first: a.jsonl, record 2, message 1), tools of 1 conversation" in shown
     build(path, tokenizer, tmp_path / "all", chat=str(tmp_path / "bare.jinja"))
     with open_corpus(tmp_path / "all") as corpus:
         assert corpus.manifest.records.template_drops["reasoning"].count == 6
