@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def with_end() -> Json:
 def ours(name: str) -> ChatEncoder:
     content = with_end()
     end_id = next(entry["id"] for entry in content["added_tokens"] if entry["content"] == END)
-    made = template(TEMPLATES[name], date="2026-11-23")
+    made = template(TEMPLATES[name], date=datetime.now().astimezone().date().isoformat())  # what transformers writes
     return ChatEncoder(made, speller(content), loss="assistant", end_id=end_id)
 
 

@@ -20,6 +20,7 @@ from tests.pipeline.encode.chat.templates import BARE, CHATML
 from tests.pipeline.inputs import jsonl, zstd
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard import build_corpus, copy_corpus, open_corpus
+from tokshard.cli.corpus_text import summary_text
 from tokshard.errors import BadRecordError, ConfigurationChangedError, UsageError
 from tokshard.format import names
 from tokshard.runtime import NumpyLoader, StreamPlan
@@ -97,6 +98,84 @@ def test_structs_of_parquet_lose_their_padding(tmp_path, tokenizer):
         text = _text(corpus.document(0).tolist()[:-1])
     assert '"calls": [{"b": 1}, {"c": 2}]' in text
     assert "null" not in text
+
+
+DROPPED = {
+    "messages": [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a", "thinking": "why"},
+        {"role": "assistant", "content": "b", "thinking": "how"},
+    ],
+    "tools": [{"name": "find"}],
+    "lang": "en",
+}
+
+
+def test_what_the_template_leaves_out_is_counted_in_manifest_and_summary_with_the_first_place(tmp_path, tokenizer):
+    (tmp_path / "bare.jinja").write_text(BARE)
+    path = write(tmp_path / "a.jsonl", [RECORDS[0], {**DROPPED, "lang": ""}, DROPPED, DROPPED, RECORDS[1]])
+    result = build(path, tokenizer, tmp_path / "out", chat=str(tmp_path / "bare.jinja"), dedup="exact")
+    assert not _notes(result, "not read")  # the records that say lang repeat the one that does not
+    with open_corpus(tmp_path / "out") as corpus:
+        manifest = corpus.manifest
+    drops = {kind: (one.count, one.record, one.message) for kind, one in manifest.records.template_drops.items()}
+    assert drops == {"reasoning": (2, 2, 1), "tools": (1, 2, -1)}
+    shown = summary_text(manifest, width=1_000)
+    assert "leaves out reasoning of 2 messages (first: a.jsonl, record 2, message 1), tools of 1 conversation" in shown
+    build(path, tokenizer, tmp_path / "all", chat=str(tmp_path / "bare.jinja"))
+    with open_corpus(tmp_path / "all") as corpus:
+        assert corpus.manifest.records.template_drops["reasoning"].count == 6
+
+
+def test_a_build_can_stop_at_what_the_template_leaves_out(tmp_path, tokenizer):
+    (tmp_path / "bare.jinja").write_text(BARE)
+    path = write(tmp_path / "a.jsonl", [RECORDS[0], DROPPED])
+    given = {"chat": str(tmp_path / "bare.jinja"), "template_drops": "fail"}
+    with pytest.raises(BadRecordError, match=r"line 2: .*does not write the reasoning of message 1 and the reasoning"):
+        build(path, tokenizer, tmp_path / "out", **given)
+    build(path, tokenizer, tmp_path / "out", **given, on_bad_record="skip")
+    with open_corpus(tmp_path / "out") as corpus:
+        assert corpus.manifest.records.left_out == {"chat template leaves something out": 1}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "records"])
+def test_fields_that_are_not_read_are_named_with_the_number_of_records(kind, tmp_path, tokenizer):
+    records = [{**record, "lang": "en", "meta": {"id": n}, "name": str(n)} for n, record in enumerate(RECORDS)]
+    records[0]["messages"] = [{**one, "loss": 0} for one in records[0]["messages"]]
+    source = iter(records) if kind == "records" else write(tmp_path / f"a.{kind}", records)
+    result = build(source, tokenizer, tmp_path / "out", keep_field="name")
+    assert _notes(result, "not read, with the number of their records: lang (3), meta (3), messages[].loss (1)")
+
+
+def test_a_record_gives_the_same_document_from_json_lines_tables_and_python_objects(tmp_path, tokenizer):
+    call = {"type": "function", "function": {"name": "f", "arguments": {"n": 1, "unit": None}}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call], "name": None, "thinking": ""}
+    record = {"messages": [{"role": "user", "content": "q", "tool_calls": None}, message], "tools": [], "system": None}
+    whole = _json_array(record["messages"])
+    nested = pa.StructArray.from_arrays(
+        [pa.array([one["role"] for one in record["messages"]])]
+        + [_json_array([one.get(key) for one in record["messages"]]) for key in ("content", "tool_calls")],
+        ["role", "content", "tool_calls"],
+    )
+    for name, items in {"json": whole, "nested": nested}.items():
+        pq.write_table(pa.table({"messages": pa.ListArray.from_arrays([0, 2], items)}), tmp_path / f"{name}.parquet")
+    sources = {
+        "jsonl": write(tmp_path / "a.jsonl", [record]),
+        "parquet": write(tmp_path / "a.parquet", [{"messages": record["messages"]}]),
+        "json": tmp_path / "json.parquet",
+        "nested": tmp_path / "nested.parquet",
+        "python": iter([record]),
+    }
+    for kind, source in sources.items():
+        build(source, tokenizer, tmp_path / kind)
+    for kind in sources:
+        called = '<tool_call>{"name": "f", "arguments": {"n": 1}}</tool_call><|im_end|>'
+        assert learned(tmp_path / kind) == [[called]], kind
+
+
+def _json_array(values: list[Any]) -> pa.Array:
+    """Arrow's type for JSON, in which `datasets` stores values of mixed types."""
+    return pa.ExtensionArray.from_storage(pa.json_(), pa.array([json.dumps(value) for value in values]))
 
 
 def test_bad_conversations_stop_a_build_or_are_skipped_and_those_without_targets_are_left_out(tmp_path, tokenizer):
@@ -202,6 +281,18 @@ def test_a_copy_keeps_the_spans(tmp_path, tokenizer):
     assert sorted(learned(tmp_path / "copy")) == sorted(LEARNED)
 
 
+def test_a_copy_keeps_the_template_the_loss_and_the_id_field_on_which_its_corpora_agree(tmp_path, tokenizer):
+    for name, loss in (("a", "last"), ("b", "last"), ("c", "all")):
+        path = write(tmp_path / f"{name}.jsonl", [{**said(name, name), "id": name}])
+        build(path, tokenizer, tmp_path / name, loss=loss, id_field="id")
+    for others, chat in (("ab", True), ("ac", False)):
+        copy_corpus([str(tmp_path / other) for other in others], out=str(tmp_path / others), workers=1)
+        with open_corpus(tmp_path / others) as corpus, open_corpus(tmp_path / "a") as first:
+            assert corpus.manifest.build.chat == (first.manifest.build.chat if chat else None)
+            assert corpus.manifest.build.id_field == "id"
+            assert ("loss on last" in " ".join(summary_text(corpus.manifest).split())) is chat
+
+
 def test_an_append_keeps_the_template_and_the_loss(tmp_path, tokenizer):
     first, second = (
         write(tmp_path / name, records) for name, records in (("a.jsonl", RECORDS[:2]), ("b.jsonl", RECORDS[2:]))
@@ -240,6 +331,8 @@ def many(count: int) -> list[dict[str, Any]]:
         found[n]["messages"][1]["weight"] = 1
     for n in range(0, count, 11):
         found[n]["messages"].pop(n % 4)["role"] = "nobody"
+    for n in range(1, count, 4):
+        found[n]["messages"][1]["thinking"] = "never written"
     return [{"messages": []} if n % 10 == 3 else record for n, record in enumerate(found)]
 
 

@@ -82,6 +82,13 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     help="Leave out long conversations, or cut them.",
 )
 @click.option(
+    "--template-drops",
+    type=click.Choice(["count", "fail"]),
+    default="count",
+    show_default=True,
+    help="What the template leaves out of a conversation: count it, or stop.",
+)
+@click.option(
     "--special-tokens",
     metavar="parse=TOKENS",
     help="Encode these special tokens found in texts.",

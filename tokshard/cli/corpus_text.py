@@ -12,7 +12,15 @@ from tokshard.cli.document_text import view_json, view_text
 from tokshard.cli.tables import bars, shorten, table
 from tokshard.format import names
 from tokshard.format.loss import kept_columns
-from tokshard.format.manifest import BuildConfig, CopyConfig, DocumentLengths, Manifest, TokenizerInfo
+from tokshard.format.manifest import (
+    BuildConfig,
+    ChatConfig,
+    CopyConfig,
+    DocumentLengths,
+    Manifest,
+    TemplateDrop,
+    TokenizerInfo,
+)
 from tokshard.format.tables import ShardInfo, SourceInfo
 from tokshard.inspect.corpus.documents import source_label
 from tokshard.inspect.corpus.places import short_names
@@ -25,10 +33,11 @@ from tokshard.inspect.corpus.report import (
 )
 from tokshard.inspect.corpus.statistics import Lengths, TokenCounts
 from tokshard.interop.tokens.loss import NO_LOSS
+from tokshard.pipeline.encode.chat.omissions import OF_MESSAGES
 from tokshard.wording import LABEL_WIDTH, aligned, bytes_text, counted, one_line, printable
 
 _BRIEF = frozenset(
-    (
+    {
         "documents",
         "tokens",
         "trained",
@@ -37,9 +46,10 @@ _BRIEF = frozenset(
         "records",
         "specials",
         "padding",
+        "template",
         "rejects",
         "generations",
-    )
+    }
 )
 """Of a summary, what the end of a build shows."""
 
@@ -151,6 +161,8 @@ def _unusual_lines(manifests: Sequence[Manifest]) -> list[tuple[str, str]]:
         lines.append(("specials", f"{count:,} {spell} a special token, which became ordinary ids"))
     if padding := manifests[0].records.padding_ids:
         lines.append(("padding", f"{counted(padding, 'id')} of padding left out, as attention_mask says"))
+    if dropped := [one.records.template_drops for one in manifests if one.records.template_drops]:
+        lines.append(("template", f"leaves out {_drops_text(dropped)}"))
     if rejects := _rejects(manifests[0]):
         size = bytes_text(sum(rejects.values()))
         verb = "lists" if len(rejects) == 1 else "list"
@@ -158,6 +170,19 @@ def _unusual_lines(manifests: Sequence[Manifest]) -> list[tuple[str, str]]:
     if manifests[0].generation is not None:
         lines.append(("generations", generations_text(manifests[0])))
     return lines
+
+
+def _drops_text(dropped: Sequence[Mapping[str, TemplateDrop]]) -> str:
+    """What a chat template leaves out of the conversations of some corpora."""
+    parts = []
+    for kind in sorted({kind for found in dropped for kind in found}):
+        found = [one[kind] for one in dropped if kind in one]
+        first = min(found, key=lambda one: (one.source, one.record))
+        what = "message" if kind in OF_MESSAGES else "conversation"
+        message = f", message {first.message}" if first.message >= 0 else ""
+        number = counted(sum(one.count for one in found), what)
+        parts.append(f"{kind} of {number} (first: {one_line(first.source)}, record {first.record:,}{message})")
+    return ", ".join(parts)
 
 
 def _trained_text(manifest: Manifest, num_spans: int | None = None) -> str:
@@ -259,11 +284,11 @@ def _sources_text(manifest: Manifest, sources: Sequence[SourceInfo]) -> str:
 
 
 def _read_as(build: BuildConfig) -> list[str]:
+    chat = [] if build.chat is None else _rendered(build.chat)
     if build.copied is not None:
-        return _taken(build.copied)
-    if build.chat is not None:
-        date = f", dated {build.chat.chat_date}" if build.chat.chat_date else ""
-        return [f"conversations by the chat template {build.chat.template[:12]}{date}", f"loss on {build.chat.loss}"]
+        return [*_taken(build.copied), *chat]
+    if chat:
+        return chat
     if build.reads != "tokens":
         special = [f"special tokens {build.special_tokens}"] if build.special_tokens is not None else []
         return [f"text from {build.text_field!r}", *special]
@@ -275,6 +300,12 @@ def _read_as(build: BuildConfig) -> list[str]:
     if build.source_eos is not None:
         parts.append(f"delimiter {build.source_eos} in the sources")
     return parts
+
+
+def _rendered(chat: ChatConfig) -> list[str]:
+    date = f", dated {chat.chat_date}" if chat.chat_date else ""
+    strict = ["nothing left out by the template"] if chat.template_drops == "fail" else []
+    return [f"conversations by the chat template {chat.template[:12]}{date}", f"loss on {chat.loss}", *strict]
 
 
 def _taken(copied: CopyConfig) -> list[str]:

@@ -27,7 +27,17 @@ OF_BUILDS: Groups = {
         *("shard_tokens", "shuffle", "columns", "no_columns"),
     ),
     "What is left out": (
-        *("where", "source", "drop_ids", "hash_range", "min_tokens", "max_tokens", "overlong", "dedup"),
+        *(
+            "where",
+            "source",
+            "drop_ids",
+            "hash_range",
+            "min_tokens",
+            "max_tokens",
+            "overlong",
+            "template_drops",
+            "dedup",
+        ),
         *("max_documents", "on_bad_record", "max_bad_records", "max_document_bytes"),
     ),
     "Cluster": ("workers", "ray", "job_index", "num_jobs"),

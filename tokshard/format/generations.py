@@ -21,6 +21,7 @@ from tokshard.format.manifest import (
     Fingerprints,
     Manifest,
     Records,
+    TemplateDrop,
     canonical_json,
 )
 
@@ -106,6 +107,7 @@ def combined_manifest(manifests: Sequence[Manifest]) -> Manifest:
             left_out=_added([each.records.left_out for each in manifests]),
             with_special_text=_sum_known([each.records.with_special_text for each in manifests]),
             padding_ids=sum(each.records.padding_ids for each in manifests),
+            template_drops=dict(_template_drops(manifests)),
         ),
         document_lengths=DocumentLengths(
             shortest=min(each.document_lengths.shortest for each in manifests if each.num_documents),
@@ -121,6 +123,12 @@ def combined_manifest(manifests: Sequence[Manifest]) -> Manifest:
 
 def _combined_recipe(recipes: Sequence[str]) -> str:
     return hashlib.sha256(b"tokshard recipes 1\n" + canonical_json(list(recipes))).hexdigest()
+
+
+def _template_drops(manifests: Sequence[Manifest]) -> Iterator[tuple[str, TemplateDrop]]:
+    for kind in sorted({kind for each in manifests for kind in each.records.template_drops}):
+        found = [each.records.template_drops[kind] for each in manifests if kind in each.records.template_drops]
+        yield kind, msgspec.structs.replace(found[0], count=sum(one.count for one in found))
 
 
 def _sum_known(counts: Sequence[int | None]) -> int | None:

@@ -92,6 +92,7 @@ class ChatConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         loss: what became targets: ``assistant``, ``last``, ``all`` or ``weighted``.
         chat_date: what ``strftime_now`` formatted, or None.
         overlong: documents over ``max_tokens`` were left out, ``skip``; or cut, ``head``.
+        template_drops: ``count``, or ``fail``: conversations of which the template left something out were bad records.
     """
 
     template: Sha256
@@ -99,6 +100,7 @@ class ChatConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     loss: str = "assistant"
     chat_date: str | None = None
     overlong: str = "skip"
+    template_drops: str = "count"
 
 
 class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -157,6 +159,20 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     special_tokens: str | None = None
 
 
+class TemplateDrop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a chat template left out of the conversations of a corpus.
+
+    Args:
+        count: of messages, or of conversations where it belongs to no message.
+        source, record, message: the first: the file, its record from 1, and the message in it from 0, or -1.
+    """
+
+    count: Count
+    source: str
+    record: Total
+    message: Annotated[int, msgspec.Meta(ge=-1)]
+
+
 class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """``read = written + sum of left_out``, over all sources.
 
@@ -164,6 +180,8 @@ class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         with_special_text: documents written whose text spells a special token; they hold ordinary ids for it. Left out
             of the JSON where it is 0. None: unknown, because they are some of the documents of a corpus that has any.
         padding_ids: ids of padding in the records read, which no document holds. Left out of the JSON where it is 0.
+        template_drops: ``text``, ``reasoning``, ``calls``, ``tools`` and ``documents`` that a chat template left out of
+            the documents written. Copies do not know it.
     """
 
     read: Count
@@ -171,6 +189,7 @@ class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     left_out: dict[str, Count]
     with_special_text: Count | None = 0
     padding_ids: Count = 0
+    template_drops: dict[str, TemplateDrop] = {}
 
 
 class DocumentLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -34,6 +34,7 @@ from tokshard.format.manifest import (
     Fingerprints,
     Manifest,
     Records,
+    TemplateDrop,
     content_fingerprint,
     encode_manifest,
     recipe_fingerprint,
@@ -49,6 +50,7 @@ from tokshard.pipeline.executors.base import Usage, cpu_time
 from tokshard.pipeline.judge import loss_warning
 from tokshard.pipeline.request import Build, saved_tokenizer
 from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, display_path
+from tokshard.pipeline.sources.records import UNREAD
 from tokshard.pipeline.stages import Settled
 from tokshard.pipeline.tables import SOURCES_PER_BATCH, Totals, check_kept_fields
 from tokshard.pipeline.tasks.duplicates import write_text_hashes
@@ -61,6 +63,7 @@ from tokshard.wording import counted, one_line
 
 _MAX_LISTED_SOURCES = 10_000
 """With more sources, the report has a hash of their versions instead of a list."""
+_MAX_SHOWN_FIELDS = 12
 _MAX_SHOWN_ROWS = 5
 """Of a list of documents."""
 _LISTED = ("argument", "path", "location", "num_bytes", "version")
@@ -184,11 +187,15 @@ def _write_rejects(build: Build, settled: Settled, totals: Totals, out: Store, f
     rejects = heapq.merge(_rejected_records(build, settled, totals), damaged, key=itemgetter("source"))
     with _side_file(out, names.REJECTS, files) as file:
         for reject in rejects:
-            source = build.inputs[reject["source"]]
-            is_copy = build.config.reads == DOCUMENTS
-            root = build.inputs.roots[source.argument] if is_copy else build.arguments[source.argument]
-            reject["source"] = display_path(root, source.path)
+            reject["source"] = _shown_source(build, reject["source"])
             file.write(json.dumps(reject, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+
+
+def _shown_source(build: Build, index: int) -> str:
+    source = build.inputs[index]
+    is_copy = build.config.reads == DOCUMENTS
+    root = build.inputs.roots[source.argument] if is_copy else build.arguments[source.argument]
+    return display_path(root, source.path)
 
 
 def _rejected_records(build: Build, settled: Settled, totals: Totals) -> Iterator[dict[str, Any]]:
@@ -224,6 +231,10 @@ def _manifest(build: Build, output: Output, totals: Totals, files: dict[str, Fil
             left_out=dict(sorted(totals.left_out.items())),
             with_special_text=None if build.corpora else totals.with_special_text,
             padding_ids=totals.padding_ids,
+            template_drops={
+                kind: TemplateDrop(count=number, source=_shown_source(build, index), record=record + 1, message=message)
+                for kind, (number, index, record, message) in sorted(totals.omitted.items())
+            },
         ),
         document_lengths=DocumentLengths(shortest=totals.shortest, longest=totals.longest, counts=totals.lengths),
         files=files,
@@ -241,6 +252,8 @@ def _nothing_written(build: Build, totals: Totals, split: str) -> BuildError:
     found = ", ".join([f"{counted(totals.records, 'record')} read", *reasons])
     what = f"the {split} split got no document" if split else "no document was written"
     way_out = "change --validation-fraction or leave it out" if split else _WAYS_OUT[build.config.reads]
+    if build.chat is not None and not split:
+        way_out = "check what the chat template marks as {% generation %}, and for which roles"
     return BuildError(f"{what}: {found}", hint=f"{way_out}, and {build.start_over}")
 
 
@@ -304,6 +317,12 @@ def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
         yield (
             f"in {counted(changes[CUT_TOKENS], 'conversation')} an answer begins inside a token: all of it is a target"
         )
+    unread = {what.removeprefix(UNREAD): count for what, count in changes.items() if what.startswith(UNREAD)}
+    if unread:
+        named = sorted(unread, key=lambda name: (-unread[name], name))
+        shown = ", ".join(f"{one_line(name)} ({unread[name]:,})" for name in named[:_MAX_SHOWN_FIELDS])
+        more = f", and {len(named) - _MAX_SHOWN_FIELDS:,} more" if len(named) > _MAX_SHOWN_FIELDS else ""
+        yield f"fields that are not read, with the number of their records: {shown}{more}"
     if changes[ADDED]:
         yield f"{counted(changes[ADDED], 'document')} did not end in {eos!r}: it was added"
     if changes[INSIDE]:

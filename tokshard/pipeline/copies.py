@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +23,8 @@ from tokshard.pipeline.request import Request, versions_here
 from tokshard.pipeline.sources.corpora import Chooser, contents, share_documents, source_labels
 from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, input_table
 from tokshard.store import absolute_location, locate, real_location
+
+T = TypeVar("T")
 
 
 def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Request, bytes]:
@@ -73,6 +76,8 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
                 shard_tokens=options.shard_tokens or first.build.shard_tokens,
                 task_bytes=first.build.task_bytes,
                 copied=copied,
+                chat=_common([corpus.manifest.build.chat for corpus in corpora]),
+                id_field=_common([corpus.manifest.build.id_field for corpus in corpora]) if "id" in columns else None,
             ),
             columns=columns,
             tokenizer=first.tokenizer,
@@ -83,6 +88,11 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
             corpora=[(absolute_location(corpus.location), corpus.num_generations - 1) for corpus in corpora],
         )
         return request, read_tokenizer(corpora[0].store, first)
+
+
+def _common(values: Sequence[T]) -> T | None:
+    """A setting of all corpora; None if they differ."""
+    return values[0] if all(value == values[0] for value in values) else None
 
 
 def _columns(corpora: Sequence[Corpus], options: BuildOptions) -> dict[str, str]:

@@ -62,6 +62,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         document_end: token that ends each conversation: a special one that its template does not write; default: the
             first that is there.
         overlong: with `chat` and `max_tokens`: ``skip`` longer conversations, or keep their ``head``.
+        template_drops: with `chat`: ``count`` what the template leaves out, such as reasoning or tools, or ``fail``.
         special_tokens: ``parse=TOKEN,...`` for text that was rendered elsewhere: these special tokens are read where a
             text spells them. Default: text never becomes a special token.
         id_field: field to store as column ``id``.
@@ -117,6 +118,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     loss: Literal["assistant", "last", "all", "weighted"] = "assistant"
     document_end: str | None = None
     overlong: Literal["skip", "head"] = "skip"
+    template_drops: Literal["count", "fail"] = "count"
     special_tokens: str | None = None
     id_field: str | None = None
     keep_field: str | Sequence[str] = []
@@ -166,6 +168,7 @@ class OptionalBuildOptions(TypedDict, total=False):
     loss: Literal["assistant", "last", "all", "weighted"]
     document_end: str | None
     overlong: Literal["skip", "head"]
+    template_drops: Literal["count", "fail"]
     special_tokens: str | None
     id_field: str | None
     keep_field: str | Sequence[str]
@@ -194,7 +197,7 @@ class OptionalBuildOptions(TypedDict, total=False):
     force: bool
 
 
-_OF_CHAT = ("chat", "chat_date", "loss", "document_end", "overlong")
+_OF_CHAT = ("chat", "chat_date", "loss", "document_end", "overlong", "template_drops")
 """Options of conversations; all but the first mean nothing without it."""
 _OF_TOKENS = ("token_field", "loss_field", "token_dtype", "source_eos")
 _OF_COPIES = ("where", "source", "drop_ids", "hash_range", "columns", "shuffle")

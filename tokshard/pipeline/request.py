@@ -132,7 +132,7 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
             max_document_bytes=config.max_document_bytes,
             text_unit=config.text_unit,
             tokens=tokens if config.reads == TOKENS else None,
-            is_chat=config.chat is not None,
+            is_chat=config.chat is not None and config.copied is None,
         )
 
     @property

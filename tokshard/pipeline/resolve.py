@@ -96,7 +96,12 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
     if options.chat is not None:
         template = read_template(options.chat, read, name=options.tokenizer, date=options.chat_date)
         chat, info, more = checked_chat(
-            read, template, loss=options.loss, wanted_end=options.document_end, overlong=options.overlong
+            read,
+            template,
+            loss=options.loss,
+            wanted_end=options.document_end,
+            overlong=options.overlong,
+            template_drops=options.template_drops,
         )
         of_loss = {name: LOSS_COLUMNS[name] for name in _loss_columns(chat)}
         notes += more

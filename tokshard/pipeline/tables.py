@@ -46,6 +46,7 @@ class Totals:
         padding_ids: ids of padding that were left out, here or in the corpora that a copy reads.
         records_before: for each task, the records of its sources that tasks before it have read.
         with_rejects: tasks that listed bad records.
+        omitted: what a chat template left out, to how often, and to source, record (from 0) and message of the first.
         records, text_bytes, left_out: of all sources; known when the source table is written.
     """
 
@@ -64,6 +65,7 @@ class Totals:
         self.shard_sizes: dict[str, int] = {}
         self.content = Content()
         self.lengths: list[int] = []
+        self.omitted: dict[str, tuple[int, int, int, int]] = {}
         self.records_before: dict[Key, dict[int, int]] = {}
         self.with_rejects: list[Key] = []
 
@@ -94,6 +96,9 @@ class Totals:
         before: dict[int, int] = {}
         for counts in output.sources:
             row = self._counts[counts.index]
+            for kind, (number, record, message) in counts.omitted.items():
+                so_far, *first = self.omitted.get(kind, (0, counts.index, int(row[0]) + record, message))
+                self.omitted[kind] = (so_far + number, first[0], first[1], first[2])
             if row[0] and not self.originals:  # documents of corpora know their records
                 before[counts.index] = int(row[0])
             row += [getattr(counts, name) for name in _COUNTED]

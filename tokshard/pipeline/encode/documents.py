@@ -45,6 +45,8 @@ class Documents:
         sources, records: int64 [documents]: origin of each; None: the input that is read.
         numbers: int64 [documents]: of each among all documents of all corpora; None where no corpus is read.
         hashes: uint64 [documents, 2]: of each text; None where duplicates are not looked for.
+        omitted: int32 [documents, kinds, 2]: for each of `chat.omissions.KINDS`, how often the template left it out of
+            the conversation, and the number of the first message of which it did; None where texts are read.
     """
 
     tokens: NDArray[Any]
@@ -58,6 +60,7 @@ class Documents:
     records: NDArray[np.int64] | None = None
     numbers: NDArray[np.int64] | None = None
     hashes: NDArray[np.uint64] | None = None
+    omitted: NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -168,6 +171,7 @@ class Made:
             documents=self.documents.select(~np.isin(self.documents.positions, dropped)),
             bad=[record for record in self.bad if record.position not in gone],
             left_out={**others, DUPLICATE: dropped},
+            changes={what: found[~np.isin(found, dropped)] for what, found in self.changes.items()},
             candidates=None,
         )
 

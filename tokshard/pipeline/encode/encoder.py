@@ -45,6 +45,7 @@ class EncodedTexts:
         idle: indices of conversations without a target. They are not among the documents either.
         loss: of conversations: the columns of loss spans.
         changes: what was changed, to the indices of the texts.
+        omitted: of conversations: what the template left out of each document, as `Documents.omitted` has it.
     """
 
     tokens: NDArray[Any]
@@ -54,6 +55,7 @@ class EncodedTexts:
     idle: tuple[int, ...] = ()
     loss: Mapping[str, Sequence[NDArray[Any]]] = field(default_factory=dict)
     changes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    omitted: NDArray[np.int32] | None = None
 
 
 class DocumentEncoder:

@@ -27,6 +27,7 @@ from tokshard.pipeline.sources.chats import TemplateSource
 from tokshard.pipeline.sources.json_lines import JsonLinesParser
 from tokshard.pipeline.sources.records import (
     SPECIAL_TOKEN,
+    UNREAD,
     BadRecord,
     Chunk,
     LineChunk,
@@ -130,6 +131,8 @@ class Maker:
         encoded = self.encode(texts)
         bad = records.bad
         changes = {what: positions[list(found)] for what, found in encoded.changes.items()}
+        for name, found in records.unread.items():
+            changes[UNREAD + name] = np.array(found, np.int64)[np.isin(found, positions)]
         idle = [(int(positions[index]), NOTHING_TO_LEARN) for index in encoded.idle]
         records = replace(records, passed_over=sorted([*records.passed_over, *idle]))
         if encoded.with_special or encoded.failed or encoded.idle:
@@ -147,6 +150,7 @@ class Maker:
             columns=columns,
             text_bytes=_utf8_sizes(texts),
             has_special=self._special.mask(texts),
+            omitted=encoded.omitted,
             is_validation=None if fraction is None else validation_mask((text.encode() for text in texts), fraction),
         )
         made = replace(_made(records, documents, bad, candidates), changes=changes)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 MESSAGES, TURNS, PROMPT, COMPLETION = "messages", "conversations", "prompt", "completion"
 TOOLS, DOCUMENTS, KEYWORDS = "tools", "documents", "chat_template_kwargs"
+SYSTEM, SYSTEM_PROMPT, HISTORY = "system", "system_prompt", "history"
 MEDIA_FIELDS = ("images", "image", "audios", "audio", "videos", "video")
 PAIR_FIELDS = ("chosen", "rejected")
-CHAT_FIELDS = (MESSAGES, TURNS, PROMPT, COMPLETION, TOOLS, DOCUMENTS, KEYWORDS, *PAIR_FIELDS, *MEDIA_FIELDS)
+_OWN_FIELDS = (MESSAGES, TURNS, PROMPT, COMPLETION, *PAIR_FIELDS, *MEDIA_FIELDS)
+"""A record without any of them is no conversation."""
+CHAT_FIELDS = (*_OWN_FIELDS, TOOLS, DOCUMENTS, KEYWORDS, SYSTEM, SYSTEM_PROMPT, HISTORY)
 """All fields of a record that say something about its conversation."""
 NO_CHAT = "no messages, conversations, or prompt and completion"
 OWN = "own"
@@ -39,24 +42,12 @@ class TemplateSource:
         return hashlib.sha256(json.dumps([self.text, dict(sorted(self.variables.items()))]).encode()).hexdigest()
 
 
+def is_chat(names: Iterable[str]) -> bool:
+    """Whether a record with these fields may be a conversation."""
+    return not set(_OWN_FIELDS).isdisjoint(names)
+
+
 def chat_text(record: Mapping[Any, Any]) -> str | None:
     """The conversation of a record of Python objects as JSON; None if it has none."""
-    found = {name: without_padding(record[name]) for name in CHAT_FIELDS if record.get(name) is not None}
-    return json.dumps(found, ensure_ascii=False, default=str) if found else None
-
-
-def without_padding(value: Any) -> Any:
-    """A value of a table without the nulls that stand for keys that a struct does not have.
-
-    All structs of a column have the same keys, so a null and a missing key look alike there. The content of a message
-    stays: templates tell it from a missing one.
-    """
-    if isinstance(value, list | tuple):
-        return [without_padding(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: without_padding(item)
-        for key, item in value.items()
-        if item is not None or (key == "content" and "role" in value)
-    }
+    found = {name: record[name] for name in CHAT_FIELDS if record.get(name) is not None}
+    return json.dumps(found, ensure_ascii=False, default=str) if is_chat(found) else None

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tokshard.errors import SourceError, TokshardError, UsageError
-from tokshard.pipeline.sources.chats import chat_text
+from tokshard.pipeline.sources.chats import CHAT_FIELDS, chat_text
 from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.inputs import RECORDS, Input, RecordSource
 from tokshard.pipeline.sources.protocol import Format
@@ -50,7 +50,12 @@ def _chunks(input_: Input, _: Span, spec: RecordSpec) -> Iterator[tuple[None, Re
         UsageError: the iterable yields paths.
     """
     assert input_.records is not None
-    return chunks_of_rows(spec, (_row(record, spec) for record in _records(input_.records)))
+    unread: list[list[str]] = []
+    for place, records in chunks_of_rows(spec, (_row(record, spec, unread) for record in _records(input_.records))):
+        for position, names in enumerate(unread):  # those of the records of this chunk
+            records.note_unread(position, names)
+        unread.clear()
+        yield place, records
 
 
 FORMAT = Format(name=RECORDS, read=_chunks, is_choice=False)
@@ -100,8 +105,13 @@ def _records(given: RecordSource) -> Iterator[Any]:
         raise given.failure from error
 
 
-def _row(record: Any, spec: RecordSpec) -> tuple[Sequence[Any], Problem | None]:
-    """The text and the kept values of a record, or its problem if it is bad."""
+def _row(record: Any, spec: RecordSpec, unread: list[list[str]]) -> tuple[Sequence[Any], Problem | None]:
+    """The text and the kept values of a record, or its problem if it is bad.
+
+    Args:
+        unread: gets the fields of a conversation that are not read.
+    """
+    unread.append(list(_unread(record, spec)) if spec.is_chat and isinstance(record, Mapping) else [])
     if isinstance(record, str):
         return [record, *[None] * len(spec.columns)], None
     if not isinstance(record, Mapping):
@@ -117,6 +127,14 @@ def _row(record: Any, spec: RecordSpec) -> tuple[Sequence[Any], Problem | None]:
     names = list(map(str, record))
     shown = ", ".join(names[:_SHOWN_FIELDS]) + (", ..." if len(names) > _SHOWN_FIELDS else "")
     return [None, *values], (MISSING_TEXT, f"no text in field {spec.text_field!r}; it has {shown or 'no fields'}")
+
+
+def _unread(record: Mapping[Any, Any], spec: RecordSpec) -> Iterator[str]:
+    """The fields of a conversation that hold something and are not read."""
+    read = {*CHAT_FIELDS, *spec.kept_paths, *(path.split(".")[0] for path in spec.kept_paths)}
+    for name, value in record.items():
+        if name not in read and value is not None and not (isinstance(value, str | list) and not value):
+            yield str(name)
 
 
 def _lookup(record: Mapping[Any, Any], path: str) -> Any:

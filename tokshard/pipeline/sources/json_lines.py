@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from tokshard.pipeline.sources.chats import NO_CHAT
+from tokshard.pipeline.sources.chats import NO_CHAT, is_chat
 from tokshard.pipeline.sources.division import Lines, Stream
 from tokshard.pipeline.sources.inputs import JSONL
 from tokshard.pipeline.sources.kept_values import WrongTypeError, json_value
@@ -86,6 +86,9 @@ class JsonLinesParser:
                 records.count = num_lines
                 for position, fields in enumerate(found):
                     self._admit_slowly(records, position, fields)
+                if self._spec.is_chat:
+                    for position, named in enumerate(_RAW_FIELDS.decode_lines(data)):
+                        records.note_unread(position, self._unread(named))
         except _JSON_ERRORS:
             return None
         return None if records.bad else records  # line by line, more can be said about what is wrong
@@ -134,6 +137,8 @@ class JsonLinesParser:
                 detail = f"field {path!r} is {_shown(kept or b'')}, not {kind}"
                 records.bad.append(BadRecord(position, WRONG_TYPE, detail))
                 return
+        if spec.is_chat and line:
+            records.note_unread(position, self._unread(_RAW_FIELDS.decode(line)))
         if records.admit(spec, position, text):
             for column, value in zip(records.columns.values(), values, strict=True):
                 column.append(value)
@@ -141,8 +146,12 @@ class JsonLinesParser:
     def _object(self, found: Any) -> bytes | None:
         """The JSON of the fields that are read together, as of a conversation."""
         values = ((name, self._lookup(found, name)) for name in self._fields)
-        parts = [b'"%s":%s' % (name.encode(), raw) for name, raw in values if raw not in (None, b"null")]
-        return b"{%s}" % b",".join(parts) if parts else None
+        parts = {name: b'"%s":%s' % (name.encode(), raw) for name, raw in values if raw not in (None, b"null")}
+        return b"{%s}" % b",".join(parts.values()) if parts and (not self._spec.is_chat or is_chat(parts)) else None
+
+    def _unread(self, found: Mapping[str, msgspec.Raw]) -> list[str]:
+        """The fields of a record that hold something and are not read."""
+        return [name for name in found.keys() - self._attributes.keys() if bytes(found[name]) not in _NOTHING]
 
     def _lookup(self, found: Any, path: str) -> bytes | None:
         """The raw JSON of the field with this name, else of the field at this dotted path, else None."""
@@ -246,6 +255,7 @@ def _roots_decoder(spec: RecordSpec) -> msgspec.json.Decoder[Any]:
 
 
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NOTHING = (b"null", b'""', b"[]")
 
 
 def _allowed_by_python(line: bytes) -> tuple[str, str] | None:

@@ -17,7 +17,7 @@ from tokshard.interop.tokens.batches import TokenBatch, TokenSpec
 from tokshard.interop.tokens.lists import USUAL_FIELDS
 from tokshard.interop.tokens.loss import LOSS_FIELDS, STARTS
 from tokshard.interop.tokens.rows import ROW_FIELDS
-from tokshard.pipeline.sources.chats import CHAT_FIELDS
+from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT
 from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.inputs import READS
 from tokshard.pipeline.sources.kept_values import WrongTypeError, typed_value
@@ -32,6 +32,8 @@ WRONG_TYPE = "kept field of another type"
 SPECIAL_TOKEN = "special token in text"
 NOT_ENCODED = "tokenizer fails on the text"
 EMPTY = "empty"
+UNREAD = "field not read: "
+"""Before a name of the fields of conversations that a build does not read, as it counts them."""
 
 ROWS_PER_CHUNK = 1_024
 """The most records that are handled at once."""
@@ -123,6 +125,7 @@ class Records:
         input_bytes: bytes of the input that the chunk stands for.
         fields: kept columns whose field at least one record has.
         num_marks: byte order marks that were dropped.
+        unread: of conversations, field that the build does not read to the indices of the records that have it.
     """
 
     count: int = 0
@@ -135,6 +138,12 @@ class Records:
     input_bytes: int = 0
     fields: set[str] = field(default_factory=set)
     num_marks: int = 0
+    unread: dict[str, list[int]] = field(default_factory=dict)
+
+    def note_unread(self, position: int, names: Iterable[str]) -> None:
+        """Note that a record has fields that the build does not read."""
+        for name in names:
+            self.unread.setdefault(name, []).append(position)
 
     def admit_all(self, spec: RecordSpec, texts: Sequence[str]) -> None:
         """Take the texts of all records of the chunk, in order. The caller adds the kept columns."""
@@ -181,6 +190,8 @@ class Records:
         self.passed_over += [(base + position, reason) for position, reason in other.passed_over]
         self.fields |= other.fields
         self.num_marks += other.num_marks
+        for name, positions in other.unread.items():
+            self.unread.setdefault(name, []).extend(base + position for position in positions)
 
 
 def no_records(spec: RecordSpec) -> Records:
@@ -284,7 +295,8 @@ def _are_strings(texts: Sequence[Any]) -> bool:
 
 def _text_of(spec: RecordSpec, raw: Any) -> tuple[str, Problem | None]:
     if raw is None:
-        return "", (MISSING_TEXT, f"no value in field {spec.text_field!r}")
+        detail = f"it has {NO_CHAT}" if spec.is_chat else f"no value in field {spec.text_field!r}"
+        return "", (MISSING_TEXT, detail)
     try:
         text: str = raw.decode() if isinstance(raw, bytes) else raw
         if not text.isascii():

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 from pyarrow import ipc
 
-from tokshard.errors import BadSourceError, SourceError, UsageError
-from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT, chat_text
+from tokshard.errors import UNDECODABLE, BadSourceError, SourceError, UsageError
+from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT, chat_text, is_chat
 from tokshard.pipeline.sources.columns import Columns
 from tokshard.pipeline.sources.division import Divisibility, Grouped, Indivisible, Span
 from tokshard.pipeline.sources.inputs import Input
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _ARROW_MAGIC, _FEATHER_1_MAGIC = b"ARROW1", b"FEA1"
+
+_JSON_NAME = "arrow.json"
 
 Batches = Callable[[Columns], Iterator[tuple[pa.RecordBatch, int]]]
 
@@ -160,26 +163,60 @@ def is_arrow_file(store: Store, entry: Entry) -> bool:
 def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, Records]]:
     with open_table(input_, span) as (schema, batches):
         texts = [name for name in CHAT_FIELDS if name in schema.names] if spec.is_chat else [spec.text_field]
-        if not texts:
+        if spec.is_chat and not is_chat(texts):
             raise UsageError(
                 f"{input_.location} has {NO_CHAT}; it has {', '.join(schema.names)}",
                 hint="rename the field of the conversations, or leave out --chat",
             )
         columns = Columns(input_, schema, spec, [*texts, *spec.kept_paths])
+        unread = set(schema.names) - {*texts, *(path.split(".")[0] for path in spec.kept_paths), *spec.kept_paths}
+        plain = [_json_decoder(schema.field(name)) for name in texts] if spec.is_chat else []
         for batch, input_bytes in batches(columns):
             for start, stop, found in columns.rows(batch, columns.paths):
                 if isinstance(found, float):
                     records = admit_rows(spec, [None], [[None]] * len(spec.columns), {0: row_too_long(spec, found)})
                 else:
-                    rows = zip(*(found[name] for name in texts), strict=True)
-                    held = (
-                        [chat_text(dict(zip(texts, row, strict=True))) for row in rows]
-                        if spec.is_chat
-                        else found[spec.text_field]
-                    )
+                    held = found[spec.text_field] if not spec.is_chat else _conversations(texts, found, plain)
                     records = admit_rows(spec, held, [found[path] for path in spec.kept_paths])
+                    for position in records.positions if spec.is_chat else ():
+                        records.note_unread(position, unread)
                 records.input_bytes = input_bytes * stop // batch.num_rows - input_bytes * start // batch.num_rows
                 yield None, records
+
+
+def _conversations(
+    names: Sequence[str], found: Mapping[str, Sequence[Any]], plain: Sequence[Callable[[Any], Any] | None]
+) -> list[str | None]:
+    """The conversation of each row as JSON; None for a row that has none."""
+    columns = (
+        found[name] if decode is None else map(decode, found[name]) for name, decode in zip(names, plain, strict=True)
+    )
+    return [chat_text(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
+
+
+def _json_decoder(field: pa.Field) -> Callable[[Any], Any] | None:
+    """What decodes the values of Arrow's type for JSON in a column, at any depth; None if the column has none.
+
+    `datasets` stores values of mixed types so.
+    """
+    kind = field.type
+    named = (field.metadata or {}).get(b"ARROW:extension:name", b"").decode()  # by a pyarrow that lacks the type
+    if _JSON_NAME in {getattr(kind, "extension_name", None), named}:
+        return _json_value
+    if pa.types.is_struct(kind):
+        inner = {one.name: decode for one in kind if (decode := _json_decoder(one)) is not None}
+        return None if not inner else lambda value: value and {**value, **{k: inner[k](value[k]) for k in inner}}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        decode = _json_decoder(kind.value_field)
+        return None if decode is None else lambda value: value and [decode(item) for item in value]
+    return None
+
+
+def _json_value(value: Any) -> Any:
+    try:
+        return None if value is None else msgspec.json.decode(value)
+    except UNDECODABLE:
+        return value  # what reads the conversation says what is wrong with it
 
 
 def row_too_long(spec: RecordSpec, num_bytes: float) -> Problem:

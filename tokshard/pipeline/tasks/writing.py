@@ -18,10 +18,11 @@ from tokshard.errors import UNDECODABLE, BuildError
 from tokshard.format.manifest import IN_OTHER_SPLIT
 from tokshard.format.names import shard_name
 from tokshard.format.writer import ShardWriter
+from tokshard.pipeline.encode.chat.omissions import KINDS
 from tokshard.pipeline.encode.documents import Documents, Made, split_documents
 from tokshard.pipeline.options import SKIP
 from tokshard.pipeline.request import Build
-from tokshard.pipeline.sources.records import EMPTY, BadRecord
+from tokshard.pipeline.sources.records import EMPTY, UNREAD, BadRecord
 from tokshard.pipeline.tasks.duplicates import TaskDrops
 from tokshard.pipeline.tasks.sorted_rows import AGAIN
 from tokshard.pipeline.workspace.places import HASH, Output
@@ -40,6 +41,9 @@ from tokshard.store import Store, written
 
 MARKS = "byte order mark dropped"
 """What is counted of texts that had one."""
+
+_MOST_CHANGES = 64
+"""Names of fields come from the records, so a task counts so many of them by name."""
 
 _LENGTH_BUCKETS = 64
 """Documents are counted by the floor of the binary logarithm of their length."""
@@ -187,7 +191,9 @@ class WritingTask:
             tally.add(index, made, part)
         self._input_bytes += made.input_bytes
         self._fields |= made.fields
-        self._changes.update({what: len(found) for what, found in made.changes.items()})
+        for what, found in sorted(made.changes.items()):
+            is_one_more = what not in self._changes and what.startswith(UNREAD) and len(self._changes) >= _MOST_CHANGES
+            self._changes[f"{UNREAD}..." if is_one_more else what] += len(found)
         self._changes[MARKS] += made.num_marks
         if made.listed is not None and len(made.listed):
             self._listed.append(made.listed)
@@ -307,6 +313,12 @@ class _Tally:
     def _count(self, source: int, count: int, made: Made, part: Documents) -> None:
         """Count `count` records of one source, and the result `made` of them."""
         counts, num_written = self._counts.setdefault(source, SourceCounts(source)), len(part)
+        if part.omitted is not None and part.omitted[:, :, 0].any():
+            for kind, cells in zip(KINDS, part.omitted.swapaxes(0, 1), strict=True):
+                if len(places := np.flatnonzero(cells[:, 0])):
+                    first = int(part.positions[places[0]]) + counts.records_read, int(cells[places[0], 1])
+                    number, *before = counts.omitted.get(kind, (0, *first))
+                    counts.omitted[kind] = (number + int(cells[:, 0].sum()), before[0], before[1])
         counts.records_read += count
         counts.documents += num_written
         counts.tokens += len(part.tokens)

@@ -29,7 +29,12 @@ _CRC_BYTES = 4
 
 
 class SourceCounts(msgspec.Struct, array_like=True):
-    """The counts of a task for one source and one corpus. ``records_read = documents + sum of left_out``."""
+    """The counts of a task for one source and one corpus. ``records_read = documents + sum of left_out``.
+
+    Args:
+        omitted: what a chat template left out, to how often, and to the record (from the task's start, from 0) and the
+            message of the first one.
+    """
 
     index: int
     records_read: int = 0
@@ -39,6 +44,7 @@ class SourceCounts(msgspec.Struct, array_like=True):
     with_special_text: int = 0
     padding_ids: int = 0
     left_out: dict[str, int] = msgspec.field(default_factory=dict)
+    omitted: dict[str, tuple[int, int, int]] = msgspec.field(default_factory=dict)
 
 
 class OutputCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

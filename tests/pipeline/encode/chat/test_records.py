@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -11,13 +12,14 @@ from tokshard.pipeline.encode.chat.records import (
     MEDIA,
     PREFERENCES,
     ChatRecordError,
+    Takes,
     conversation,
 )
-from tokshard.pipeline.sources.chats import without_padding
 
 ASKED = {"role": "user", "content": "q"}
 ANSWERED = {"role": "assistant", "content": "a"}
 BOTH = [ASKED, ANSWERED]
+SYSTEM = {"role": "system", "content": "s"}
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,18 @@ BOTH = [ASKED, ANSWERED]
         {"prompt": "q", "completion": "a"},
         {"prompt": [ASKED], "completion": [ANSWERED]},
         {"prompt": [ASKED], "completion": "a"},
+        {"messages": [json.dumps(ASKED), json.dumps(ANSWERED)]},
+        {"messages": [{"role": "User", "value": "q"}, {"from": "GPT", "text": "a"}], "system": "", "tools": "null"},
+        {"messages": [{**ASKED, "name": None, "tool_calls": []}, {**ANSWERED, "value": None, "thinking": ""}]},
+        {
+            "messages": [
+                {"role": "human", "content": [{"type": "text", "text": "q"}]},
+                {"role": "model", "content": ["a"]},
+            ]
+        },
+        {"messages": [], "prompt": "q", "completion": "a", "history": None, "documents": []},
+        {"messages": BOTH, "prompt": "", "completion": ""},
+        {"conversations": "", "messages": BOTH, "tools": ""},
     ],
 )
 def test_each_form_is_the_same_conversation(record):
@@ -53,6 +67,81 @@ def test_tools_variables_and_reasoning_reach_the_template():
     assert values["messages"][1] == {**reasoned, "reasoning_content": "why"}
 
 
+@pytest.mark.parametrize(
+    ("record", "messages"),
+    [
+        ({"system": "s", "conversations": BOTH}, [SYSTEM, *BOTH]),
+        ({"system_prompt": "s", "messages": [SYSTEM, *BOTH]}, [SYSTEM, *BOTH]),
+        ({"history": [["q", "a"]], "messages": [SYSTEM, *BOTH]}, [SYSTEM, *BOTH, *BOTH]),
+        ({"history": '[["q", "a"]]', "system": "s", "prompt": "q", "completion": "a"}, [SYSTEM, *BOTH, *BOTH]),
+    ],
+)
+def test_a_system_prompt_and_a_history_beside_the_messages_belong_to_the_conversation(record, messages):
+    found = conversation(record)
+    assert found.values["messages"] == messages
+    assert found.weights == ((0, None) if "prompt" in record else (None,) * (len(messages) // 2))
+    assert found.places[-1] == len(messages) - 1 - found.places.count(-1)
+
+
+CALLED = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"q": "x", "n": None}}}],
+}
+FUNCTION = {"name": "f", "arguments": '{"q": "x", "n": null}'}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "tool_calls": [{"type": "function", "function": FUNCTION}]},
+        {"role": "assistant", "content": None, "tool_calls": json.dumps([{"function": json.dumps(FUNCTION)}])},
+        {"role": "assistant", "content": "", "tool_calls": [FUNCTION]},
+        {"role": "assistant", "content": None, "function_call": FUNCTION},
+        {"from": "function_call", "value": json.dumps(FUNCTION)},
+        {"from": "Tool_Call", "value": json.dumps([FUNCTION])},
+    ],
+)
+def test_each_form_of_a_call_is_the_same_call_whose_arguments_are_an_object(message):
+    result = {"from": "observation", "value": "y"}
+    found = conversation({"messages": [ASKED, message, result]})
+    assert found.values["messages"] == [ASKED, CALLED, {"role": "tool", "content": "y"}]
+    assert found.weights == (None,)
+
+
+def test_a_template_gets_what_it_takes():
+    parts = [{"type": "text", "text": "q"}, {"type": "text", "text": "r"}]
+    record = {"messages": [{"role": "developer", "content": "s"}, {"role": "user", "content": parts}, CALLED]}
+
+    def given(**takes: Any) -> list[Any]:
+        _, asked, called = conversation(record, Takes(**takes)).values["messages"]
+        return [asked["content"], called["content"], called["tool_calls"][0]["function"]["arguments"]]
+
+    assert given() == ["qr", "", {"q": "x"}]
+    assert given(text="either", has_objects=False, no_text=None) == [parts, None, '{"q": "x"}']
+    assert conversation({"messages": BOTH}, Takes(text="parts")).values["messages"][1]["content"] == [
+        {"type": "text", "text": "a"}
+    ]
+    told = conversation(record, Takes(has_developer=False)).values["messages"][0]
+    assert told == SYSTEM
+    narrator = {"messages": [{"role": "narrator", "content": "n"}, ANSWERED]}
+    assert conversation(narrator, Takes(roles=frozenset({"narrator"}))).values["messages"][0]["role"] == "narrator"
+    assert conversation({"messages": BOTH, "tools": [{"name": "f"}]}, Takes(has_bare_tools=False)).values["tools"] == [
+        {"type": "function", "function": {"name": "f"}}
+    ]
+
+
+def test_thinking_is_read_under_its_names_and_in_parts():
+    thinking = {"type": "thinking", "thinking": "why"}
+    for said in ({"reasoning": "why"}, {"reasoning_content": "why", "thinking": "why"}, {"thinking": "why"}):
+        message = conversation({"messages": [{**ANSWERED, **said}]}).values["messages"][0]
+        assert (message["reasoning_content"], message["thinking"]) == ("why", "why")
+    message = {"role": "assistant", "content": [thinking, {"type": "text", "text": "a"}]}
+    assert conversation({"messages": [message]}).values["messages"] == [
+        {**ANSWERED, "thinking": "why", "reasoning_content": "why"}
+    ]
+
+
 def test_weights_are_read_and_hidden_from_the_template():
     messages = [{**ASKED, "weight": 0}, {**ANSWERED, "weight": 1.0, "train": None}, {**ANSWERED, "train": False}]
     found = conversation({"messages": messages})
@@ -73,14 +162,31 @@ def test_weights_are_read_and_hidden_from_the_template():
         ({"messages": "hello"}, MALFORMED_CHAT, "expected a list of objects"),
         ({"messages": "[{"}, MALFORMED_CHAT, "not JSON"),
         ({"messages": [{"content": "x"}]}, MALFORMED_CHAT, "message 0 has no role"),
-        ({"conversations": [{"from": "bob", "value": "x"}]}, MALFORMED_CHAT, "from 'bob'"),
+        ({"conversations": [{"from": "bob", "value": "x"}]}, MALFORMED_CHAT, "the role 'bob'"),
         *(
             ({"messages": [{**ANSWERED, "weight": weight}]}, MALFORMED_CHAT, "expected one number from 0 to")
-            for weight in (-0.5, float("nan"), float("inf"), "1", [])
+            for weight in (-0.5, float("nan"), float("inf"), "1", [1])
         ),
         ({"messages": [{**ANSWERED, "weight": 1e-9}]}, MALFORMED_CHAT, "give 0 to leave it out"),
         ({"messages": [{**ANSWERED, "weight": 0, "train": True}]}, MALFORMED_CHAT, "0 and True"),
         ({"messages": [{**ASKED, "train": True}]}, MALFORMED_CHAT, "answers alone"),
+        ({"messages": [ASKED, {"role": "assistant", "content": None}]}, MALFORMED_CHAT, "message 1 has no text"),
+        ({"conversations": [{"from": "gpt", "value": None}]}, MALFORMED_CHAT, "message 0 has no text"),
+        ({"messages": [{"role": "assistant", "content": {"a": 1}}]}, MALFORMED_CHAT, "message 0 has a part"),
+        ({"messages": [{"role": "assistant", "content": 5}]}, MALFORMED_CHAT, "message 0 has the text 5"),
+        ({"messages": [{**ASKED, "value": "r"}]}, MALFORMED_CHAT, "content and value, which differ"),
+        ({"messages": [{**ASKED, "from": "gpt"}]}, MALFORMED_CHAT, "the roles 'user' and 'gpt'"),
+        ({"messages": [{"role": "nobody", "content": "x"}]}, MALFORMED_CHAT, "the role 'nobody'"),
+        ({"messages": [SYSTEM, *BOTH], "system": "t"}, MALFORMED_CHAT, "several system prompts"),
+        ({"messages": BOTH, "history": ["q"]}, MALFORMED_CHAT, "pairs of question and answer"),
+        ({"messages": [{"from": "function_call", "value": "f(x)"}]}, MALFORMED_CHAT, "the call in message 0"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "x"}}]}]},
+            MALFORMED_CHAT,
+            "the arguments 'x' in call 0",
+        ),
+        ({"messages": [{**ASKED, "content": [{"type": "tool_result"}]}]}, MALFORMED_CHAT, "belong in tool_calls"),
+        ({"messages": [{**ANSWERED, "thinking": "a", "reasoning": "b"}]}, MALFORMED_CHAT, "several names"),
         ({"messages": BOTH, "chat_template_kwargs": {"messages": []}}, MALFORMED_CHAT, "variables of the template"),
     ],
 )
@@ -88,8 +194,3 @@ def test_what_is_no_conversation_is_refused_with_a_reason(record, reason, named)
     with pytest.raises(ChatRecordError, match=named) as caught:
         conversation(record)
     assert caught.value.reason == reason
-
-
-def test_the_padding_of_structs_goes_and_the_content_of_a_message_stays():
-    padded = [{"role": "assistant", "content": None, "calls": [{"a": 1, "b": None}], "name": None}]
-    assert without_padding(padded) == [{"role": "assistant", "content": None, "calls": [{"a": 1}]}]

@@ -1,10 +1,14 @@
-"""From a record to a conversation: the fields that data sets use, and which messages are to be learned."""
+"""The normal form of conversations: from the fields and spellings that data sets use to what a template is given.
+
+recipes/guides/forms-of-conversations.md describes it for users.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,12 +16,15 @@ from tokshard.errors import UNDECODABLE
 from tokshard.pipeline.sources.chats import (
     COMPLETION,
     DOCUMENTS,
+    HISTORY,
     KEYWORDS,
     MEDIA_FIELDS,
     MESSAGES,
     NO_CHAT,
     PAIR_FIELDS,
     PROMPT,
+    SYSTEM,
+    SYSTEM_PROMPT,
     TOOLS,
     TURNS,
 )
@@ -26,21 +33,26 @@ MALFORMED_CHAT = "not a conversation"
 PREFERENCES = "preference pair"
 MEDIA = "images or audio"
 
+_CALL = "function_call"
 _ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model", "ai", "bot"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "tool_response", "ipython"), "tool"),
+    **dict.fromkeys((_CALL, "tool_call"), _CALL),
     "system": "system",
     "developer": "developer",
-    "tool": "tool",
-    "observation": "tool",
 }
-"""The values of ``from``."""
+"""Roles in every spelling, in lower case, to those that templates know; `_CALL` is an answer that calls a tool."""
+_ROLE_KEYS = ("role", "from")
+_TEXT_KEYS = ("content", "value", "text")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """The names of a field; templates read the first two of them."""
+_PLAIN_ROLES, _PLAIN_KEYS = frozenset({"user", "assistant", "system", "tool"}), frozenset({"role", "content"})
+_KNOWN_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", *_REASONING})
+_OF_FORM = frozenset({*_ROLE_KEYS, *_TEXT_KEYS})
+_PARTS_OF_TEXT = frozenset({"text", "input_text", "output_text"})
+_PARTS_OF_THINKING = frozenset({"thinking", "reasoning"})
+_KINDS_OF_MEDIA = ("image", "audio", "video", "file")
 _MAX_WEIGHT = 1_000_000
 _RESERVED = frozenset({MESSAGES, "add_generation_prompt", TOOLS})
 
@@ -59,73 +71,188 @@ class ChatRecordError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Takes:
+    """What a template takes, where templates differ. `probe.takes_of` finds it out.
+
+    Args:
+        text: ``string``: parts of a text are joined; ``either``: they stay parts; ``parts``: a string becomes one.
+        has_developer: it writes messages of the role ``developer``; else they become those of ``system``.
+        has_objects: it takes the arguments of calls as objects, not as strings of JSON.
+        has_bare_tools: it takes a tool without ``"type": "function"`` around it; else that is put around it.
+        no_text: the content of a message that has calls and no text.
+        roles: roles that it names besides those that all know.
+        words: all words of its text, among them the keys that it reads; None: not known.
+    """
+
+    text: Literal["string", "either", "parts"] = "string"
+    has_developer: bool = True
+    has_objects: bool = True
+    has_bare_tools: bool = True
+    no_text: str | None = ""
+    roles: frozenset[str] = frozenset()
+    words: frozenset[str] | None = None
+
+
+DEFAULT_TAKES = Takes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """What a template is given.
 
     Args:
         values: ``messages``, ``tools``, ``documents``, and what the record adds.
         weights: of each message of the assistant, 0 if it is not to be learned; None where the record says nothing.
+        places: the number of each message in the record; -1 for one that is not among its messages.
+        unread: keys of messages, and variables of the template, that nothing reads.
     """
 
     values: Mapping[str, Any]
     weights: tuple[float | None, ...]
+    places: tuple[int, ...]
+    unread: frozenset[str] = frozenset()
 
 
-def conversation(record: Mapping[str, Any]) -> Conversation:
+def conversation(record: Mapping[str, Any], takes: Takes = DEFAULT_TAKES) -> Conversation:
     """Read a record.
 
-    ``messages`` come first, then ``conversations``, then ``prompt`` and ``completion``. Lists may be strings of JSON.
+    ``messages`` come first, then ``conversations``, then ``prompt`` and ``completion``. Where an object or a list is
+    meant, a string is read as JSON. A null, an empty list and an empty string stand for a key that is not there.
 
     Raises:
         ChatRecordError: it is not a conversation, or one that cannot be learned from text alone.
     """
-    if any(record.get(name) is not None for name in PAIR_FIELDS) and not (record.get(MESSAGES) or record.get(TURNS)):
+    record = {name: value for name, value in _without_nulls(record).items() if not _is_absent(name, value)}
+    if any(name in record for name in PAIR_FIELDS) and MESSAGES not in record and TURNS not in record:
         raise ChatRecordError(
             PREFERENCES, "it has chosen and rejected answers; a corpus holds conversations to imitate, not pairs"
         )
     media = next((name for name in MEDIA_FIELDS if record.get(name)), None)
     if media is not None:
         raise ChatRecordError(MEDIA, f"it has {media}; a corpus holds text alone")
-    messages = [_message(place, found, is_prompt) for place, (found, is_prompt) in enumerate(_turns(record))]
-    if not messages:
-        raise ChatRecordError(MALFORMED_CHAT, "it has no message")
-    keywords = _decoded(record, KEYWORDS) or {}
+    turns = _with_what_is_beside(record, list(_turns(record)))
+    keywords = _decoded(record.get(KEYWORDS, {}), KEYWORDS)
     if not isinstance(keywords, dict) or not _RESERVED.isdisjoint(keywords):
         raise ChatRecordError(MALFORMED_CHAT, f"{KEYWORDS} is {keywords!r:.80}, expected variables of the template")
-    values = {name: _objects(record, name) for name in (TOOLS, DOCUMENTS)}
-    weights = [weight for message, weight in messages if message["role"] == "assistant"]
+    messages: list[dict[str, Any]] = []
+    weights: list[float | None] = []
+    unread = set[str]()
+    for turn in turns:
+        message, weight = _message(turn, takes)
+        messages.append(message)
+        if message["role"] == "assistant":
+            weights.append(0 if turn.is_prompt else weight)
+        if takes.words is not None and not message.keys() <= _KNOWN_KEYS:
+            unread.update(f"messages[].{name}" for name in message.keys() - _KNOWN_KEYS - takes.words)
+    if takes.words is not None:
+        unread.update(f"{KEYWORDS}.{name}" for name in keywords.keys() - takes.words)
+    tools, documents = (_objects(record[name], name) if name in record else None for name in (TOOLS, DOCUMENTS))
     return Conversation(
-        values={**values, **keywords, "messages": [message for message, _ in messages]}, weights=tuple(weights)
+        values={
+            TOOLS: None if tools is None else [_tool(tool, takes) for tool in tools],
+            DOCUMENTS: documents,
+            **keywords,
+            "messages": messages,
+        },
+        weights=tuple(weights),
+        places=tuple(turn.place for turn in turns),
+        unread=frozenset(unread),
     )
 
 
-def _turns(record: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
-    """The messages as the record has them, and whether each is of the prompt."""
+def _without_nulls(value: Any) -> Any:
+    """A value without the keys that are null: all structs of a table have the same keys, and JSON is made of them."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _is_absent(name: str, value: Any) -> bool:
+    """Whether the value of a field of a record stands for none. An empty prompt or completion is a text."""
+    if isinstance(value, str):
+        return value.strip() in ("", "null", "[]") and name not in (PROMPT, COMPLETION)
+    return isinstance(value, list) and not value
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A message as the record has it.
+
+    Args:
+        place: its number in the record; -1 for one that is not among its messages.
+        is_prompt: it is not to be learned.
+    """
+
+    place: int
+    found: dict[str, Any]
+    is_prompt: bool
+
+    def error(self, problem: str) -> ChatRecordError:
+        where = f"message {self.place}" if self.place >= 0 else f"the {SYSTEM} prompt or the {HISTORY}"
+        return ChatRecordError(MALFORMED_CHAT, f"{where} {problem}")
+
+
+def _turns(record: Mapping[str, Any]) -> Iterator[_Turn]:
+    """The messages, wherever the record has them."""
     for name in (MESSAGES, TURNS):
-        if record.get(name) is not None:
-            yield from ((message, False) for message in _objects(record, name) or [])
+        if name in record:
+            for place, found in enumerate(_objects(record[name], name)):
+                yield _Turn(place, found, is_prompt=False)
             return
+    place = 0
     for name, role in ((PROMPT, "user"), (COMPLETION, "assistant")):
-        if record.get(name) is None:
-            raise ChatRecordError(
-                MALFORMED_CHAT,
-                f"it has no {name}" if record.get(PROMPT) else f"it has {NO_CHAT}",
-            )
-        try:
-            found = _decoded(record, name)
-        except ChatRecordError:
-            found = record[name]  # a text that begins as JSON does
-        found = [{"role": role, "content": record[name]}] if not _is_messages(found) else found
-        yield from ((message, name == PROMPT) for message in found)
+        if name not in record:
+            raise ChatRecordError(MALFORMED_CHAT, f"it has no {name}" if record.get(PROMPT) else f"it has {NO_CHAT}")
+        for found in _messages_of(record[name]) or [{"role": role, "content": record[name]}]:
+            yield _Turn(place, found, is_prompt=name == PROMPT)
+            place += 1
 
 
-def _is_messages(found: Any) -> bool:
-    return isinstance(found, list) and all(isinstance(one, dict) and {"role", "from"} & one.keys() for one in found)
+def _messages_of(value: Any) -> list[dict[str, Any]] | None:
+    """The messages that a prompt or a completion is; None if it is a text, which may begin as JSON does."""
+    try:
+        found = _objects(value, "")
+    except ChatRecordError:
+        return None
+    return found if all(not set(_ROLE_KEYS).isdisjoint(one) for one in found) else None
 
 
-def _decoded(record: Mapping[str, Any], name: str) -> Any:
-    """A value, of which a string is read as JSON if it begins as a list or object does."""
-    value = record.get(name)
+def _with_what_is_beside(record: Mapping[str, Any], turns: list[_Turn]) -> list[_Turn]:
+    """The messages with the system prompt and the history that stand beside them."""
+    if not turns:
+        raise ChatRecordError(MALFORMED_CHAT, "it has no message")
+    said = {name: record[name] for name in (SYSTEM, SYSTEM_PROMPT) if name in record}
+    first = turns[:1] if str(_first(turns[0].found, _ROLE_KEYS)).lower() in (SYSTEM, "developer") else []
+    for name, text in said.items():
+        if not isinstance(text, str):
+            raise ChatRecordError(MALFORMED_CHAT, f"{name} is {text!r:.80}, expected a text")
+    texts = {*said.values(), *(str(_first(turn.found, _TEXT_KEYS)) for turn in first if said)}
+    if len(texts) > 1:
+        names = [*said, *("message 0" for _ in first)]
+        raise ChatRecordError(MALFORMED_CHAT, f"it has several system prompts: {' and '.join(names)} differ")
+    if said and not first:
+        before = [_Turn(-1, {"role": SYSTEM, "content": texts.pop()}, is_prompt=False)]
+    else:
+        before, turns = first, turns[len(first) :]
+    is_prompt = PROMPT in record and MESSAGES not in record and TURNS not in record
+    for pair in _decoded(record.get(HISTORY, []), HISTORY):
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise ChatRecordError(MALFORMED_CHAT, f"{HISTORY} has {pair!r:.80}, expected pairs of question and answer")
+        for role, text in zip(("user", "assistant"), pair, strict=True):
+            before.append(_Turn(-1, {"role": role, "content": text}, is_prompt=is_prompt))
+    return [*before, *turns]
+
+
+def _first(found: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((found[name] for name in names if name in found), None)
+
+
+def _decoded(value: Any, name: str) -> Any:
+    """A value where a list or an object is meant, of which a string is JSON.
+
+    Raises:
+        ChatRecordError: it is not.
+    """
     if not isinstance(value, str) or value.lstrip()[:1] not in {"[", "{"}:
         return value
     try:
@@ -134,52 +261,164 @@ def _decoded(record: Mapping[str, Any], name: str) -> Any:
         raise ChatRecordError(MALFORMED_CHAT, f"{name} is not JSON: {error}") from error
 
 
-def _objects(record: Mapping[str, Any], name: str) -> list[dict[str, Any]] | None:
-    found = _decoded(record, name)
-    if found is None or (isinstance(found, list) and all(isinstance(item, dict) for item in found)):
-        return found
+def _objects(value: Any, name: str) -> list[dict[str, Any]]:
+    """A list of objects, which as a whole or one by one may be strings of JSON."""
+    found: Any = _decoded(value, name)
+    if isinstance(found, list):
+        if any(isinstance(item, str) for item in found):
+            found = [_decoded(item, name) for item in found]
+        if found is not value:
+            found = _without_nulls(found)
+        if all(isinstance(item, dict) for item in found):
+            return list(found)
     raise ChatRecordError(MALFORMED_CHAT, f"{name} is {found!r:.80}, expected a list of objects")
 
 
-def _message(place: int, found: Mapping[str, Any], is_prompt: bool) -> tuple[dict[str, Any], float | None]:
+def _tool(tool: dict[str, Any], takes: Takes) -> dict[str, Any]:
+    """A tool in the form that templates read."""
+    if isinstance(tool.get("function"), str):
+        tool = {**tool, "function": _decoded(tool["function"], "a tool's function")}
+    is_bare = "name" in tool and "function" not in tool
+    return {"type": "function", "function": tool} if is_bare and not takes.has_bare_tools else tool
+
+
+def _message(turn: _Turn, takes: Takes) -> tuple[dict[str, Any], float | None]:
     """A message as templates read it, and its weight."""
-    message = dict(found)
-    if "role" not in message and "from" in message:
-        sender, message["content"] = message.pop("from"), message.pop("value", None)
-        message = {"role": _ROLES.get(sender) if isinstance(sender, str) else None, **message}
-        if message["role"] is None:
+    if turn.found.keys() == _PLAIN_KEYS and takes.text != "parts":  # nearly all are so already
+        role, content = turn.found["role"], turn.found["content"]
+        if isinstance(role, str) and isinstance(content, str) and role in _PLAIN_ROLES:
+            return turn.found, None
+    role = _role(turn, takes)
+    text, thought = _text(turn)
+    rest = {
+        name: value
+        for name, value in turn.found.items()
+        if name not in _OF_FORM and not (isinstance(value, str | list) and not value)
+    }
+    calls = []
+    if role == _CALL:
+        role, text, calls = "assistant", "", _objects(_listed(text), f"the call in message {turn.place}")
+    weight = _weight(turn, rest, role)
+    _name_reasoning(turn, rest, thought)
+    if "tool_calls" in rest:
+        calls = _objects(rest.pop("tool_calls"), f"tool_calls of message {turn.place}")
+    if isinstance(rest.get(_CALL), dict | str):  # OpenAI's older form
+        calls = [*calls, {"function": rest.pop(_CALL)}]
+    if calls:
+        rest["tool_calls"] = [_call(turn, number, call, takes) for number, call in enumerate(calls)]
+    if text is None and not calls:
+        raise turn.error(f"has no text: {', '.join(_TEXT_KEYS)} are missing or null")
+    return {"role": role, "content": _content(text, takes, has_calls=bool(calls)), **rest}, weight
+
+
+def _role(turn: _Turn, takes: Takes) -> str:
+    """The role of a message in the spelling of templates."""
+    found = [turn.found[name] for name in _ROLE_KEYS if name in turn.found]
+    roles = [_ROLES.get(role.lower(), role) if isinstance(role, str) else None for role in found]
+    if not roles:
+        raise turn.error("has no role")
+    if roles[0] != roles[-1]:
+        raise turn.error(f"has the roles {found[0]!r:.40} and {found[-1]!r:.40}")
+    role = roles[0]
+    if role is None or (role not in _ROLES and role not in takes.roles):
+        raise turn.error(
+            f"has the role {found[0]!r:.40}, expected one that the template names, or one of {', '.join(_ROLES)}"
+        )
+    return SYSTEM if role == "developer" and not takes.has_developer else role
+
+
+def _text(turn: _Turn) -> tuple[str | list[str] | None, str]:
+    """The text of a message, whole or in parts, None if it has none; and what its parts say of its thinking."""
+    found = [turn.found[name] for name in _TEXT_KEYS if name in turn.found]
+    if len(found) > 1:  # an empty one stands for none
+        found = [text for text in found if text] or found[:1]
+    if any(text != found[0] for text in found):
+        raise turn.error(f"has {' and '.join(name for name in _TEXT_KEYS if turn.found.get(name))}, which differ")
+    if not found or isinstance(found[0], str):
+        return (found[0] if found else None), ""
+    parts = [found[0]] if isinstance(found[0], dict) else found[0]
+    if not isinstance(parts, list):
+        raise turn.error(f"has the text {found[0]!r:.40}, expected a string, or a list of parts")
+    texts, thoughts = [], []
+    for part in parts:
+        kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
+        if kind in _PARTS_OF_THINKING:
+            thoughts.append(_string(part.get(kind, text)))
+        elif kind in _PARTS_OF_TEXT and isinstance(text, str):
+            texts.append(text)
+        elif any(medium in str(kind).lower() for medium in _KINDS_OF_MEDIA):
             raise ChatRecordError(
-                MALFORMED_CHAT, f"message {place} is from {sender!r:.40}, expected one of {', '.join(_ROLES)}"
+                MEDIA, f"message {turn.place} has a part of type {kind!r:.40}; a corpus holds text alone"
             )
-    if not isinstance(message.get("role"), str):
-        raise ChatRecordError(MALFORMED_CHAT, f"message {place} has no role")
-    content = message.get("content")
-    for part in content if isinstance(content, list) else ():
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(part, str) and kind != "text":
-            raise ChatRecordError(MEDIA, f"message {place} has a part of type {kind!r:.40}; a corpus holds text alone")
-    weight = _weight(place, message)
-    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
-    if reasoning is not None:
-        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-    return message, 0 if is_prompt else weight
+        else:
+            raise turn.error(
+                f"has a part {part!r:.60}, expected one of type 'text'; calls belong in tool_calls, and their results "
+                "in messages of the role tool"
+            )
+    return texts, "".join(thoughts)
 
 
-def _weight(place: int, message: dict[str, Any]) -> float | None:
+def _string(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _listed(text: str | list[str] | None) -> Any:
+    """The calls that a message of the role `_CALL` is, one or several."""
+    found = _decoded(text if isinstance(text, str) else "".join(text or ()), _CALL)
+    return [found] if isinstance(found, dict) else found
+
+
+def _content(text: str | list[str] | None, takes: Takes, *, has_calls: bool) -> Any:
+    """The text as the template takes it."""
+    if has_calls and not text:
+        return takes.no_text
+    if takes.text == "string" or (takes.text == "either" and isinstance(text, str)):
+        return text if isinstance(text, str) else "".join(text or ())
+    return [{"type": "text", "text": part} for part in ([text] if isinstance(text, str) else text or [])]
+
+
+def _name_reasoning(turn: _Turn, rest: dict[str, Any], thought: str) -> None:
+    """Give the reasoning of a message the names by which templates read it."""
+    said = [rest[name] for name in _REASONING if name in rest] + [thought] * bool(thought)
+    if not said:
+        return
+    if any(one != said[0] for one in said):
+        raise turn.error("has reasoning under several names, which differ")
+    if not isinstance(said[0], str):
+        raise turn.error(f"has the reasoning {said[0]!r:.40}, expected a text")
+    rest |= {"thinking": said[0], "reasoning_content": said[0]}
+
+
+def _call(turn: _Turn, number: int, call: dict[str, Any], takes: Takes) -> dict[str, Any]:
+    """A call of a tool, whose arguments are an object, or a string of JSON for a template that takes these."""
+    where = f"call {number} of message {turn.place}"
+    function = _decoded(call["function"], f"the function of {where}") if "function" in call else call
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise turn.error(f"has the call {call!r:.60}, expected the name of a function")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = _decoded(arguments, f"the arguments of {where}") if arguments.strip() else None
+    if not isinstance(arguments := {} if arguments is None else arguments, dict):
+        raise turn.error(f"has the arguments {arguments!r:.60} in call {number}, expected an object")
+    given: Any = arguments if takes.has_objects else json.dumps(arguments, ensure_ascii=False)
+    outside = {name: value for name, value in call.items() if function is not call or name in ("id", "type")}
+    inside = {name: value for name, value in function.items() if function is not call or name not in outside}
+    return {"type": "function", **outside, "function": {**inside, "arguments": given}}
+
+
+def _weight(turn: _Turn, rest: dict[str, Any], role: str) -> float | None:
     """What ``weight`` or ``train`` say, which no template is to see."""
-    said = [value for value in (message.pop("weight", None), message.pop("train", None)) if value is not None]
+    said = [value for value in (rest.pop("weight", None), rest.pop("train", None)) if value is not None]
     if not said:
         return None
     if any(not isinstance(value, int | float) or not 0 <= value <= _MAX_WEIGHT or value != said[0] for value in said):
-        raise ChatRecordError(
-            MALFORMED_CHAT,
-            f"message {place} has the weight {' and '.join(f'{value!r:.40}' for value in said)}, expected one number "
-            f"from 0 to {_MAX_WEIGHT:,}",
+        raise turn.error(
+            f"has the weight {' and '.join(f'{value!r:.40}' for value in said)}, expected one number from 0 to "
+            f"{_MAX_WEIGHT:,}"
         )
-    if said[0] > 0 and message["role"] != "assistant":
-        raise ChatRecordError(
-            MALFORMED_CHAT, f"message {place} of role {message['role']!r:.40} is to be trained; answers alone can be"
-        )
+    if said[0] > 0 and role != "assistant":
+        raise turn.error(f"of role {role!r:.40} is to be trained; answers alone can be")
     if 0 < said[0] < 1 / _MAX_WEIGHT:
-        raise ChatRecordError(MALFORMED_CHAT, f"message {place} has the weight {said[0]!r}; give 0 to leave it out")
+        raise turn.error(f"has the weight {said[0]!r}; give 0 to leave it out")
     return float(said[0])

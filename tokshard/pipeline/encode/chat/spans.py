@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tokshard.forking import cached_property
 from tokshard.pipeline.encode.chat.marks import Author
+from tokshard.pipeline.encode.chat.omissions import OF_MESSAGES, Omission, omissions
 from tokshard.pipeline.encode.chat.records import MALFORMED_CHAT, ChatRecordError, Conversation
 from tokshard.pipeline.encode.chat.template import ChatTemplate
 from tokshard.pipeline.encode.chat.tokens import Engine, Part, Speller, alternatives
@@ -34,6 +35,7 @@ NOT_SPELLED = "tokens do not spell the text"
 SPLIT_CHARACTER = "loss begins inside a character"
 UNMATCHED_SPANS = "answers and marked parts differ in number"
 HAS_END = "document end in the conversation"
+LEFT_OUT = "chat template leaves something out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +48,16 @@ class ChatDocument:
             without the first token and the last.
         weights: float32 [spans].
         num_cut: spans that begin inside a token, which is learned whole.
+        omitted: what the template left out.
+        unread: keys of messages, and variables of the template, that nothing read.
     """
 
     ids: NDArray[np.uint32]
     loss: NDArray[np.uint32]
     weights: NDArray[np.float32]
     num_cut: int
+    omitted: Sequence[Omission] = ()
+    unread: frozenset[str] = frozenset()
 
 
 class ChatEncoder:
@@ -59,9 +65,13 @@ class ChatEncoder:
 
     Args:
         end_id: of the token that ends each document.
+        is_strict: a conversation of which the template leaves something out is none.
     """
 
-    def __init__(self, template: ChatTemplate, speller: Speller, *, loss: Loss, end_id: int) -> None:
+    def __init__(
+        self, template: ChatTemplate, speller: Speller, *, loss: Loss, end_id: int, is_strict: bool = False
+    ) -> None:
+        self._is_strict = is_strict
         self._template, self._speller, self._loss, self._end_id = template, speller, loss, end_id
         literals = template.syntax.literals
         others = frozenset(
@@ -86,6 +96,10 @@ class ChatEncoder:
         """
         try:
             rendered, marked = self._author(conversation.values)
+            shown = rendered.text
+            omitted = omissions(conversation, shown)
+            if omitted and self._is_strict:
+                raise ChatRecordError(LEFT_OUT, _left_out_text(omitted))
             spans = self._learned(conversation, rendered)
             ids, places = self._encoded(rendered.text, marked, spans)
         except self._template.error as error:
@@ -101,7 +115,14 @@ class ChatEncoder:
         loss, weights, num_cut = _tokens_of(self._speller.lengths(ids), places)
         if not len(loss):
             raise ChatRecordError(NOTHING_TO_LEARN, "no token of it is a target")
-        return ChatDocument(ids=np.append(ids, np.uint32(self._end_id)), loss=loss, weights=weights, num_cut=num_cut)
+        return ChatDocument(
+            ids=np.append(ids, np.uint32(self._end_id)),
+            loss=loss,
+            weights=weights,
+            num_cut=num_cut,
+            omitted=omitted,
+            unread=frozenset(key for key in conversation.unread if f'"{key.rpartition(".")[2]}"' not in shown),
+        )
 
     def _learned(self, conversation: Conversation, rendered: Rendered) -> Sequence[Span]:
         """The characters that are learned."""
@@ -154,6 +175,14 @@ class ChatEncoder:
         borders = iter(_places(parts, [border for start, stop, _ in spans if start < stop for border in (start, stop)]))
         places = [(next(borders), next(borders), weight) for start, stop, weight in spans if start < stop]
         return np.concatenate(ids) if ids else np.empty(0, np.uint32), places
+
+
+def _left_out_text(omitted: Sequence[Omission]) -> str:
+    parts = [f"the {kind} of message {number}" if kind in OF_MESSAGES else f"its {kind}" for kind, number in omitted]
+    return f"the template does not write {' and '.join(parts[:_MOST_NAMED])}{', ...' if parts[_MOST_NAMED:] else ''}"
+
+
+_MOST_NAMED = 4
 
 
 def _places(parts: Sequence[Part], borders: Sequence[int]) -> Iterator[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,8 @@ from tokshard.errors import UNDECODABLE, UsageError
 from tokshard.extras import version_of
 from tokshard.format.loss import LOSS, WEIGHTS
 from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
+from tokshard.pipeline.encode.chat.omissions import KINDS, Omission
+from tokshard.pipeline.encode.chat.probe import takes_of
 from tokshard.pipeline.encode.chat.records import MALFORMED_CHAT, ChatRecordError, conversation
 from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, ChatDocument, ChatEncoder, Loss
 from tokshard.pipeline.encode.chat.template import ChatTemplate, own_template, template_variables
@@ -20,7 +22,7 @@ from tokshard.pipeline.encode.chat.tokens import Speller, document_end
 from tokshard.pipeline.encode.encoder import EncodedTexts
 from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, read_config
 from tokshard.pipeline.sources.chats import OWN, TemplateSource
-from tokshard.pipeline.sources.records import Problem
+from tokshard.pipeline.sources.records import UNREAD, Problem
 from tokshard.store import locate, look_at, open_store
 
 CUT_TOKENS = "loss begins inside a token"
@@ -57,7 +59,13 @@ def read_template(location: str, tokenizer: TokenizerFile, *, name: str, date: s
 
 
 def checked_chat(
-    tokenizer: TokenizerFile, source: TemplateSource, *, loss: Loss, wanted_end: str | None, overlong: str
+    tokenizer: TokenizerFile,
+    source: TemplateSource,
+    *,
+    loss: Loss,
+    wanted_end: str | None,
+    overlong: str,
+    template_drops: str,
 ) -> tuple[ChatConfig, TokenizerInfo, list[str]]:
     """What a build says of its conversations, the tokenizer with the token that ends them, and notes.
 
@@ -81,6 +89,7 @@ def checked_chat(
         loss=loss,
         chat_date=source.date,
         overlong=overlong,
+        template_drops=template_drops,
     )
     roles = zip(_PROBE, ("user", "assistant", "user"), strict=True)
     probe = {"messages": [{"role": role, "content": text} for text, role in roles]}
@@ -109,7 +118,14 @@ class ChatTexts:
         assert config.chat is not None
         loss: Any = config.chat.loss
         template = ChatTemplate(source, needs_spans=loss != "all", max_characters=config.max_document_bytes)
-        self._encode = ChatEncoder(template, Speller(content), loss=loss, end_id=info.eos_id)
+        self._takes = takes_of(template, source.text)
+        self._encode = ChatEncoder(
+            template,
+            Speller(content),
+            loss=loss,
+            end_id=info.eos_id,
+            is_strict=config.chat.template_drops == "fail",
+        )
         self._is_weighted = loss == "weighted"
         self._most = config.max_tokens if config.chat.overlong == "head" else None
 
@@ -121,9 +137,10 @@ class ChatTexts:
         failed: dict[int, Problem] = {}
         idle: list[int] = []
         changes: dict[str, list[int]] = {}
+        omitted: dict[int, Sequence[Omission]] = {}
         for index, text in enumerate(texts):
             try:
-                document = self._encode(conversation(_decoded(text)))
+                document = self._encode(conversation(_decoded(text), self._takes))
                 if self._most is not None and len(document.ids) > self._most:
                     document = _head(document, self._most)
                     changes.setdefault(CUT_SHORT, []).append(index)
@@ -133,6 +150,10 @@ class ChatTexts:
                 else:
                     failed[index] = error.reason, error.detail
                 continue
+            for name in document.unread:
+                changes.setdefault(UNREAD + name, []).append(index)
+            if document.omitted:
+                omitted[len(ids)] = document.omitted
             ids.append(document.ids)
             loss.append(document.loss)
             weights.append(document.weights)
@@ -146,7 +167,19 @@ class ChatTexts:
             tuple(idle),
             {LOSS: loss, WEIGHTS: weights} if self._is_weighted else {LOSS: loss},
             changes,
+            _table_of(omitted, len(ids)),
         )
+
+
+def _table_of(omitted: Mapping[int, Sequence[Omission]], num_documents: int) -> NDArray[np.int32]:
+    """What the template left out of each document: int32 [documents, kinds, 2], as `Documents.omitted` has it."""
+    table = np.zeros((num_documents, len(KINDS), 2), np.int32)
+    for document, found in omitted.items():
+        for kind, number in reversed(found):  # so the first message stays
+            cell = table[document, KINDS.index(kind)]
+            cell[0] += 1
+            cell[1] = number
+    return table
 
 
 def _decoded(text: str) -> dict[str, Any]:
@@ -168,4 +201,6 @@ def _head(document: ChatDocument, most: int) -> ChatDocument:
         loss=borders[is_kept].reshape(-1),
         weights=document.weights[is_kept],
         num_cut=document.num_cut,
+        omitted=document.omitted,
+        unread=document.unread,
     )

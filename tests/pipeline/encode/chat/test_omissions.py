@@ -1,0 +1,100 @@
+"""What a template leaves out of a conversation is found in the text that it makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from tests.pipeline.encode.chat.chats import records, said, template
+from tests.pipeline.encode.chat.templates import BARE, BARS, CHATML, INST, THINK, TURNS
+from tokshard.pipeline.encode.chat.omissions import omissions
+from tokshard.pipeline.encode.chat.probe import takes_of
+from tokshard.pipeline.encode.chat.records import Takes, conversation
+
+TEXTS = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}{% endfor %}"
+USERS = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+LAST = "{{ messages[-1].content.split('</think>')[-1] }}"
+VALUES = "{% for c in messages[-1].tool_calls %}{{ c.function.name }}{% for k, v in c.function.arguments | items %}"
+VALUES += "<{{ k }}>{{ v }}{% endfor %}{% endfor %}"
+JSON = "{{ messages | tojson }}{{ tools | tojson }}"
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "find", "arguments": {"q": 'a "b"', "n": 3}}}]}
+
+
+def left_out(text: str, record: Any) -> list[tuple[str, int]]:
+    made = conversation(record)
+    return omissions(made, template(text, needs_spans=False).render(made.values).text)
+
+
+@pytest.mark.parametrize(
+    ("text", "record", "expected"),
+    [
+        (TEXTS, said("one\n", " two", "three", "two"), []),
+        (TEXTS, said("", "  "), []),
+        (USERS, said("one", "two", "three", "four"), [("text", 1), ("text", 3)]),
+        (
+            TEXTS,
+            {"messages": [*said("one")["messages"], CALL], "tools": [{"name": "find"}]},
+            [("calls", 1), ("tools", -1)],
+        ),
+        (TEXTS, {"messages": said("one", "two")["messages"], "documents": [{"title": "Ferries"}]}, [("documents", -1)]),
+        (
+            TEXTS,
+            {"system": "never", "messages": [{"role": "assistant", "content": "a", "thinking": "b?"}]},
+            [("reasoning", 0)],
+        ),
+        (USERS, {"system": "never", "messages": said("one")["messages"]}, [("text", -1)]),
+        (VALUES, {"messages": [CALL]}, []),
+        (VALUES.replace("{{ k }}", ""), {"messages": [CALL]}, [("calls", 0)]),
+        (VALUES.replace("{{ v }}", "{{ v | length if v is string else v }}"), {"messages": [CALL]}, [("calls", 0)]),
+        (JSON, {"messages": [*said('a "b"\n\\')["messages"], CALL], "tools": [{"function": {"name": "find"}}]}, []),
+        (LAST, {"messages": [{"role": "assistant", "content": "<think>\nb\n</think>\n\nc"}]}, [("reasoning", 0)]),
+    ],
+)
+def test_what_is_not_written_is_found_with_its_kind_and_message(text, record, expected):
+    assert left_out(text, record) == expected
+
+
+@pytest.mark.parametrize("text", [CHATML, THINK, BARE, INST, TURNS, BARS])
+@given(record=records())
+def test_templates_that_write_everything_leave_nothing_out(text, record):
+    assert left_out(text, record) == []
+
+
+# what a template takes
+
+PARTS = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+EITHER = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+EITHER += "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
+CALLS = "{% for m in messages %}{{ m.content if m.content is string }}{% for c in m.tool_calls or [] %}"
+CALLS += "{{ c.function.name }}{{ ARGUMENTS }}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (BARE, {"text": "string", "has_developer": True, "has_objects": True, "no_text": ""}),
+        (EITHER, {"text": "either"}),
+        (PARTS, {"text": "parts"}),
+        (TEXTS, {"text": "string"}),
+        (USERS, {"has_developer": False}),
+        (CALLS.replace("ARGUMENTS", "c.function.arguments | tojson"), {"has_objects": True}),
+        (CALLS.replace("ARGUMENTS", "'' + c.function.arguments"), {"has_objects": False, "no_text": ""}),
+        (
+            CALLS.replace("ARGUMENTS", "c.function.arguments + ''").replace(" or []", " if m.content is none"),
+            {"has_objects": False, "no_text": None},
+        ),
+        (BARE + "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}", {"has_bare_tools": False}),
+        (CHATML, {"has_bare_tools": True, "no_text": ""}),
+    ],
+)
+def test_what_a_template_takes_is_found_by_rendering(text, expected):
+    found = takes_of(template(text, needs_spans=False), text)
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_keys_of_messages_that_no_template_reads_are_unread():
+    record = {"messages": [{"role": "user", "content": "q", "loss": 0, "score": 1}], "chat_template_kwargs": {"x": 1}}
+    made = conversation(record, Takes(words=frozenset({"score"})))
+    assert made.unread == {"messages[].loss", "chat_template_kwargs.x"}
