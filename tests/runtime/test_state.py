@@ -76,7 +76,7 @@ def test_a_planned_schedule_is_followed_from_every_step_on(steps: int) -> None:
 def test_a_plan_with_other_changes_to_come_is_refused_unless_its_weights_are_asked_for(other: Any) -> None:
     state = state_after(two_corpora(schedule=CHANGES), 2)
     plan = two_corpora(schedule=other)
-    with pytest.raises(PlanMismatchError, match="other weights after sample 4 .* and other changes later") as caught:
+    with pytest.raises(PlanMismatchError, match=r"other weights after sample 4 .* and other changes later") as caught:
         resumed(plan, state)
     assert "weights='plan'" in caught.value.hint
     with pytest.raises(PlanMismatchError, match="the run planned other changes of weights after sample 4"):
