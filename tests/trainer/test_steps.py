@@ -148,6 +148,47 @@ def test_an_edited_recipe_holds_from_the_resume_on_and_a_line_says_what_it_chang
     assert not evaluations_of(tmp_path / "out")
 
 
+def test_a_trace_of_a_run_reads_its_newest_checkpoint_and_that_of_a_recipe_says_how_its_run_differs(
+    run: Any, paths: dict[str, str], tmp_path: Path
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    listed = tmp_path / "masked.txt"
+    listed.write_text("3\n")
+    corpora_text = ", ".join(f'{name} = "{path}"' for name, path in paths.items())
+
+    def write(**changes: str) -> None:
+        keys = {"weights": "{ code = 0.7, prose = 0.3 }", "seq_len": "16"} | changes
+        keys |= {
+            "global_batch_size": "4",
+            "seed": "7",
+            "corpora": f"{{ {corpora_text} }}",
+            "uneven": '"pad"',
+            "mask": '{ code = ["masked.txt"] }',
+        }
+        data = "\n".join(f"{key} = {value}" for key, value in keys.items())
+        recipe.write_text(f'[data]\n{data}\n[train]\nout = "out"\nsteps = 2\n')
+
+    write()
+    run(train__steps=2, data__mask={"code": [str(listed)]})
+    assert open_run(str(recipe), {}).other_run == ""
+    write(weights="{ code = 0.0, prose = 1.0 }", schedule="[[100, { code = 1.0, prose = 1.0 }]]")
+    assert open_run(str(recipe), {}).other_run == f"{tmp_path / 'out'}, by data.weights, data.schedule"
+    traced = open_run(str(tmp_path / "out"), {})
+    assert (traced.step, traced.cursor.sample) == (2, 8)
+    moved = listed.rename(tmp_path / "elsewhere.txt")
+    with pytest.raises(PlanMismatchError, match=r"listed in .*masked\.txt"):
+        open_run(str(tmp_path / "out"), {})
+    assert open_run(str(tmp_path / "out"), {}, mask_files=[str(moved)]).cursor.masks[0].file == str(moved)
+    moved.rename(tmp_path / "masked.txt")
+    (tmp_path / "again").mkdir()
+    (tmp_path / "masked.txt").rename(tmp_path / "again" / "masked.txt")  # with the recipe
+    recipe = recipe.rename(tmp_path / "again" / "recipe.toml")
+    continued = open_run(str(recipe), {}, checkpoint=str(tmp_path / "out"))
+    assert [one.weights for one in continued.cursor.segments] == [(0.7, 0.3), (0.0, 1.0), (1.0, 1.0)]
+    fields = {"data__mask": {"code": [str(tmp_path / "again" / "masked.txt")]}}
+    assert len(run(train__steps=3, **fields)) == 3
+
+
 def test_weights_that_a_program_has_set_stay_if_the_recipe_did_not_change(run: Any, paths: Any, tmp_path: Path) -> None:
     sizes = {"data__global_batch_size": 4, "data__seq_len": 16, "train__log_every": 1, "optimizer__warmup_steps": 0}
     fields = configuration(paths, tmp_path / "out", **sizes, train__steps=2) | {"model": SMALL}
