@@ -89,7 +89,8 @@ def test_a_configuration_cannot_be_changed(recipe: str) -> None:
     ("override", "problem", "hint"),
     [
         ("train.stepz=1", "no key train.stepz", "did you mean train.steps?"),
-        ("trian.steps=1", "no key trian", "did you mean train?"),
+        ("trian.steps=1", "no section [trian]", "did you mean [train]?"),
+        ("eval.every=1", "no section [eval]", "did you mean [evaluation]?"),
         ("train.xyzzy=1", "no key train.xyzzy", "known here: out, steps"),
         ("train=3", "train is 3, expected a section", "write [section]"),
         ("train.steps=many", "Expected `int`, got `str` - at `train.steps`", "lists all keys"),

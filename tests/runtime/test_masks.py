@@ -258,7 +258,7 @@ def test_a_list_is_kept_by_the_hash_of_its_file(tmp_path: Path, kind: str) -> No
         assert loader.stats()["masked_documents"] == 4
         path.write_text("4\n0\n2\n16\n")
         with pytest.raises(
-            PlanMismatchError, match=r"opted-out, which lists .* was changed: the SHA-256 of its first .* bytes is"
+            PlanMismatchError, match=r"listed in .*opted-out.* was changed: the SHA-256 of its first .* bytes is"
         ) as refused:
             loader.load_state_dict(state)
         assert "put the file of that run back" in str(refused.value.hint)
@@ -283,18 +283,18 @@ def test_a_state_does_not_grow_with_the_documents_of_a_list() -> None:
 
 def test_what_is_appended_to_a_list_is_masked_from_the_next_call_on_and_resumes_so(tmp_path: Path) -> None:
     path, plan = tmp_path / "opted-out", plan_of()
-    path.write_text("4\n0")  # the last line has no end
+    path.write_text("4\n0\n")
     with NumpyLoader(plan, global_batch_size=4) as loader:
         loader.mask("code", path)
         rows = rows_of(iter(take(loader, 5)))
-        for added in ("\n2\n17\n", "", "4\n\n5\n"):  # 4 is in the list already
+        for added in ("2\n17\n", "", "4\n\n5\n"):  # 4 is in the list already
             with path.open("a") as file:
                 file.write(added)
             loader.mask("code", path)
             rows |= rows_of(iter(take(loader, 5)))
         calls = [Call(0, "code", (4, 0)), Call(20, "code", (2, 17)), Call(60, "code", (5,))]
         (mask,) = saved(loader)["masks"]
-        assert mask["calls"] == [[0, 3], [20, 9], [60, 14]]
+        assert mask["calls"] == [[0, 4], [20, 9], [60, 14]]
         assert loader.stats()["masked_documents"] == 5
         state = loader.state_dict()
     with path.open("a") as file:
@@ -318,19 +318,58 @@ def test_what_is_appended_to_a_list_is_masked_from_the_next_call_on_and_resumes_
             ):
                 loader.mask("code", path)
             assert loader.state_dict() == before
-            with pytest.raises(PlanMismatchError, match=r"opted-out, which lists .* was changed"):
+            with pytest.raises(PlanMismatchError, match=r"listed in .*opted-out.* was changed"):
                 loader.load_state_dict(state if len(content) > 14 else before)
 
 
-@pytest.mark.parametrize("name", ["list.txt", "list.npy"])
-def test_a_negative_number_is_refused_with_the_file(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.write_text("3\n-5\n") if name == "list.txt" else np.save(path, np.array([3, -5]))
+def test_a_list_that_moved_is_found_if_it_is_masked_at_its_new_place_before_the_state_is_loaded(tmp_path: Path) -> None:
+    old, new, other = tmp_path / "old", tmp_path / "new", tmp_path / "other"
+    old.write_text("4\n0\n")
+    other.write_text("9\n")
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        loader.mask("code", old)
+        state = loader.state_dict()
+        expected = rows_of(iter(take(loader, 8)))
+    old.rename(new)
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        loader.mask("code", other)
+        with pytest.raises(PlanMismatchError, match=r"other is another file") as caught:
+            loader.load_state_dict(state)
+        assert f"4 bytes of SHA-256 {hashlib.sha256(new.read_bytes()).hexdigest()}" in caught.value.problem
+        for way in ("loader.mask('code', FILE) before load_state_dict", "data.mask of a recipe", "trace --mask FILE"):
+            assert way in caught.value.hint
+        with new.open("a") as file:
+            file.write("2\n")  # of what grew, the part that counts is found
+        loader.mask("code", new)
+        loader.load_state_dict(state)
+        assert rows_of(iter(take(loader, 8))) == expected
+        assert [mask["file"] for mask in saved(loader)["masks"]] == [str(new)]
+
+
+@pytest.mark.parametrize("content", ["4\r\n0\r\n\r\n2\r\n", "4\n0\n002"])
+def test_a_list_has_digits_in_lines_of_any_system(tmp_path: Path, content: str) -> None:
+    (tmp_path / "list").write_bytes(content.encode())
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        loader.mask("code", tmp_path / "list")
+        assert loader.stats()["masked_documents"] == 3
+
+
+@pytest.mark.parametrize("line", ["+7", " 7", "7 ", "1_0", "\u0663", "7\r8", '{"document": 7}', "-5"])
+def test_what_is_not_digits_alone_is_refused_with_the_way_for_other_lists(tmp_path: Path, line: str) -> None:
+    (tmp_path / "list").write_text(f"3\n{line}\n", encoding="utf-8", newline="")
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        with pytest.raises(PlanError, match="expected digits") as caught:
+            loader.mask("code", tmp_path / "list")
+        assert "ids_file=" in caught.value.hint
+
+
+def test_a_negative_number_in_an_array_is_refused_with_the_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "list.npy", np.array([3, -5]))
     with (
         NumpyLoader(plan_of(), global_batch_size=4) as loader,
-        pytest.raises(PlanError, match=rf"{name} lists document -5 of corpus 'code'"),
+        pytest.raises(PlanError, match=r"list\.npy lists document -5 of corpus 'code'"),
     ):
-        loader.mask("code", path)
+        loader.mask("code", tmp_path / "list.npy")
 
 
 def test_a_document_of_two_lists_is_masked_from_the_earlier_one_on_also_if_that_list_grows_later(
@@ -355,9 +394,10 @@ def test_a_number_that_got_more_digits_is_a_change_of_the_list(tmp_path: Path) -
     path.write_text("4\n1")
     with NumpyLoader(plan_of(), global_batch_size=4) as loader:
         loader.mask("code", path)
-        path.write_text("4\n12\n")
-        with pytest.raises(PlanError, match="has other changes than appended lines"):
-            loader.mask("code", path)
+        for content in ("4\n12\n", "4\n1\n2\n"):
+            path.write_text(content)
+            with pytest.raises(PlanError, match="has grown, but its last line had no line end"):
+                loader.mask("code", path)
 
 
 def test_an_array_cannot_grow(tmp_path: Path) -> None:
@@ -370,7 +410,7 @@ def test_an_array_cannot_grow(tmp_path: Path) -> None:
             file.write(b"2\n")
         with pytest.raises(PlanError, match="has other changes than appended lines"):
             loader.mask("code", path)
-        with pytest.raises(PlanMismatchError, match=r"list\.npy, which lists .* was changed"):
+        with pytest.raises(PlanMismatchError, match=r"listed in .*list\.npy.* was changed"):
             loader.load_state_dict(state)
 
 
@@ -457,7 +497,7 @@ def test_what_is_no_file_of_a_sensible_size_is_refused_before_it_is_read(tmp_pat
     [
         ("cod", [1], "no corpus 'cod'"),
         ("code", [54], "lists a document that is not in corpus 'code'"),
-        ("code", [-1], "document -1"),
+        ("code", [-1], "'-1', expected digits"),
         ("code", [], "no documents"),
         ("code", [1.5], "is not a list of documents"),
         ("code", np.array(3), r"array\(3\) is not a file of document numbers"),

@@ -14,8 +14,8 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader, load
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.trainer.runs import ROOT, configuration, corpora, lines_of, steps_of
-from tokshard.errors import PlanError, UsageError
+from tests.trainer.runs import ROOT, configuration, corpora, evaluations_of, lines_of, steps_of
+from tokshard.errors import PlanError, PlanMismatchError, UsageError
 from tokshard.inspect.plan.run import open_run
 from tokshard.run_files import recipe
 from tokshard.run_files.model_shape import PRESETS, Shape, peak_tflops, training_flops
@@ -120,6 +120,82 @@ def test_batch_sizes_weights_and_left_out_steps_are_exact_wherever_a_run_is_stop
     assert [losses["code"] is None for losses in by_corpus] == [False, False, True, True]
     state = json.loads((tmp_path / "out" / "checkpoints" / "step-00000007" / "state.json").read_text())
     assert json.loads(state["loader"]["cursor"])["skipped"] == [[4, 8], [16, 28]]
+
+
+def test_an_edited_recipe_holds_from_the_resume_on_and_a_line_says_what_it_changes(
+    run: Any, paths: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(train__steps=2)
+    edited = {"data__weights": {"code": 0.0, "prose": 1.0}, "data__global_batch_size": 6}
+    read = run(**edited, train__steps=3)
+    assert [of["samples"] for of in read] == [[0, 4], [4, 8], [8, 14]]
+    assert read[2]["loss_by_corpus"]["code"] is None
+    said = capsys.readouterr().out
+    assert "differs from that checkpoint: weights code 0.7 -> 0, prose 0.3 -> 1 from sample 8 on" in said
+    assert "global_batch_size and batch_ramp [4, []] -> [6, []] from step 3 on" in said
+    edited["data__schedule"] = [[14, {"code": 1.0, "prose": 0.0}]]  # begins where the run is
+    assert run(**edited, train__steps=4)[3]["loss_by_corpus"]["prose"] is None
+    assert "weights code 0 -> 1, prose 1 -> 0 from sample 14 on" in capsys.readouterr().out
+    with pytest.raises(PlanMismatchError, match="seq_len differs") as caught:
+        run(**edited, train__steps=5, data__seq_len=32)
+    assert 'data.on_resume = ["seq_len"]' in caught.value.hint
+    for steps in (5, 6):  # the key may stay
+        run(**edited, train__steps=steps, data__seq_len=32, data__on_resume=["seq_len"])
+    said = capsys.readouterr().out
+    assert said.count("differs from that checkpoint") == said.count("seq_len 16 -> 32 from sample 20 on") == 1
+    run(**edited, train__steps=2, data__seq_len=32, evaluation__corpora={"held_out": paths["code"]})  # not evaluated
+    assert "step 6: nothing is left to do, train.steps or train.stop_after is 2" in capsys.readouterr().out
+    assert not evaluations_of(tmp_path / "out")
+
+
+def test_a_trace_of_a_run_reads_its_newest_checkpoint_and_that_of_a_recipe_says_how_its_run_differs(
+    run: Any, paths: dict[str, str], tmp_path: Path
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    listed = tmp_path / "masked.txt"
+    listed.write_text("3\n")
+    corpora_text = ", ".join(f'{name} = "{path}"' for name, path in paths.items())
+
+    def write(**changes: str) -> None:
+        keys = {"weights": "{ code = 0.7, prose = 0.3 }", "seq_len": "16"} | changes
+        keys |= {
+            "global_batch_size": "4",
+            "seed": "7",
+            "corpora": f"{{ {corpora_text} }}",
+            "uneven": '"pad"',
+            "mask": '{ code = ["masked.txt"] }',
+        }
+        data = "\n".join(f"{key} = {value}" for key, value in keys.items())
+        recipe.write_text(f'[data]\n{data}\n[train]\nout = "out"\nsteps = 2\n')
+
+    write()
+    run(train__steps=2, data__mask={"code": [str(listed)]})
+    assert open_run(str(recipe), {}).other_run == ""
+    write(weights="{ code = 0.0, prose = 1.0 }", schedule="[[100, { code = 1.0, prose = 1.0 }]]")
+    assert open_run(str(recipe), {}).other_run == f"{tmp_path / 'out'}, by data.weights, data.schedule"
+    traced = open_run(str(tmp_path / "out"), {})
+    assert (traced.step, traced.cursor.sample) == (2, 8)
+    moved = listed.rename(tmp_path / "elsewhere.txt")
+    with pytest.raises(PlanMismatchError, match=r"listed in .*masked\.txt"):
+        open_run(str(tmp_path / "out"), {})
+    assert open_run(str(tmp_path / "out"), {}, mask_files=[str(moved)]).cursor.masks[0].file == str(moved)
+    moved.rename(tmp_path / "masked.txt")
+    (tmp_path / "again").mkdir()
+    (tmp_path / "masked.txt").rename(tmp_path / "again" / "masked.txt")  # with the recipe
+    recipe = recipe.rename(tmp_path / "again" / "recipe.toml")
+    continued = open_run(str(recipe), {}, checkpoint=str(tmp_path / "out"))
+    assert [one.weights for one in continued.cursor.segments] == [(0.7, 0.3), (0.0, 1.0), (1.0, 1.0)]
+    fields = {"data__mask": {"code": [str(tmp_path / "again" / "masked.txt")]}}
+    assert len(run(train__steps=3, **fields)) == 3
+
+
+def test_weights_that_a_program_has_set_stay_if_the_recipe_did_not_change(run: Any, paths: Any, tmp_path: Path) -> None:
+    sizes = {"data__global_batch_size": 4, "data__seq_len": 16, "train__log_every": 1, "optimizer__warmup_steps": 0}
+    fields = configuration(paths, tmp_path / "out", **sizes, train__steps=2) | {"model": SMALL}
+    train(resolve(fields), on_record=lambda _: {"code": 0.0, "prose": 1.0})
+    assert run(train__steps=3)[2]["loss_by_corpus"]["code"] is None
+    other = run(train__steps=4, data__weights={"code": 1.0, "prose": 0.0})
+    assert other[3]["loss_by_corpus"]["prose"] is None
 
 
 def test_a_batch_size_of_a_ramp_that_does_not_fit_is_refused_before_the_first_step(run: Any, tmp_path: Path) -> None:

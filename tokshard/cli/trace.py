@@ -20,7 +20,7 @@ from tokshard.inspect.plan.trace import TraceRow, trace_samples, trace_steps
 from tokshard.wording import one_line
 
 _GROUPS = {
-    "What to trace": ("steps", "samples", "document", "checkpoint"),
+    "What to trace": ("steps", "samples", "document", "checkpoint", "mask_files"),
     "Ranks": ("dp_rank", "dp_world_size"),
     "Display": ("num_characters", "no_text", *DISPLAY),
 }
@@ -45,6 +45,13 @@ _GROUPS = {
 )
 @click.option(
     "--checkpoint", metavar="PATH", help="Take weights, skipped samples and steps from a checkpoint of the run."
+)
+@click.option(
+    "--mask",
+    "mask_files",
+    multiple=True,
+    metavar="FILE",
+    help="Find a list of masked documents of the checkpoint here, if it moved. May be given several times.",
 )
 @click.option("--dp-rank", type=click.IntRange(min=0), metavar="R", help="Only show rows of this data-parallel rank.")
 @click.option(
@@ -82,6 +89,7 @@ def trace(
     document: str | None,
     epochs: range | None,
     checkpoint: str | None,
+    mask_files: tuple[str, ...],
     dp_rank: int | None,
     dp_world_size: int,
     uneven: str | None,
@@ -94,7 +102,7 @@ def trace(
 ) -> None:
     """Show every document that a training step reads, or every step that reads a document.
 
-    PLAN is a mix.toml, a recipe or a checkpoint of the trainer, or a corpus directory with --seq-len, --seed and
+    PLAN is a mix.toml, a recipe, a run or a checkpoint of the trainer, or a corpus directory with --seq-len, --seed and
     --global-batch-size; options override the file. Nothing is replayed: step 1,000,000,000 takes as long as step 1.
 
     \b
@@ -118,7 +126,7 @@ def trace(
             f"rank {dp_rank} is not below --dp-world-size {dp_world_size}", param_hint="'--dp-rank'"
         )
     options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size, "uneven": uneven}
-    run = open_run(plan, options, checkpoint=checkpoint, world_size=dp_world_size)
+    run = open_run(plan, options, checkpoint=checkpoint, world_size=dp_world_size, mask_files=mask_files)
     _check_ranks(run)
     for note in notes_of(run, steps):
         click.echo(f"note: {one_line(note)}", err=True)

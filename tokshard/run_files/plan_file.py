@@ -115,9 +115,14 @@ class TrainerData(Mix):
     """The ``[data]`` table of a trainer's recipe: a mix, and how the trainer loads it.
 
     Args:
+        on_resume: what the recipe may change of a run that continues: `corpora`, `seq_len`, or both. Its weights and
+            batch sizes hold in any case.
         batch_ramp: other batch sizes, each from a step on, as `[[1_000, 256]]`; steps count from 1.
     """
 
+    on_resume: list[Literal["corpora", "seq_len"]] = field(
+        default_factory=list, metadata=key('on_resume = ["corpora"]')
+    )
     batch_ramp: list[tuple[Positive, Positive]] = field(
         default_factory=list, metadata=key("batch_ramp = [[1_000, 256], [5_000, 512]]")
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,11 @@ Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[int, Meta(ge=1, le=1_000_000)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e38)]  # of fp32, and finite
 Decay = Annotated[float, Meta(ge=0, lt=1)]
+
+_ON_RESUME = re.compile(r"load_state_dict\(state, (corpora|seq_len)='plan'\)")
+_ARGUMENT = re.compile(rf"\b({'|'.join(item.name for item in dataclasses.fields(Data))})=('[^']*'|\{{[^{{}}]*\}}|\d+)")
+"""Words of hints that are written for Python."""
+
 StepRange = tuple[Positive, Positive]
 """The first step, and the one after the last; steps count from 1, as in metrics.jsonl."""
 
@@ -238,6 +244,12 @@ def resolve(fields: Mapping[str, Any], *, where: str = "configuration") -> Confi
 def saved_form(settings: Config) -> dict[str, dict[str, Any]]:
     """A recipe as checkpoints hold it: tables, with paths that mean the same in every working directory."""
     return change_paths(dataclasses.asdict(settings), Config, absolute_location)
+
+
+def in_keys(text: str) -> str:
+    """A message in which arguments of Python are keys of a recipe."""
+    text = _ON_RESUME.sub(lambda found: f'data.on_resume = ["{found[1]}"]', text)
+    return _ARGUMENT.sub(lambda found: f"data.{found[1]} = " + found[2].replace("': ", "' = ").replace("'", '"'), text)
 
 
 def check_ranks(settings: Config, num_ranks: int) -> None:

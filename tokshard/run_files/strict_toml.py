@@ -130,9 +130,11 @@ def _ready(fields: Any, kind: type, *, where: str, prefix: str) -> dict[str, Any
     readers = {item.name: item.metadata.get("read") for item in dataclasses.fields(kind)}
     for name, value in fields.items():
         if name not in types:
-            near = get_close_matches(name, types, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(types)}"
-            raise UsageError(f"{where}: no key {prefix}{name}", hint=hint)
+            near = [one for one in types if one.startswith(name)] + get_close_matches(name, types, n=1)
+            is_section = isinstance(value, Mapping) and all(map(dataclasses.is_dataclass, types.values()))
+            word, known = ("section", "[{}]") if is_section else ("key", prefix + "{}")
+            hint = f"did you mean {known.format(near[0])}?" if near else f"known here: {', '.join(types)}"
+            raise UsageError(f"{where}: no {word} {known.format(name)}", hint=hint)
         if isinstance(types[name], type) and dataclasses.is_dataclass(types[name]):
             found[name] = _ready(value, types[name], where=where, prefix=f"{prefix}{name}.")
         elif isinstance(value, str) and (read := readers[name]) is not None:

@@ -236,13 +236,17 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                 that windows had left are joined, and nothing is left out (with several streams, little); else a warning
                 says what is, `stats` counts it, and the next epoch reads it.
 
+        A list of masked documents is known by its length and hash. If it is not where it was, `mask` it before, at its
+        new place. What else was masked before is not in the state: mask it again.
+
         A plan that was not given `block_tokens` or `window_blocks` takes those of the run.
 
         Raises:
             PlanMismatchError: the state belongs to another plan, or not to a tokshard loader.
         """
         plan = plan_of_run(self.plan, state)
-        cursor = load_state(plan, state, weights=weights, corpora=corpora, seq_len=seq_len)
+        files = [mask.file for mask in self.cursor.masks]
+        cursor = load_state(plan, state, weights=weights, corpora=corpora, seq_len=seq_len, mask_files=files)
         with self._exclusive():
             if plan is not self._plan:
                 self._plan, self._memory = plan, None
@@ -293,8 +297,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         Args:
             corpus: its name in the plan. Other corpora of the plan with the same content are masked, too.
             file: their numbers in the corpus, one in each line, or a .npy file of integers. The state keeps its path,
-                and length and hash of the part that counts: every resume must find that part there. Lines may be
-                appended; they count from the next call on.
+                and length and hash of the part that counts: every resume must find that part there, or in a file that
+                was masked before the state was loaded. Lines may be appended; they count from the next call on.
             ids_file: a list of ids instead, as `tokshard copy --drop-ids` takes it. The first call finds their numbers,
                 which costs 4 us for each document of the corpus, and writes them beside the list, into the file that
                 the state keeps. Later calls find that file. A warning counts rows that name no document. A changed list

@@ -231,8 +231,12 @@ def load_state(
     weights: Literal["same", "cursor", "plan"] = "same",
     corpora: Literal["same", "plan"] = "same",
     seq_len: Literal["same", "plan"] = "same",
+    mask_files: Sequence[str] = (),
 ) -> Cursor:
     """The cursor of a state; arguments as for `BatchLoader.load_state_dict`.
+
+    Args:
+        mask_files: where else to look for lists of masked documents that are not where they were.
 
     Raises:
         PlanMismatchError: it is not a state of tokshard, was changed or damaged, or belongs to another plan.
@@ -250,7 +254,7 @@ def load_state(
     _check_growth(saved, plan)
     _check_plan(saved, plan.identity, any_corpora=corpora == "plan", any_seq_len=seq_len == "plan")
     masks = (  # whose files are read only after the plans were compared
-        load_mask(mask.file, of_mask, mask.sha256, fingerprint=mask.fingerprint, name=mask.name)
+        load_mask(mask.file, of_mask, mask.sha256, fingerprint=mask.fingerprint, name=mask.name, others=mask_files)
         for mask, of_mask in zip(saved.masks, calls, strict=True)
     )
     cursor = replace(cursor, masks=tuple(masks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,9 +13,11 @@ from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
 from tokshard.errors import TokshardError
+from tokshard.run_files.checkpoint_directory import State
 from tokshard.run_files.recipe import Config, check_ranks
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.narrow import IGNORED, PADDING_INDEX
+from tokshard.runtime.state import OtherWeights, other_weights
 from tokshard.runtime.stop import stop_of
 from tokshard.runtime.tensors import Batch, StreamingLoader
 from tokshard.trainer.parallel import check_same, limit_waits, say, together
@@ -50,10 +53,9 @@ class Batches:
         Raises:
             TokshardError: these documents cannot be read, or are not the same on all ranks; the same error on all.
         """
-        for is_rank_0 in (True, False):  # rank 0 makes files of numbers, and the others find them
-            with together():
-                if (distributed.get_rank() == 0) == is_rank_0:
-                    self._mask()
+        self._mask()
+        if self._settings.data.mask or self._settings.data.mask_ids:
+            say(f"{self.loader.stats()['masked_documents']:,} documents are out of the loss")
         check_same(
             json.dumps(self.loader.state_dict()),
             "the masked documents differ from rank 0",
@@ -78,19 +80,45 @@ class Batches:
                 limit_waits(self._mesh, self._settings.parallel)
                 is_first = False
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint.
+    def load_state(self, state: State) -> list[str]:
+        """Continue from a checkpoint. Where its recipe differs from this one, this one holds from here on.
+
+        Returns:
+            What differs of weights, batch sizes, corpora and seq_len, each in a line.
 
         Raises:
             TokshardError: it is of another plan, or a list of masked documents is gone; the same error on all ranks.
         """
+        self._mask()  # lists of the recipe, in case that those of the state are no longer where they were
         with together():
-            self.loader.load_state_dict(state)
+            weights = other_weights(self.plan, state.loader)
+            choices: dict[str, Any] = dict.fromkeys(self._settings.data.on_resume, "plan")
+            self.loader.load_state_dict(state.loader, weights="same" if weights is None else "plan", **choices)
+        self.plan = self.loader.plan  # with the sizes of the run
+        return list(self._changes(state, weights))
+
+    def _changes(self, state: State, weights: OtherWeights | None) -> Iterator[str]:
+        here, data, before = self.loader.cursor, self._settings.data, state.config.get("data", {})
+        since = f"from sample {here.sample:,} on"
+        if weights is not None:
+            changed = [
+                f"{name} {old:g} -> {new:g}"
+                for name, old, new in zip(self.plan.names, weights.before, weights.now, strict=True)
+                if old != new
+            ]
+            yield f"weights {', '.join(changed)} {since}" if changed else f"later changes of weights, {since}"
+        old, new = ([one["global_batch_size"], list(map(list, one["batch_ramp"]))] for one in (before, asdict(data)))
+        if old != new:
+            yield f"global_batch_size and batch_ramp {old} -> {new} from step {state.step + 1:,} on"
+        if before["seq_len"] != data.seq_len:
+            yield f"seq_len {before['seq_len']:,} -> {data.seq_len:,} {since}"
+        yield from (f"corpus {one.name} {one.action} {since}" for one in here.changes if one.sample == here.sample)
 
     @property
     def is_over(self) -> bool:
         """Whether a finite pass was read to its end."""
-        return self.plan.num_samples is not None and self.loader.cursor.sample >= self.plan.num_samples
+        num_samples = self.plan.at(self.loader.cursor).num_samples
+        return num_samples is not None and self.loader.cursor.sample >= num_samples
 
     def close(self) -> None:
         """Stop the threads and workers of the loader."""
@@ -114,11 +142,11 @@ class Batches:
         return end > cursor.sample
 
     def _mask(self) -> None:
-        lists = list(self._settings.data.masks())
-        for name, listed in lists:
-            self.loader.mask(name, **listed)
-        if lists:
-            say(f"{self.loader.stats()['masked_documents']:,} documents are out of the loss")
+        for is_rank_0 in (True, False):  # rank 0 makes files of numbers, and the others find them
+            with together():
+                if (distributed.get_rank() == 0) == is_rank_0:
+                    for name, listed in self._settings.data.masks():
+                        self.loader.mask(name, **listed)
 
     def _resize(self, size: int) -> Iterator[Batch]:
         with together():

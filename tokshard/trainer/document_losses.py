@@ -24,7 +24,7 @@ from tokshard.run_files.recipe import resolve, vocabulary_of
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.narrow import IGNORED
-from tokshard.runtime.state import load_state, plan_of_run
+from tokshard.runtime.state import load_state, other_weights, plan_of_run
 from tokshard.store import open_store, written
 from tokshard.trainer import checkpoint
 from tokshard.trainer.attention import Documents
@@ -79,7 +79,8 @@ def document_losses(run: str, steps: range) -> Iterator[pa.RecordBatch]:
     plan = StreamPlan(**settings.data.arguments())
     saved_state = state_of([*after[:1], before[-1]][0]).loader
     plan = plan_of_run(plan, saved_state)
-    cursor = load_state(plan, saved_state)
+    edited = other_weights(plan, saved_state) is not None  # the recipe was, between the two; samples so far are on record
+    cursor = load_state(plan, saved_state, weights="plan" if edited else "same")
     parallel, compute = replace(settings.parallel, replicas=1), replace(settings.compute, compile="off")
     with process_group(parallel) as device:
         model = sharded_model(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, distributed, nn
 
+from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.run_files.checkpoint_directory import State
 from tokshard.run_files.model_shape import model_shape
-from tokshard.run_files.recipe import Config, check_start, saved_form, vocabulary_of
+from tokshard.run_files.recipe import Config, check_start, in_keys, saved_form, vocabulary_of
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer import checkpoint
@@ -45,7 +46,7 @@ def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
         TokshardError: the recipe, the corpora or a checkpoint do not fit, or the loss is not finite. An error on one
             rank is raised on all.
     """
-    with process_group(settings.parallel) as device, stop_signals() as received:
+    with _errors_in_keys(), process_group(settings.parallel) as device, stop_signals() as received:
         with together():
             plan = StreamPlan(**settings.data.arguments())
         check_same(
@@ -72,6 +73,15 @@ def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
                 return _Run(settings, model, optimizer, batches, report, saver, profiler, evaluation).run()
 
 
+@contextmanager
+def _errors_in_keys() -> Iterator[None]:
+    """Raise errors of plans and loaders, whose hints name arguments of Python, with the keys of a recipe."""
+    try:
+        yield
+    except (PlanError, PlanMismatchError) as error:
+        raise type(error)(error.problem, hint=in_keys(error.hint)) from error
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """One run on one rank."""
@@ -89,10 +99,12 @@ class _Run:
         step = saved = self._resume()
         last = min(self.settings.train.steps, self.settings.train.stop_after or self.settings.train.steps)
         is_done = step >= last or self.batches.is_over
-        if not self.report.open(last_step=step):  # a signal or a crash may have ended the evaluation after this step
+        is_evaluated = self.report.open(last_step=step)
+        if not is_evaluated and step <= last:  # a signal or a crash may have ended the evaluation after this step
             self._evaluate(step, is_end=is_done)
         if is_done:
-            say(f"step {step}: nothing is left to do")
+            why = f", train.steps or train.stop_after is {last}" if step > last else ""
+            say(f"step {step}: nothing is left to do{why}")
             return self.report.close(step)
         for batch in self.batches.after(step):
             self.profiler.before(step + 1)
@@ -157,8 +169,10 @@ class _Run:
         state = checkpoint.load(path, self.model, self.optimizer)
         if latest:
             check_start(settings, state.config, latest)
-        self.batches.load_state(state.loader)
+        changes = self.batches.load_state(state)
         say(f"{path}: continuing after step {state.step} on {_ranks()}")
+        for change in changes:
+            say(f"the recipe differs from that checkpoint: {change}")
         return state.step
 
     def _save(self, step: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, cast
 
@@ -17,19 +17,25 @@ from tokshard.errors import UNDECODABLE, UsageError
 from tokshard.forking import cached_property
 from tokshard.format.corpus import Corpus
 from tokshard.inspect.corpus.places import trained_on
-from tokshard.run_files.checkpoint_directory import is_checkpoint
-from tokshard.run_files.plan_file import TrainerData, load_mix
+from tokshard.run_files.checkpoint_directory import checkpoints_by_step, is_checkpoint, newest, state_of
+from tokshard.run_files.plan_file import Mix, TrainerData, load_mix
 from tokshard.run_files.recipe import corpora_of
 from tokshard.run_files.saved_state import read_state
+from tokshard.run_files.strict_toml import change_paths, path_beside, read_toml
 from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
 from tokshard.runtime.order.mixture import Segment
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.steps import RankRows, turns
-from tokshard.runtime.state import load_state, plan_of_run
+from tokshard.runtime.state import load_state, other_weights, plan_of_run
 from tokshard.runtime.stop import Stop, stop_of
+from tokshard.store import absolute_location
 from tokshard.wording import counted
 
 _NO_RECORD = np.empty((0, 3), np.int64)
+
+
+_NOT_OF_SAMPLES = {"on_resume", "num_workers", "memory_bytes", "cache_dir", "cache_bytes", "allow_small_blocks"}
+"""Keys of ``[data]`` that do not say what a run reads."""
 
 
 class Place(NamedTuple):
@@ -59,6 +65,7 @@ class Run:
         uneven: what to do if the world size does not divide the batch, as for `StreamingLoader`.
         record: int64 [steps, 3], ascending: steps up to `step`, with the first sample of each and the one after the
             last. A step that was left out has skipped samples.
+        other_run: how the run beside a recipe differs from the recipe, which is traced without it; empty if it does not.
     """
 
     plan: StreamPlan
@@ -71,6 +78,7 @@ class Run:
     world_size: int = 1
     uneven: Literal["refuse", "pad"] = "refuse"
     record: NDArray[np.int64] = field(default_factory=_NO_RECORD.copy, compare=False)
+    other_run: str = ""
 
     def ranks(self, size: int | None = None, rank: int | None = None) -> RankRows:
         """The rows of each step of a size that a rank reads; None: the only rank.
@@ -227,22 +235,29 @@ def check_sample(sample: int) -> None:
 
 
 def open_run(
-    location: str | None, options: Mapping[str, Any], *, checkpoint: str | None = None, world_size: int = 1
+    location: str | None,
+    options: Mapping[str, Any],
+    *,
+    checkpoint: str | None = None,
+    world_size: int = 1,
+    mask_files: Sequence[str] = (),
 ) -> Run:
     """Open a run from a plan and, optionally, a checkpoint.
 
     Args:
         location: as for `load_mix`, or a folder of corpora, see `trained_on`; a checkpoint of the trainer serves as
-            plan and checkpoint.
+            plan and checkpoint, and so does the directory of a run, by its newest one.
         options: key to value; they override the file. One batch size replaces all those of a recipe.
         checkpoint: as for `read_state`; `location` may be omitted for a checkpoint of the trainer.
         world_size: as in `Run`.
+        mask_files: where else lists of masked documents may be.
 
     Raises:
         TokshardError: the plan or the state cannot be read, or they do not fit each other.
     """
     if (location := location or checkpoint) is None:
         raise UsageError("no plan is given", hint="give a mix.toml, a corpus directory or a checkpoint")
+    location, checkpoint = _newest_of_run(location), checkpoint and _newest_of_run(checkpoint)
     corpora = trained_on(location)
     mix, record = load_mix(location, {"corpora": corpora or None, **options}), _NO_RECORD
     plan = StreamPlan(**mix.arguments())
@@ -252,9 +267,18 @@ def open_run(
     if checkpoint is not None:
         state = read_state(checkpoint)
         plan = plan_of_run(plan, {"cursor": state.cursor})
-        cursor, done = load_state(plan, {"cursor": state.cursor}), state.step
+        changes: dict[str, Any] = dict.fromkeys(mix.on_resume if isinstance(mix, TrainerData) else (), "plan")
+        if mix.weights or mix.schedule:  # of a recipe that was edited since; it holds from the checkpoint on
+            changes["weights"] = "same" if other_weights(plan, {"cursor": state.cursor}) is None else "plan"
+        else:
+            changes["weights"] = "cursor"
+        listing = plan.cursor()
+        for name, listed in () if checkpoint == location else mix.masks():
+            listing = plan.masking(listing, name, **listed)
+        files = [*mask_files, *(mask.file for mask in listing.masks)]
+        cursor, done = load_state(plan, {"cursor": state.cursor}, mask_files=files, **changes), state.step
         record = _NO_RECORD if done is None else _read_record(checkpoint, done, cursor.sample)
-    for name, listed in mix.masks():
+    for name, listed in () if checkpoint == location else mix.masks():  # a checkpoint has them in its state
         cursor = plan.masking(cursor, name, **listed)  # from here on, unless they were masked before
     run = Run(
         plan=plan,
@@ -266,12 +290,49 @@ def open_run(
         world_size=world_size,
         uneven=mix.uneven,
         record=record,
+        other_run=_other_run(location, mix, plan) if checkpoint is None else "",
     )
     step, rest = run.step_with(run.num_received)
     is_known = done is not None or (rest and cursor.sample != plan.num_samples)
     if is_known:
         return run
     return replace(run, step=step - 1 + bool(rest), is_step_counted=bool(run.num_received))
+
+
+def _newest_of_run(location: str) -> str:
+    """The newest checkpoint of the directory of a run; of anything else, itself.
+
+    Raises:
+        TokshardError: the run has no checkpoint, or its newest one is damaged.
+    """
+    directory = os.path.join(location, "checkpoints")
+    if os.path.isfile(location) or not os.path.isdir(directory):
+        return location
+    if (found := newest(directory)) is None:
+        raise UsageError(f"{location}: the run has no checkpoint yet", hint="give its recipe")
+    return found
+
+
+def _other_run(location: str, mix: Mix, plan: StreamPlan) -> str:
+    """How the run of a recipe differs from what the recipe says now; empty if it does not, or there is none."""
+    out = read_toml(location, hint="").get("train", {}).get("out") if isinstance(mix, TrainerData) else None
+    if not isinstance(out, str):
+        return ""
+    run = path_beside(location, out)
+    saved = list(checkpoints_by_step(os.path.join(run, "checkpoints")).values())
+    if not saved:
+        return ""
+    state = state_of(saved[-1])
+    now, before = change_paths(asdict(mix), TrainerData, absolute_location), state.config.get("data", {})
+    now = msgspec.json.decode(msgspec.json.encode(now))  # as it was saved
+    names = [f"data.{name}" for name in now if name not in _NOT_OF_SAMPLES and now[name] != before.get(name, now[name])]
+    cursor = msgspec.json.decode(state.loader["cursor"])
+    of_plan = [[one.start, list(one.weights)] for one in plan.schedule.segments if one.start <= cursor["sample"]]
+    if not names and cursor["weights"] != of_plan:
+        names = ["its weights"]
+    if not names and cursor["skipped"]:
+        names = ["skipped samples"]
+    return f"{run}, by {', '.join(names)}" if names else ""
 
 
 class _Line(msgspec.Struct):

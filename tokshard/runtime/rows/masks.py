@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -27,6 +28,8 @@ _MAX_BYTES = 1 << 30
 
 _NPY = b"\x93NUMPY"
 _HINT = "give a file with one document number in each line, or a .npy file of integers"
+_NOT_NUMBERS = f"{_HINT}; a list of ids or of records is for ids_file= (or mask_ids), or tokshard scan --numbers"
+_LINE = re.compile(rb"[0-9]*\r?")
 
 Calls = tuple[tuple[int, int], ...]
 
@@ -76,39 +79,48 @@ def masking(
     if any((mask.sha256, mask.calls[-1][1]) == (sha256, len(content)) for mask in mine):
         return masks
     before = next((mask for mask in mine if mask.file == path), None)
-    if before is not None and not _begins_with(content, before.calls[-1][1], before.sha256, is_whole_line=True):
-        raise PlanError(
-            f"{path}, which lists documents that the run masks in corpus {name!r} already, "
-            "has other changes than appended lines",
-            hint="append lines only, or list more documents in another file; masked documents stay masked",
-        )
+    if before is not None:
+        num_bytes, word = before.calls[-1][1], "has other changes than appended lines"
+        is_grown = _begins_with(content, num_bytes, before.sha256)
+        if is_grown and not content[:num_bytes].endswith(b"\n"):
+            is_grown, word = False, "has grown, but its last line had no line end when it was masked"
+        if not is_grown:
+            raise PlanError(
+                f"{path}, which lists documents that the run masks in corpus {name!r} already, {word}",
+                hint="append lines only, or list more documents in another file; masked documents stay masked",
+            )
     past = () if before is None else tuple(call for call in before.calls if call[0] < sample)
     calls = (*past, (sample, len(content)))
     others = tuple(mask for mask in masks if mask is not before)
     return (*others, _mask(content, path, calls, sha256, fingerprint=fingerprint, name=name))
 
 
-def load_mask(path: str, calls: Calls, sha256: str, *, fingerprint: str, name: str) -> Mask:
+def load_mask(path: str, calls: Calls, sha256: str, *, fingerprint: str, name: str, others: Sequence[str] = ()) -> Mask:
     """A mask from a state; arguments as for `Mask`.
 
+    Args:
+        path: where the list was. It is known by its length and hash, so it may be one of `others` now.
+
     Raises:
-        PlanMismatchError: the file is gone or was changed.
+        PlanMismatchError: none of these files begins with the list.
     """
-    try:
-        content = _read(path)
-    except PlanError as error:
-        raise PlanMismatchError(
-            f"the run masks documents of corpus {name!r} that are listed in {path}: {error.problem}",
-            hint="put the file of that run back there; without it, the documents would count in the loss again",
-        ) from error
-    num_bytes = calls[-1][1]
-    if not _begins_with(content, num_bytes, sha256):
-        raise PlanMismatchError(
-            f"{path}, which lists the documents of corpus {name!r} that the run masks, was changed: the SHA-256 of its "
-            f"first {num_bytes} bytes is {_sha256(content[:num_bytes])[:12]}, expected {sha256[:12]}",
-            hint="put the file of that run back; to mask more documents, append lines to it, or use another file",
-        )
-    return _mask(content, path, calls, sha256, fingerprint=fingerprint, name=name)
+    num_bytes, problems = calls[-1][1], []
+    for location in dict.fromkeys([path, *others]):
+        try:
+            content = _read(location)
+        except PlanError as error:
+            problems.append(error.problem)
+            continue
+        if _begins_with(content, num_bytes, sha256):
+            return _mask(content, location, calls, sha256, fingerprint=fingerprint, name=name)
+        found = f"the SHA-256 of its first {num_bytes:,} bytes is {_sha256(content[:num_bytes])[:12]}"
+        problems.append(f"{location} was changed: {found}" if location == path else f"{location} is another file")
+    raise PlanMismatchError(
+        f"the run masks documents of corpus {name!r} that were listed in {path}, a file that begins with "
+        f"{num_bytes:,} bytes of SHA-256 {sha256}: {'; '.join(problems)}",
+        hint=f"put the file of that run back there, or say where it is: loader.mask({name!r}, FILE) before "
+        "load_state_dict, data.mask of a recipe, or tokshard trace --mask FILE",
+    )
 
 
 def _read(path: str) -> bytes:
@@ -122,11 +134,9 @@ def _read(path: str) -> bytes:
         raise PlanError(f"{path} cannot be read: {error.strerror or error}", hint=_HINT) from error
 
 
-def _begins_with(content: bytes, num_bytes: int, sha256: str, *, is_whole_line: bool = False) -> bool:
+def _begins_with(content: bytes, num_bytes: int, sha256: str) -> bool:
     """Whether a file begins with the bytes that were masked before. It may have grown, unless it is a .npy file."""
-    counted, rest = content[:num_bytes], content[num_bytes:]
-    is_torn = is_whole_line and not counted.endswith((b"\r", b"\n")) and not rest.startswith((b"\r", b"\n"))
-    return _sha256(counted) == sha256 and not (rest and (is_torn or content.startswith(_NPY)))
+    return _sha256(content[:num_bytes]) == sha256 and not (content[num_bytes:] and content.startswith(_NPY))
 
 
 def _mask(content: bytes, path: str, calls: Calls, sha256: str, *, fingerprint: str, name: str) -> Mask:
@@ -150,14 +160,17 @@ def _listed(content: bytes, path: str, *, is_npy: bool) -> NDArray[np.int64]:
     """The numbers in a part of a file, which ends at the end of a line."""
     try:
         if not is_npy:
-            return np.array([int(line) for line in content.splitlines() if line.strip()], np.int64)
+            lines = content.split(b"\n")
+            if wrong := next((line for line in lines if not _LINE.fullmatch(line)), None):
+                raise ValueError(f"a line is {wrong[:60].decode(errors='replace')!r}, expected digits")
+            return np.array([int(line) for line in lines if line.rstrip(b"\r")], np.int64)
         found = np.load(io.BytesIO(content), allow_pickle=False)
         if found.ndim != 1 or found.dtype.kind not in "iu" or np.any(found > np.iinfo(np.int64).max):
             raise ValueError(f"it holds {found.dtype} {list(found.shape)}, expected document numbers")
         return found.astype(np.int64)  # type: ignore[no-any-return]
     except (ValueError, OverflowError, MemoryError, EOFError, TokenError) as error:  # the last three of a .npy's header
         said = str(error).partition(": <")[0]  # numpy names objects of its parser
-        raise PlanError(f"{path} is not a list of documents: {said[:100]}", hint=_HINT) from error
+        raise PlanError(f"{path} is not a list of documents: {said[:120]}", hint=_NOT_NUMBERS) from error
 
 
 def _sha256(content: bytes) -> str:
