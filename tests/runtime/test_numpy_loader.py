@@ -6,14 +6,16 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.corpora import write_corpus
 from tests.runtime.loaders import two_corpora
 from tokshard.errors import PlanError
-from tokshard.runtime import NumpyLoader
+from tokshard.runtime import NumpyLoader, StreamPlan
 from tokshard.runtime.loader import NumpyBatch
 
 PREFETCH = "tokshard-prefetch"
@@ -136,3 +138,22 @@ def test_it_reads_resumes_and_uses_workers_where_torch_cannot_be_imported() -> N
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["76", "76", "torch", "True"]
+
+
+def test_the_batch_size_of_a_plans_file_is_that_of_its_loaders_unless_they_are_given_another(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tokshard.runtime import StreamDataset, StreamingLoader
+
+    corpus = write_corpus(tmp_path / "corpus", [[1, 2, 3, 0]] * 40)
+    mix = tmp_path / "mix.toml"
+    for size in ("global_batch_size = 3\n", ""):
+        mix.write_text(f'{size}seq_len = 4\ncorpora = {{ a = "{corpus}" }}\n')
+        plan = StreamPlan.load(mix)
+        assert len(next(iter(NumpyLoader(plan, global_batch_size=2)))["input_ids"]) == 2
+        if size:
+            assert len(next(iter(NumpyLoader(plan)))["input_ids"]) == 3
+            assert len(next(iter(StreamingLoader(plan)))["input_ids"]) == 3
+            assert StreamDataset(plan)[next(iter(StreamDataset(plan).sampler))]["input_ids"].shape == (3, 4)
+        else:
+            with pytest.raises(PlanError, match="global_batch_size is not given"):
+                StreamingLoader(plan)

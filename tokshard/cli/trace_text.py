@@ -153,10 +153,8 @@ def facts_json(facts: DocumentFacts) -> dict[str, Any]:
 def notes_of(run: Run, steps: range | None) -> list[str]:
     """Reasons to distrust the numbers of steps, one sentence each."""
     if run.other_run:
-        return [
-            f"this is the recipe as a new run would read it; the run that has begun differs: {run.other_run}. "
-            "tokshard trace takes its directory"
-        ]
+        differs = f"the run that has begun differs: {run.other_run}; tokshard trace takes its directory"
+        return [f"this is the recipe as a new run would read it, and {differs}"]
     size = f"{run.global_batch_size:,} a step"
     if run.is_step_counted:
         each = counted(run.global_batch_size, "sample")

@@ -433,7 +433,7 @@ class NumpyLoader(BatchLoader[NumpyBatch]):
         self,
         plan: StreamPlan,
         *,
-        global_batch_size: int,
+        global_batch_size: int | None = None,
         dp_rank: int | None = None,
         dp_world_size: int | None = None,
         prefetch_factor: int = 4,
@@ -452,7 +452,7 @@ class NumpyLoader(BatchLoader[NumpyBatch]):
 
 def rows_of_rank(
     plan: Any,
-    global_batch_size: int,
+    global_batch_size: int | None,
     rank: int | None,
     world_size: int | None,
     uneven: Literal["refuse", "pad"],
@@ -462,13 +462,20 @@ def rows_of_rank(
     """The rows that a loader of a plan reads.
 
     Args:
+        global_batch_size: None: that of the plan's file.
         otherwise: returns rank and world size if they are not given.
 
     Raises:
-        PlanError: it is not a plan, only one of rank and world size is given, or the numbers do not fit together.
+        PlanError: it is not a plan, no batch size is given, only one of rank and world size is given, or the numbers do
+            not fit together.
     """
     if not isinstance(plan, StreamPlan):
         raise PlanError(f"the plan is {plan!r:.100}", hint="give StreamPlan(corpora, seq_len=...)")
+    if (size := plan.global_batch_size if global_batch_size is None else global_batch_size) is None:
+        raise PlanError(
+            "global_batch_size is not given, and the plan is not from a file that has it",
+            hint="give global_batch_size=512, samples of a step over all ranks",
+        )
     if (rank is None) != (world_size is None):
         raise PlanError(
             f"dp_rank is {rank}, dp_world_size {world_size}: only one is given", hint="give both, or neither"
@@ -476,7 +483,7 @@ def rows_of_rank(
     if rank is None or world_size is None:
         rank, world_size = otherwise()
     ranks = RankRows(
-        global_batch_size=global_batch_size,
+        global_batch_size=size,
         rank=rank,
         world_size=world_size,
         uneven=uneven,

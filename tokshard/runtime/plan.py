@@ -78,6 +78,7 @@ class StreamPlan:
         num_samples: of a finite pass, the last one perhaps short; None: endless.
         max_epochs: how often each corpus may be read, in plan order; infinity: any number of times.
         identity: the settings that determine the samples at a cursor.
+        global_batch_size: of loaders that are not given one; None: they have to be. Only a file has it, see `load`.
         has_default_windows: whether `window_blocks` was not given.
 
     Raises:
@@ -156,12 +157,13 @@ class StreamPlan:
         self._kept_masks: tuple[tuple[Mask, ...], MaskedTokens | None] = ((), None)
         self._kept_lengths: list[tuple[Length, StreamPlan]] = []
         self.identity = identity_of(self.shape, self.seed, self.num_streams, self.corpora)
+        self.global_batch_size: int | None = None
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> StreamPlan:
         """The plan in a file, as for `tokshard plan` and `trace`: a mix.toml, or the recipe of a training run.
 
-        Keys of the file for a loader (`global_batch_size`, `uneven`) are arguments of `StreamingLoader` in Python.
+        Its `global_batch_size` is that of loaders which are not given another. `uneven` is their argument.
 
         Raises:
             UsageError: the file does not exist or is not TOML, a key is unknown, or a value has the wrong type.
@@ -171,13 +173,16 @@ class StreamPlan:
         # late, because the room of files that describe a job is above the runtime; `plan_file` itself knows no plans
         from tokshard.run_files.plan_file import load_mix
 
-        mix = load_mix(os.fspath(path), defaults={"global_batch_size": 1})
+        absent = MAX_SAMPLE + 1  # which no loader would accept
+        mix = load_mix(os.fspath(path), defaults={"global_batch_size": absent})
         if mix.mask or mix.mask_ids:
             raise PlanError(
                 f"{os.fspath(path)} has a mask, and a plan has all documents in the loss",
                 hint="leave mask and mask_ids out of the file, and call loader.mask(corpus, file)",
             )
-        return StreamPlan(**mix.arguments())
+        plan = StreamPlan(**mix.arguments())
+        plan.global_batch_size = None if mix.global_batch_size == absent else mix.global_batch_size
+        return plan
 
     def _schedule_of(self, corpora: Sequence[CorpusOrder]) -> Schedule:
         """The weights; by default a corpus has its tokens, which depend on the size of blocks with `take`."""

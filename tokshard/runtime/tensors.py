@@ -68,7 +68,7 @@ class StreamingLoader(BatchLoader[Batch]):
 
     Args:
         plan: what to read.
-        global_batch_size: samples of a step over all ranks.
+        global_batch_size: samples of a step over all ranks; default: that of the file of `StreamPlan.load`.
         dp_rank, dp_world_size: default: from `dp_mesh`, else from torch.distributed, else 0 and 1.
         dp_mesh: the data-parallel device mesh; with several dimensions (HSDP), all count.
         prefetch_factor: batches made ahead; 0: none, and no thread.
@@ -87,7 +87,7 @@ class StreamingLoader(BatchLoader[Batch]):
         self,
         plan: StreamPlan,
         *,
-        global_batch_size: int,
+        global_batch_size: int | None = None,
         dp_rank: int | None = None,
         dp_world_size: int | None = None,
         dp_mesh: DeviceMesh | None = None,
@@ -143,7 +143,7 @@ class StreamDataset(Dataset[Batch]):
         self,
         plan: StreamPlan,
         *,
-        global_batch_size: int,
+        global_batch_size: int | None = None,
         dp_rank: int | None = None,
         dp_world_size: int | None = None,
         dp_mesh: DeviceMesh | None = None,
@@ -154,7 +154,7 @@ class StreamDataset(Dataset[Batch]):
             plan, global_batch_size, dp_rank, dp_world_size, uneven, otherwise=partial(_rank_in, dp_mesh)
         )
         self.plan, self._is_compact = plan, compact
-        self.sampler = StepSampler(plan, global_batch_size)
+        self.sampler = StepSampler(plan, self._ranks.global_batch_size)
         self._pid: int | None = os.getpid()
         self._last: Cursor | None = None
 

@@ -79,7 +79,8 @@ def document_losses(run: str, steps: range) -> Iterator[pa.RecordBatch]:
     plan = StreamPlan(**settings.data.arguments())
     saved_state = state_of([*after[:1], before[-1]][0]).loader
     plan = plan_of_run(plan, saved_state)
-    edited = other_weights(plan, saved_state) is not None  # the recipe was, between the two; samples so far are on record
+    # the recipe may have been edited between the two; samples so far are on record in any case
+    edited = other_weights(plan, saved_state) is not None
     cursor = load_state(plan, saved_state, weights="plan" if edited else "same")
     parallel, compute = replace(settings.parallel, replicas=1), replace(settings.compute, compile="off")
     with process_group(parallel) as device:

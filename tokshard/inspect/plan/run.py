@@ -34,7 +34,7 @@ from tokshard.wording import counted
 _NO_RECORD = np.empty((0, 3), np.int64)
 
 
-_NOT_OF_SAMPLES = {"on_resume", "num_workers", "memory_bytes", "cache_dir", "cache_bytes", "allow_small_blocks"}
+_NOT_OF_SAMPLES = {"on_resume", "memory_bytes", "cache_dir", "cache_bytes", "allow_small_blocks"}
 """Keys of ``[data]`` that do not say what a run reads."""
 
 
@@ -65,7 +65,7 @@ class Run:
         uneven: what to do if the world size does not divide the batch, as for `StreamingLoader`.
         record: int64 [steps, 3], ascending: steps up to `step`, with the first sample of each and the one after the
             last. A step that was left out has skipped samples.
-        other_run: how the run beside a recipe differs from the recipe, which is traced without it; empty if it does not.
+        other_run: how the run beside a recipe differs from the recipe, which is traced without it; empty: not at all.
     """
 
     plan: StreamPlan
