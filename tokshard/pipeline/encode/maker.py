@@ -85,9 +85,10 @@ class Maker:
     def encode(self) -> Callable[[Sequence[str]], EncodedTexts]:
         """The tokenizer."""
         if self._chat is not None:
-            return ChatTexts(self._load(), self._chat, self._config, self._tokenizer)
-        content = parsing(self._load(), parsed_tokens(self._config.special_tokens))
-        return DocumentEncoder(Encoder(content), self._tokenizer)
+            content = parsing(self._load(), self._tokenizer)
+            return ChatTexts(content, self._chat, self._config, self._tokenizer)
+        content = parsing(self._load(), self._tokenizer, parsed_tokens(self._config.special_tokens))
+        return DocumentEncoder(Encoder(content, self._tokenizer.special_ids), self._tokenizer)
 
     def parse(self, chunk: Chunk | Made) -> Parsed:
         """The records of a chunk."""
