@@ -81,11 +81,11 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
     content, parsed = _read_json(folder, file)
     vocabulary, added = _vocabulary(parsed, path)
     config, template = read_config(folder)
-    notes = _notes(parsed, config, bos)
     ids = {**vocabulary, **{token: entry["id"] for token, entry in added.items()}}
     unknown = _unknown(parsed)  # it stands for pieces of text, so it does not control anything, however it is flagged
     flagged = {token: entry["id"] for token, entry in added.items() if entry.get("special") and token != unknown}
     eos = eos or _configured_eos(config, location, flagged)
+    notes = _notes(parsed, config, eos, bos)
     if bos == BOS_FROM_TOKENIZER:
         bos = _configured_bos(config, folder.where(_CONFIG))
     _check_known({"--eos": eos, "--bos": bos}, ids, path, flagged)
@@ -383,12 +383,18 @@ def _token_of(config: Mapping[str, Any], key: str) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _notes(parsed: Mapping[str, Any], config: Mapping[str, Any], bos: str | None) -> tuple[str, ...]:
+def _notes(parsed: Mapping[str, Any], config: Mapping[str, Any], eos: str, bos: str | None) -> tuple[str, ...]:
     notes = [
         f"the tokenizer asks for {block}; documents are never truncated or padded, so this is ignored"
         for block in ("truncation", "padding")
         if parsed.get(block)
     ]
+    for entry in parsed.get("added_tokens") or []:
+        flags = [flag for flag in ("lstrip", "rstrip") if entry.get(flag)]
+        if flags and not entry.get("special") and entry["content"] not in (eos, bos):
+            notes.append(
+                f"the added token {entry['content']!r} takes white space beside it out of texts ({', '.join(flags)})"
+            )
     if config.get("add_bos_token") is True and bos is None and _token_of(config, "bos_token"):
         notes.append(
             f"the tokenizer's configuration asks for BOS; documents get it with --bos {BOS_FROM_TOKENIZER} only"
