@@ -21,7 +21,7 @@ from tests.pipeline.inputs import jsonl, zstd
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard import build_corpus, copy_corpus, open_corpus
 from tokshard.cli.corpus_text import summary_text
-from tokshard.errors import BadRecordError, ConfigurationChangedError, UsageError
+from tokshard.errors import BadRecordError, ConfigurationChangedError, TokenizerError, UsageError
 from tokshard.format import names
 from tokshard.runtime import NumpyLoader, StreamPlan
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
@@ -384,3 +384,15 @@ def test_a_kept_field_cannot_take_the_column_of_the_spans(tmp_path, tokenizer):
     source = write(tmp_path / "a.jsonl", [{**RECORDS[0], "loss": 0.5}])
     with pytest.raises(UsageError, match="cannot be called 'loss' here"):
         build(source, tokenizer, tmp_path / "out", keep_field=["loss:float64"])
+
+
+def test_a_template_and_a_tokenizer_that_do_not_fit_are_refused_or_noted(tmp_path, tokenizer):
+    source = write(tmp_path / "a.jsonl", RECORDS)
+    (tmp_path / "t.jinja").write_text(CHATML.replace("<|im_end|>", "<|stop|>"))
+    with pytest.raises(TokenizerError, match=r"ends answers by '<\|stop\|>'.* it would be 8 tokens of text"):
+        build(source, tokenizer, tmp_path / "out", chat=str(tmp_path / "t.jinja"))
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "t.jinja").write_text(CHATML.replace("<|im_start|>", "<|go|>"))
+    found = build(source, tokenizer, tmp_path / "out", chat=str(tmp_path / "t.jinja"))
+    note = "the chat template writes '<|go|>', which the tokenizer does not have: it becomes 6 tokens of text"
+    assert note in found.notes

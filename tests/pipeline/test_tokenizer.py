@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from tests.examples import examples
 from tests.pipeline.inputs import EOS, TOKENIZER, build, jsonl, special_token, write_byte_tokenizer
+from tokshard import build_corpus
 from tokshard.errors import ConfigurationChangedError, SourceError, TokenizerError, UsageError
 from tokshard.extras import version_of
 from tokshard.format.manifest import TokenizerInfo
@@ -892,3 +893,41 @@ def test_short_texts_encoded_in_groups_have_the_ids_that_each_has_alone():
     assert len(together) == len(texts)
     for text, ids in zip(texts, together, strict=True):
         assert ids.tolist() == encode([text])[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("ids", "named"), [((16484, 16485), "16484.* gives it 16384"), ((16384, 16384), "16384.* gives it 16385")]
+)
+def test_a_file_that_gives_special_tokens_other_ids_than_the_library_is_refused(ids, named, tmp_path):
+    added = [special_token(number, token) for number, token in zip(ids, ["<|a|>", "<|b|>"], strict=True)]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(with_added(*added)))
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(jsonl([{"text": "one"}]))
+    with pytest.raises(TokenizerError, match=named):
+        build(source, tmp_path / "out", tokenizer=str(tmp_path), eos=EOS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_eos_without_the_flag_of_special_tokens_stays_text_where_a_text_spells_it(tmp_path):
+    parsed = with_added()
+    (entry,) = (one for one in parsed["added_tokens"] if one["content"] == EOS)
+    parsed["added_tokens"] = [{**entry, "special": False}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parsed))
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(jsonl([{"text": f"a text about {EOS} tokens"}]))
+    with build(source, tmp_path / "out", tokenizer=str(tmp_path), eos=EOS) as corpus:
+        assert [document.tolist().count(corpus.eos_id) for document in corpus] == [1]
+
+
+def test_texts_that_spell_added_tokens_which_are_not_special_are_counted_by_token(tmp_path):
+    flags = {"special": False, "rstrip": True}
+    added = [special_token(16384, "<|fim|>", special=False), special_token(16385, "<sep>", **flags)]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(with_added(*added)))
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(jsonl([{"text": "a <|fim|> b <|fim|>"}, {"text": f"<|fim|> {EOS}"}, {"text": "c <sep>  d"}]))
+    found = build_corpus([source], tokenizer=str(tmp_path), eos=EOS, out=tmp_path / "out", workers=1)
+    assert found.notes == (
+        "the added token '<sep>' takes white space beside it out of texts (rstrip)",
+        "1 text spells '<sep>', an added token that is not special: it is that token there",
+        "2 texts spell '<|fim|>', an added token that is not special: it is that token there",
+    )

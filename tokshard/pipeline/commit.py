@@ -45,6 +45,7 @@ from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_
 from tokshard.pipeline.adopt import BuiltCorpus, roots_at_build
 from tokshard.pipeline.append import in_its_corpus
 from tokshard.pipeline.encode.chat.texts import CUT_SHORT, CUT_TOKENS
+from tokshard.pipeline.encode.maker import SPELLED
 from tokshard.pipeline.encode.passing import ADDED, INSIDE
 from tokshard.pipeline.executors.base import Usage, cpu_time
 from tokshard.pipeline.judge import loss_warning
@@ -323,6 +324,13 @@ def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
         shown = ", ".join(f"{one_line(name)} ({unread[name]:,})" for name in named[:_MAX_SHOWN_FIELDS])
         more = f", and {len(named) - _MAX_SHOWN_FIELDS:,} more" if len(named) > _MAX_SHOWN_FIELDS else ""
         yield f"fields that are not read, with the number of their records: {shown}{more}"
+    for what, count in sorted(changes.items()):
+        if what.startswith(SPELLED):
+            token = what.removeprefix(SPELLED)
+            yield (
+                f"{counted(count, 'text spells', 'texts spell')} {token!r}, an added token that is not special: it is "
+                "that token there"
+            )
     if changes[ADDED]:
         yield f"{counted(changes[ADDED], 'document')} did not end in {eos!r}: it was added"
     if changes[INSIDE]:

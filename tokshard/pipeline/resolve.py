@@ -16,6 +16,7 @@ from tokshard.format.manifest import ChatConfig
 from tokshard.pipeline.append import next_generation
 from tokshard.pipeline.copies import copied_request
 from tokshard.pipeline.encode.chat.texts import checked_chat, read_template
+from tokshard.pipeline.encode.encoder import Encoder
 from tokshard.pipeline.encode.tokenizer_file import read_tokenizer, with_parsed
 from tokshard.pipeline.options import (
     DEFAULT_SHARD_TOKENS,
@@ -88,6 +89,8 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
     _check_inputs(options.out, target, found.inputs)
     _check_read_once(options, found.inputs.read_once)
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
+    if options.chat is None and not read.has_plain_ids:
+        Encoder(read.content, read.info.special_ids)
     template, chat, info, notes = None, None, read.info, list(read.notes)
     of_loss = dict[str, str]()
     if options.reads == TOKENS:

@@ -176,14 +176,15 @@ class Encoder:
 
     Args:
         content: of a ``tokenizer.json``.
+        ids: tokens to the ids that they have to have.
 
     Raises:
-        TokenizerError: the library cannot load the file.
+        TokenizerError: the library cannot load the file, or gives one of `ids` another id.
     """
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, ids: Mapping[str, int] | None = None) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # 0.2x: workers are the parallelism
-        self._content = content
+        self._content, self._ids = content, ids or {}
         self._encode = self._load()
 
     def __call__(self, texts: Sequence[str]) -> list[NDArray[Any]]:
@@ -209,6 +210,7 @@ class Encoder:
                 file.write(without_truncation(self._content))
                 file.flush()
                 tokenizer: Any = Tokenizer.from_file(file.name)
+            numbers = {token: tokenizer.encode(token, add_special_tokens=False).ids for token in self._ids}
             encode = (_encoder_02x if hasattr(tokenizer, "encode_batch_fast") else _encoder_1x)(tokenizer)
             (found,) = encode(["a b"])  # some parts are only found to be missing when they are used
         except MemoryError:
@@ -223,6 +225,13 @@ class Encoder:
                     "check that it is a tokenizer.json, and try another version of tokenizers",
                 ),
             ) from error
+        for token, ids in numbers.items():
+            if len(ids) == 1 and ids[0] != self._ids[token]:  # a token of the vocabulary alone may become others
+                raise TokenizerError(
+                    f"the file of the tokenizer says that {token!r} is {self._ids[token]}, and {_library()}, which "
+                    f"encodes texts, gives it {ids[0]}",
+                    hint="number its added_tokens as the library does: by the vocabulary, or after it without a gap",
+                )
         if found.dtype != np.uint32:
             raise TokenizerError(
                 f"{_library()} gives ids as {found.dtype}, expected uint32",

@@ -5,6 +5,7 @@ Chunks are independent, so several processes can handle chunks of one input.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,9 @@ from tokshard.pipeline.sources.records import (
     RecordSpec,
     positions_array,
 )
+
+SPELLED = "spelled: "
+"""Before an added token that is not special, in the changes of documents whose text spells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +83,19 @@ class Maker:
         self._config, self._tokenizer, self._load = config, tokenizer, load
         self._spec, self._parse = spec, JsonLinesParser(spec)
         self._special = SpecialText(tokenizer.special_ids)
+        self._added: AddedText | None = None
         self._pass_on = TokenPasser(tokenizer, spec) if spec.tokens is not None else None
 
     @cached_property
     def encode(self) -> Callable[[Sequence[str]], EncodedTexts]:
         """The tokenizer."""
         if self._chat is not None:
-            return ChatTexts(self._load(), self._chat, self._config, self._tokenizer)
-        content = parsing(self._load(), parsed_tokens(self._config.special_tokens))
-        return DocumentEncoder(Encoder(content), self._tokenizer)
+            content = parsing(self._load(), self._tokenizer)
+            return ChatTexts(content, self._chat, self._config, self._tokenizer)
+        loaded = self._load()
+        self._added = AddedText(loaded, self._tokenizer, parsed_tokens(self._config.special_tokens))
+        content = parsing(loaded, self._tokenizer, parsed_tokens(self._config.special_tokens))
+        return DocumentEncoder(Encoder(content, self._tokenizer.special_ids), self._tokenizer)
 
     def parse(self, chunk: Chunk | Made) -> Parsed:
         """The records of a chunk."""
@@ -133,6 +141,8 @@ class Maker:
         changes = {what: positions[list(found)] for what, found in encoded.changes.items()}
         for name, found in records.unread.items():
             changes[UNREAD + name] = np.array(found, np.int64)[np.isin(found, positions)]
+        if self._added is not None:
+            changes |= {SPELLED + token: positions[spelled] for token, spelled in self._added(texts).items()}
         idle = [(int(positions[index]), NOTHING_TO_LEARN) for index in encoded.idle]
         records = replace(records, passed_over=sorted([*records.passed_over, *idle]))
         if encoded.with_special or encoded.failed or encoded.idle:
@@ -200,6 +210,33 @@ def _special(position: int) -> BadRecord:
     return BadRecord(position, SPECIAL_TOKEN, detail)
 
 
+class AddedText:
+    """Finds texts that spell an added token which is not special: it is a token there, not text.
+
+    Args:
+        content: of a ``tokenizer.json``.
+        parsed: special tokens that texts mean.
+    """
+
+    def __init__(self, content: bytes, info: TokenizerInfo, parsed: Iterable[str]) -> None:
+        added = json.loads(content).get("added_tokens") or []
+        tokens = {one["content"] for one in added if not one.get("special")}
+        # stretches of white space and single signs are words of a vocabulary, which nobody takes for control
+        tokens = {token for token in tokens if _CONTROL.fullmatch(token)} - {info.eos, info.bos, *parsed}
+        self._texts = SpecialText(tokens)
+        self._tokens = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))) if tokens else None
+
+    def __call__(self, texts: Sequence[str]) -> dict[str, list[int]]:
+        """Each such token, and the indices of the texts that spell it."""
+        found: dict[str, list[int]] = {}
+        if self._tokens is not None:
+            for index in np.flatnonzero(self._texts.mask(texts)).tolist():
+                for token in dict.fromkeys(self._tokens.findall(texts[index])):
+                    found.setdefault(token, []).append(index)
+        return found
+
+
+_CONTROL = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 _MAX_HOPS = 16
 _FEW_TOKENS = 4
 """Up to this many tokens, looking at each place of their first character is cheaper than one search for all."""

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -45,6 +45,7 @@ class TokenizerFile:
         notes: what the user should know, a line each.
         config: what ``tokenizer_config.json`` says.
         template: what ``chat_template.jinja`` next to it holds; None if there is none.
+        has_plain_ids: each added token has the id of the vocabulary, or the next free one, as libraries number them.
         normalizer: what changes text before it is encoded, such as ``NFKC, Lowercase``; None if nothing does.
     """
 
@@ -54,6 +55,7 @@ class TokenizerFile:
     config: Mapping[str, Any] = field(default_factory=dict)
     template: str | None = None
     normalizer: str | None = None
+    has_plain_ids: bool = True
 
 
 def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> TokenizerFile:
@@ -79,11 +81,11 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
     content, parsed = _read_json(folder, file)
     vocabulary, added = _vocabulary(parsed, path)
     config, template = read_config(folder)
-    notes = _notes(parsed, config, bos)
     ids = {**vocabulary, **{token: entry["id"] for token, entry in added.items()}}
     unknown = _unknown(parsed)  # it stands for pieces of text, so it does not control anything, however it is flagged
     flagged = {token: entry["id"] for token, entry in added.items() if entry.get("special") and token != unknown}
     eos = eos or _configured_eos(config, location, flagged)
+    notes = _notes(parsed, config, eos, bos)
     if bos == BOS_FROM_TOKENIZER:
         bos = _configured_bos(config, folder.where(_CONFIG))
     _check_known({"--eos": eos, "--bos": bos}, ids, path, flagged)
@@ -108,7 +110,21 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
         config=config,
         template=template,
         normalizer=normalizer_name(parsed.get("normalizer")),
+        has_plain_ids=_has_plain_ids(vocabulary, added.values()),
     )
+
+
+def _has_plain_ids(vocabulary: Mapping[str, int], added: Iterable[Mapping[str, Any]]) -> bool:
+    free = 1 + max(vocabulary.values(), default=-1)
+    for entry in added:
+        if entry["content"] in vocabulary:
+            if vocabulary[entry["content"]] != entry["id"]:
+                return False
+        elif entry["id"] != free:
+            return False
+        else:
+            free += 1
+    return True
 
 
 PARSE = "parse="
@@ -151,18 +167,22 @@ def with_parsed(info: TokenizerInfo, value: str) -> tuple[TokenizerInfo, str]:
     return msgspec.structs.replace(info, special_ids=others), f"{PARSE}{found}"
 
 
-def parsing(content: bytes, tokens: Collection[str]) -> bytes:
-    """A ``tokenizer.json`` whose given special tokens are found in text, as others are that are not special."""
-    if not tokens:
-        return content
+def parsing(content: bytes, info: TokenizerInfo, tokens: Collection[str] = ()) -> bytes:
+    """A ``tokenizer.json`` whose delimiters are special, and whose given special tokens are found in text.
+
+    Args:
+        info: its EOS and BOS may lack the flag, and are never made of text.
+        tokens: those that texts mean.
+    """
     parsed = json.loads(content)
-    added = parsed["added_tokens"]
-    return json.dumps(
-        {
-            **parsed,
-            "added_tokens": [{**one, "special": one["special"] and one["content"] not in tokens} for one in added],
-        }
-    ).encode()
+    added = parsed.get("added_tokens") or []
+    flags = [
+        one["content"] not in tokens if one.get("special") else one["content"] in (info.eos, info.bos) for one in added
+    ]
+    if flags == [bool(one.get("special")) for one in added]:
+        return content
+    changed = [{**one, "special": flag} for one, flag in zip(added, flags, strict=True)]
+    return json.dumps({**parsed, "added_tokens": changed}).encode()
 
 
 def read_config(folder: Store) -> tuple[dict[str, Any], str | None]:
@@ -363,12 +383,18 @@ def _token_of(config: Mapping[str, Any], key: str) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _notes(parsed: Mapping[str, Any], config: Mapping[str, Any], bos: str | None) -> tuple[str, ...]:
+def _notes(parsed: Mapping[str, Any], config: Mapping[str, Any], eos: str, bos: str | None) -> tuple[str, ...]:
     notes = [
         f"the tokenizer asks for {block}; documents are never truncated or padded, so this is ignored"
         for block in ("truncation", "padding")
         if parsed.get(block)
     ]
+    for entry in parsed.get("added_tokens") or []:
+        flags = [flag for flag in ("lstrip", "rstrip") if entry.get(flag)]
+        if flags and not entry.get("special") and entry["content"] not in (eos, bos):
+            notes.append(
+                f"the added token {entry['content']!r} takes white space beside it out of texts ({', '.join(flags)})"
+            )
     if config.get("add_bos_token") is True and bos is None and _token_of(config, "bos_token"):
         notes.append(
             f"the tokenizer's configuration asks for BOS; documents get it with --bos {BOS_FROM_TOKENIZER} only"

@@ -135,9 +135,9 @@ def test_a_template_may_write_the_role_into_its_tokens():
     answer = "{% generation %}{{ m.content }}{% endgeneration %}"
     text = "{% for m in messages %}{{ '<|' + m.role + '|>' }}" + answer + "{% endfor %}"
     content = chats.bytes_alone()
-    content["added_tokens"] += [chats.special_token(900, "<|user|>"), chats.special_token(901, "<|assistant|>")]
+    content["added_tokens"] += [chats.special_token(270, "<|user|>"), chats.special_token(271, "<|assistant|>")]
     ids = encode(encoder(content, text), said("a user | said <|user|>", "no")).ids.tolist()
-    assert (ids.count(900), ids.count(901)) == (1, 1)
+    assert (ids.count(270), ids.count(271)) == (1, 1)
 
 
 def test_what_a_user_writes_stays_text_where_a_template_looks_at_answers():
@@ -321,5 +321,22 @@ def test_the_end_of_a_document_is_a_token_that_the_template_does_not_write():
     with pytest.raises(TokenizerError, match="document_end is '</s>'") as caught:
         end("</s>", written=("</s>",))
     assert "'<pad>'" in caught.value.hint
-    with pytest.raises(TokenizerError, match="no special token that its chat template does not write"):
+    with pytest.raises(TokenizerError, match="no special token for the end of a document"):
         end(None, *SPECIAL, "<unk>")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said_of_it"),
+    [
+        ("<|im_start|>", "begins a turn or a text"),
+        ("<|im_end|>", "the chat template writes"),
+        ("<think>", "is not a special token of the tokenizer"),
+    ],
+)
+def test_no_document_ends_in_a_token_that_begins_a_turn_and_each_refusal_has_its_reason(wanted, said_of_it):
+    known = speller("byte-level")
+    options = {"config": chats.VARIABLES, "literals": ["</s><|im_end|><pad><end_of_turn><|endoftext|>"], "written": ()}
+    with pytest.raises(TokenizerError, match=said_of_it):
+        document_end(known, wanted, **options)
+    with pytest.raises(TokenizerError, match="or they begin a turn or text"):
+        document_end(known, None, **options)

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import UNDECODABLE, UsageError
+from tokshard.errors import UNDECODABLE, TokenizerError, UsageError
 from tokshard.extras import version_of
 from tokshard.format.loss import LOSS, WEIGHTS
 from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
@@ -18,9 +18,9 @@ from tokshard.pipeline.encode.chat.probe import takes_of
 from tokshard.pipeline.encode.chat.records import MALFORMED_CHAT, ChatRecordError, conversation
 from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, ChatDocument, ChatEncoder, Loss
 from tokshard.pipeline.encode.chat.template import ChatTemplate, own_template, template_variables
-from tokshard.pipeline.encode.chat.tokens import Speller, document_end
+from tokshard.pipeline.encode.chat.tokens import Speller, document_end, missing_tokens
 from tokshard.pipeline.encode.encoder import EncodedTexts
-from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, read_config
+from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, parsing, read_config
 from tokshard.pipeline.sources.chats import OWN, TemplateSource
 from tokshard.pipeline.sources.records import UNREAD, Problem
 from tokshard.store import locate, look_at, open_store
@@ -73,7 +73,7 @@ def checked_chat(
         UsageError: the template or the tokenizer cannot be used.
     """
     template = ChatTemplate(source, needs_spans=loss != "all", max_characters=1 << 20)
-    speller = Speller(tokenizer.content)
+    speller = Speller(parsing(tokenizer.content, tokenizer.info))
     end, end_id = document_end(
         speller,
         wanted_end,
@@ -98,6 +98,8 @@ def checked_chat(
         document = ChatEncoder(template, speller, loss=loss, end_id=end_id)(conversation(probe))
     except ChatRecordError as error:
         return config, info, [*notes, f"the chat template fails on a short conversation: {error.detail}"]
+    written = speller.spell(document.ids).decode(errors="replace")
+    notes += _check_fit(speller, template.syntax.literals, written)
     last = document.ids[: document.loss[-1]]
     text = speller.spell(last).decode(errors="replace")
     if loss != "all" and text.rstrip().endswith(_PROBE[1]):
@@ -105,6 +107,32 @@ def checked_chat(
             "the template marks answers without what ends their turn, so a model does not learn from them where to stop"
         )
     return config, info, notes
+
+
+def _check_fit(speller: Speller, literals: Sequence[str], written: str) -> list[str]:
+    """Notes on control tokens that a template writes, and the tokenizer does not have.
+
+    Args:
+        written: a short conversation as the template writes it.
+
+    Raises:
+        TokenizerError: one of them ends an answer.
+    """
+    hint = "add it to the tokenizer as a special token, as the guide to conversations shows, or give another template"
+    _, _, behind = written.partition(_PROBE[1])
+    ending = missing_tokens(behind.partition(_PROBE[2])[0], speller)
+    for token, count in ending.items():
+        if behind.lstrip().startswith(token):
+            raise TokenizerError(
+                f"the chat template ends answers by {token!r}, which the tokenizer does not have: it would be "
+                f"{count} tokens of text",
+                hint=hint,
+            )
+    missing = missing_tokens("\n".join([written, *literals]), speller)
+    return [
+        f"the chat template writes {token!r}, which the tokenizer does not have: it becomes {count} tokens of text"
+        for token, count in missing.items()
+    ]
 
 
 class ChatTexts:

@@ -90,7 +90,7 @@ class Speller:
                 {**entry, "special": entry.get("special") or entry["content"] in spelled}
                 for entry in parsed["added_tokens"]
             ]
-        first = rest = Encoder(json.dumps(parsed).encode())
+        first = rest = Encoder(json.dumps(parsed).encode(), self.added)
         if self._metaspace is not None and self._metaspace[1] == "first":
             parsed["pre_tokenizer"] = {**parsed["pre_tokenizer"], "prepend_scheme": "never"}
             rest = Encoder(json.dumps(parsed).encode())
@@ -308,7 +308,8 @@ def document_end(
 ) -> tuple[str, int]:
     """The token that ends the document of a conversation, and its id: one that neither text nor template can make.
 
-    It is never learned, and nothing after it sees it, so which one it is does not matter for training.
+    It is never learned, and nothing after it sees it, so which one it is does not matter for training. A token that
+    begins a turn, by its name, is none.
 
     Args:
         wanted: what the user gives; None for the first of those that fit.
@@ -319,17 +320,15 @@ def document_end(
     Raises:
         TokenizerError: there is none, or `wanted` is not one.
     """
-    fitting = [
-        token
-        for token in speller.special
-        if token in speller.unreachable and token not in written and not any(token in text for text in literals)
-    ]
+    reasons = {token: _unfit(token, speller, literals=literals, written=written) for token in speller.special}
+    fitting = [token for token, reason in reasons.items() if reason is None]
     preferred = [config.get("eos_token"), "<|endoftext|>", "<|end_of_text|>", "<eos>", config.get("pad_token")]
     ranked = sorted(
         fitting,
         key=lambda token: (
             preferred.index(token) if token in preferred else len(preferred),
             "pad" not in token.lower(),
+            not any(word in token.lower() for word in ("reserved", "unused")),
             "unk" in token.lower(),
         ),
     )
@@ -340,8 +339,40 @@ def document_end(
         return wanted, speller.special[wanted]
     shown = ", ".join(map(repr, ranked[:5]))
     raise TokenizerError(
-        "the tokenizer has no special token that its chat template does not write, and a document has to end in one"
+        "the tokenizer has no special token for the end of a document: the chat template writes all of them, or they "
+        "begin a turn or text"
         if wanted is None
-        else f"document_end is {wanted!r}, which is not a special token, or one that the chat template writes",
-        hint=f"give one of {shown} with --document-end" if shown else "add a special token to the tokenizer",
+        else f"document_end is {wanted!r}, which {reasons.get(wanted, 'is not a special token of the tokenizer')}",
+        hint=f"give one of {shown} with --document-end"
+        if shown
+        else "add a special token to the tokenizer, as the guide to conversations shows",
     )
+
+
+_OPENING = re.compile(r"(?i)start|begin|bos\b|^<s>$|^\[INST\]$|user|human|assistant|system|header|\brole")
+"""Special tokens that begin a turn, or a text, by their names."""
+
+
+def _unfit(token: str, speller: Speller, *, literals: Collection[str], written: Collection[str]) -> str | None:
+    """Why a special token cannot end documents; None if it can."""
+    if token in written or any(token in text for text in literals):
+        return "the chat template writes"
+    if token not in speller.unreachable:
+        return "a text can be given as"
+    return "begins a turn or a text" if _OPENING.search(token) else None
+
+
+_CONTROL = re.compile(
+    r"<\|[^\s<>|]{1,60}\|>|<\uff5c[^\s<>\uff5c]{1,60}\uff5c>|</?s>|<[be]os>|<(?:start|end)_of_[a-z_]{1,40}>"
+    r"|\[/?[A-Z][A-Z_]{2,40}\]"
+)
+"""How the tokens that control a model are spelled in the templates of known models."""
+
+
+def missing_tokens(text: str, speller: Speller) -> dict[str, int]:
+    """What a template writes like a control token, and the tokenizer has not: each, and the tokens that it becomes."""
+    found = dict.fromkeys(_CONTROL.findall(text))
+    counts = {
+        token: len(speller.plain.encode([token], has_start=False)[0]) for token in found if token not in speller.added
+    }
+    return {token: count for token, count in counts.items() if count > 1}
