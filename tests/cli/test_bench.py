@@ -143,7 +143,7 @@ def test_wrong_usage_is_refused_with_a_hint(shell, mix, tmp_path, arguments, err
 
 def test_a_directory_that_is_not_a_corpus_is_refused(shell, tmp_path):
     exit_code, _, err = shell(str(tmp_path))
-    assert exit_code == 1
+    assert exit_code == 2
     assert "error: " in err
 
 

@@ -48,7 +48,7 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
 @click.option(
     "--bos",
     metavar="TOKEN",
-    help="Token that starts every document; 'auto' takes it from tokenizer_config.json.  [default: none]",
+    help="Token that starts every document, or 'auto'.  [default: none]",
 )
 @click.option(
     "--text-field",
@@ -86,7 +86,7 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     type=click.Choice(["count", "fail"]),
     default="count",
     show_default=True,
-    help="What the template leaves out of a conversation: count it, or stop.",
+    help="Where a template leaves something out: count, or stop.",
 )
 @click.option(
     "--special-tokens",
@@ -137,7 +137,7 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
     type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="What to do with a bad record: stop, or skip it and list it in rejects.jsonl.",
+    help="Stop at a bad record, or list it in rejects.jsonl.",
 )
 @click.option(
     "--on-bad-source",
@@ -149,9 +149,9 @@ def _template(_: click.Context, __: click.Parameter, value: str | None) -> str |
 @click.option(
     "--max-bad-records",
     metavar="N|X%",
-    help="Stop when more records are skipped: a number, or a share of those read.  [default: no limit]",
+    help="Most records to skip.  [default: no limit]",
 )
-@click.option("--min-tokens", type=COUNT, metavar="N", help="Leave out shorter documents; delimiters count.")
+@click.option("--min-tokens", type=COUNT, metavar="N", help="Leave out shorter documents.")
 @click.option("--max-tokens", type=COUNT, metavar="N", help="Leave out longer documents; delimiters count.")
 @click.option(
     "--dedup",
