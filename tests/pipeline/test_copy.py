@@ -579,7 +579,7 @@ def test_a_copy_replaces_nothing_without_force_and_never_what_it_reads(corpus, t
     ("options", "problem"),
     [
         (["--where", "lang"], "not a condition"),
-        (["--where", "lang<=en"], "not a condition"),
+        (["--where", "lang<=en"], "has the sign <="),
         (["--where", "=en"], "not a condition"),
         (["--where", "country=en"], "no kept column 'country'"),
         (["--hash-range", "0.9:0.1"], "not a part of 0:1"),
