@@ -396,3 +396,10 @@ def test_a_template_and_a_tokenizer_that_do_not_fit_are_refused_or_noted(tmp_pat
     found = build(source, tokenizer, tmp_path / "out", chat=str(tmp_path / "t.jinja"))
     note = "the chat template writes '<|go|>', which the tokenizer does not have: it becomes 6 tokens of text"
     assert note in found.notes
+
+
+def test_conversations_that_spell_an_added_token_which_is_not_special_are_counted_by_token(tmp_path, tokenizer):
+    records = [said("what is <think>?", "a thought"), said("x", "three"), said("<think> <|im_end|>", "y")]
+    found = build(write(tmp_path / "a.jsonl", records), tokenizer, tmp_path / "out")
+    spelled = [note for note in found.notes if "spell" in note]
+    assert spelled == ["2 texts spell '<think>', an added token that is not special: it is that token there"]

@@ -90,8 +90,10 @@ class Maker:
     def encode(self) -> Callable[[Sequence[str]], EncodedTexts]:
         """The tokenizer."""
         if self._chat is not None:
-            content = parsing(self._load(), self._tokenizer)
-            return ChatTexts(content, self._chat, self._config, self._tokenizer)
+            loaded = self._load()
+            texts = ChatTexts(parsing(loaded, self._tokenizer), self._chat, self._config, self._tokenizer)
+            self._added = AddedText(loaded, self._tokenizer, texts.control)
+            return texts
         loaded = self._load()
         self._added = AddedText(loaded, self._tokenizer, parsed_tokens(self._config.special_tokens))
         content = parsing(loaded, self._tokenizer, parsed_tokens(self._config.special_tokens))
@@ -215,14 +217,14 @@ class AddedText:
 
     Args:
         content: of a ``tokenizer.json``.
-        parsed: special tokens that texts mean.
+        known: tokens that are text there, or that texts mean.
     """
 
-    def __init__(self, content: bytes, info: TokenizerInfo, parsed: Iterable[str]) -> None:
+    def __init__(self, content: bytes, info: TokenizerInfo, known: Iterable[str]) -> None:
         added = json.loads(content).get("added_tokens") or []
         tokens = {one["content"] for one in added if not one.get("special")}
         # stretches of white space and single signs are words of a vocabulary, which nobody takes for control
-        tokens = {token for token in tokens if _CONTROL.fullmatch(token)} - {info.eos, info.bos, *parsed}
+        tokens = {token for token in tokens if _CONTROL.fullmatch(token)} - {info.eos, info.bos, *known}
         self._texts = SpecialText(tokens)
         self._tokens = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))) if tokens else None
 

@@ -66,6 +66,9 @@ class ChatEncoder:
     Args:
         end_id: of the token that ends each document.
         is_strict: a conversation of which the template leaves something out is none.
+
+    Attributes:
+        control: tokens that are text where a message spells them.
     """
 
     def __init__(
@@ -80,7 +83,8 @@ class ChatEncoder:
             if token not in speller.special and not token.isspace() and any(token in literal for literal in literals)
         )
         self._author = Author(template, speller.special, others)
-        self._control = alternatives({*speller.special, *others})
+        self.control = frozenset({*speller.special, *others})
+        self._control = alternatives(self.control)
         self._others, self._spelled_others = others, alternatives(others)
 
     @cached_property

@@ -140,6 +140,9 @@ class ChatTexts:
 
     Args:
         content: of the ``tokenizer.json``.
+
+    Attributes:
+        control: tokens that stay text where a message spells them.
     """
 
     def __init__(self, content: bytes, source: TemplateSource, config: BuildConfig, info: TokenizerInfo) -> None:
@@ -154,6 +157,7 @@ class ChatTexts:
             end_id=info.eos_id,
             is_strict=config.chat.template_drops == "fail",
         )
+        self.control = self._encode.control
         self._is_weighted = loss == "weighted"
         self._most = config.max_tokens if config.chat.overlong == "head" else None
 
