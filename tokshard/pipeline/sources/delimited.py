@@ -30,7 +30,7 @@ def _chunks(input_: Input, _: Span, spec: RecordSpec) -> Iterator[tuple[None, Re
     # a longer field raises an error; the default limit would refuse long documents
     csv.field_size_limit(spec.max_line_bytes)
     with open_bytes(input_) as stream:
-        raw = io.BufferedReader(_Raw(stream), CHUNK_BYTES // 16)  # what is read ahead counts as read
+        raw = io.BufferedReader(_Raw(stream), -(-CHUNK_BYTES // 16))  # what is read ahead counts as read
         lines = _Lines(io.TextIOWrapper(raw, "utf-8", "surrogateescape", newline=""), spec.max_line_bytes)
         rows = csv.reader(lines, strict=True, delimiter="\t" if input_.format == TSV.name else ",")
         try:
