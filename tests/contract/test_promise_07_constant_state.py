@@ -58,7 +58,7 @@ def test_a_corpus_of_10_to_the_14_tokens_needs_no_more_than_one_of_a_million(ski
     small_seconds, small, small_size = min((first_batch(10**6, skipped) for _ in range(3)), key=lambda found: found[0])
     huge_seconds, huge, huge_size = min((first_batch(10**14, skipped) for _ in range(3)), key=lambda found: found[0])
     assert huge_size <= small_size + 40  # the number of tokens is in it, as the weight
-    assert huge_size < 550
+    assert huge_size < 650
     assert huge.num_scanned <= 2 * small.num_scanned
     assert huge.num_reads <= small.num_reads + 100  # the thread may be some steps ahead, in both
     assert huge_seconds < 10 * small_seconds + 0.5
@@ -112,7 +112,7 @@ def test_with_streams_a_rank_looks_at_the_windows_of_its_own_only_and_its_state_
         shape = loader.plan.shape  # the window of the stream, and what the thread makes of the next
         assert source.num_scanned <= 3 * shape.window_blocks * shape.block_tokens
     assert len(states[1]) <= len(states[0]) + 10
-    assert len(states[1]) < 550
+    assert len(states[1]) < 650
 
 
 def test_after_many_changes_of_weights_a_state_holds_the_counts_of_every_stream() -> None:

@@ -118,6 +118,7 @@ def test_masked_conversations_have_no_targets(held: tuple[Path, list[Hand]], pac
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the change of seq_len")
 @every_packing
 @pytest.mark.parametrize(
     "changes", [(2, 1, 4), *(pytest.param(change, marks=pytest.mark.soak) for change in ((4, 1), (1, 4)))]

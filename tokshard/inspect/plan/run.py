@@ -264,6 +264,9 @@ def open_run(
     cursor, done = plan.cursor(), cast("int | None", 0)
     if checkpoint is None and is_checkpoint(location):
         checkpoint = location
+    # a checkpoint has those of its recipe in its state
+    is_known = checkpoint == location and not (options.get("mask") or options.get("mask_ids"))
+    lists = [] if is_known else list(mix.masks())
     if checkpoint is not None:
         state = read_state(checkpoint)
         plan = plan_of_run(plan, {"cursor": state.cursor})
@@ -273,12 +276,12 @@ def open_run(
         else:
             changes["weights"] = "cursor"
         listing = plan.cursor()
-        for name, listed in () if checkpoint == location else mix.masks():
+        for name, listed in lists:
             listing = plan.masking(listing, name, **listed)
         files = [*mask_files, *(mask.file for mask in listing.masks)]
         cursor, done = load_state(plan, {"cursor": state.cursor}, mask_files=files, **changes), state.step
         record = _NO_RECORD if done is None else _read_record(checkpoint, done, cursor.sample)
-    for name, listed in () if checkpoint == location else mix.masks():  # a checkpoint has them in its state
+    for name, listed in lists:
         cursor = plan.masking(cursor, name, **listed)  # from here on, unless they were masked before
     run = Run(
         plan=plan,
@@ -293,8 +296,7 @@ def open_run(
         other_run=_other_run(location, mix, plan) if checkpoint is None else "",
     )
     step, rest = run.step_with(run.num_received)
-    is_known = done is not None or (rest and cursor.sample != plan.num_samples)
-    if is_known:
+    if done is not None or (rest and cursor.sample != plan.num_samples):
         return run
     return replace(run, step=step - 1 + bool(rest), is_step_counted=bool(run.num_received))
 
