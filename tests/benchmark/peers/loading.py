@@ -62,8 +62,8 @@ def _speeds(frame: Frame) -> Section:
                 " documents. Megatron's has tokens, labels, position_ids and a loss mask; the random crop has"
                 " inputs and targets as int64. The others give the ids as they are stored, and a compact batch of"
                 " tokshard has the ids as they are stored with masks and bounds. In process means `num_workers=0`;"
-                " tokshard makes batches ahead in a thread, unless the row says so, and has no workers of its own; Grain"
-                f" and LanceDB have threads, too. Workers: {WORKERS} of the peer's own DataLoader."
+                " tokshard makes batches ahead in a thread, unless the row says so, and has no workers of its own;"
+                f" Grain and LanceDB have threads, too. Workers: {WORKERS} of the peer's own DataLoader."
             ),
             (
                 "First batch: from opening the data to the first batch, imports not counted. To resume: the same"
