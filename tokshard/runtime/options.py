@@ -17,7 +17,7 @@ from tokshard.runtime.rows.transforms import Transform
 
 MIN_BLOCK_TOKENS = 65_536
 WHOLE_SEQ_LEN = 8_192
-"""With default sizes, a run whose corpora are packed whole can grow its `seq_len` up to here by factors of two."""
+"""With default sizes, a run whose corpora are packed whole can change its `seq_len` to any that divides this one."""
 
 WINDOW_TOKENS = 64 << 20
 MIN_WINDOW_BLOCKS = 64

@@ -104,8 +104,7 @@ def rows_needed(source: TokenSource, sizes: Sizes, blocks: Blocks) -> int:
     room_left = (sizes.row - lengths[:num_long]).tolist()
     short = lengths[num_long:].tolist()
     opened = result_of(_placed_short(short, room_left, num_long + len(short), sizes.row, opens_early=False))
-    count = max(opened, default=-1) + 1
-    count = max(count, num_long)
+    count = max([num_long - 1, *opened]) + 1
     return count + -(-count // SPARE_ROWS)
 
 

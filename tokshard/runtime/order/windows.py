@@ -425,10 +425,8 @@ class CorpusOrder:
         stop[begun] = self.slices.first_from(parts[begun], self.window_at(parts[begun], last).stop)
         if self.place is not None:  # joined samples belong to a window that has no other
             stop = np.where(used <= self.place.joined, self.place.joined, stop)
-        rest, ratio = (
-            (stop - used).astype(np.int64),
-            seq_len // self.shape.seq_len if seq_len % self.shape.seq_len == 0 else 0,
-        )
+        rest = (stop - used).astype(np.int64)
+        ratio = 0 if seq_len % self.shape.seq_len else seq_len // self.shape.seq_len
         joined = -(-rest // ratio) if ratio else np.zeros_like(rest)
         origins = self.slices.starts(parts, stop)
         resized = replace(self, shape=replace(self.shape, seq_len=seq_len))
