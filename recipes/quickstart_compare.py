@@ -22,12 +22,17 @@ TOLERANCE = 1e-5
 
 NEXT = """
 Text of this machine became two corpora. A model was trained, and continued on other numbers of ranks: they read the
-samples of an undisturbed run, and the losses agree within {tolerance:.0e}. Next, see what step {step} read, and write a
-page about the run:
+samples of an undisturbed run, and the losses agree within {tolerance}. Next, list the documents of step {step}, and
+write a page about the run:
 
   {tokshard} trace {recipe} --step {step}
   {tokshard} report {run} --out {run}.html
 """
+
+
+def power(number: float) -> str:
+    """A small number in one digit, such as ``2e-7``."""
+    return f"{number:.0e}".replace("e-0", "e-")
 
 
 def main() -> None:
@@ -53,9 +58,9 @@ def main() -> None:
             difference, step = max((abs(one["loss"] - undisturbed[one["step"]]), one["step"]) for one in steps)
             if not difference <= TOLERANCE:
                 sys.exit(
-                    f"{run}: the loss of step {step} is {difference:.1e} from that of {runs[0]}, not {TOLERANCE:.0e}"
+                    f"{run}: the loss of step {step} is {difference:.1e} from that of {runs[0]}, not {power(TOLERANCE)}"
                 )
-            losses += f", at most {difference:.0e} from that of {runs[0]}"
+            losses += f", at most {power(difference)} from that of {runs[0]}"
         undisturbed = undisturbed or {record["step"]: record["loss"] for record in steps}
         print(
             f"{run}: steps {first['step']} to {last['step']} read exactly samples {first['samples'][0]} to "
@@ -63,7 +68,8 @@ def main() -> None:
         )
     tokshard = os.path.relpath(Path(sys.executable).with_name("tokshard"))
     print(
-        NEXT.format(recipe=recipe, run=runs[0], step=max(undisturbed), tokshard=tokshard, tolerance=TOLERANCE), end=""
+        NEXT.format(recipe=recipe, run=runs[0], step=max(undisturbed), tokshard=tokshard, tolerance=power(TOLERANCE)),
+        end="",
     )
 
 

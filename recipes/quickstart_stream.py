@@ -45,7 +45,7 @@ def main() -> None:
     code, prose = sys.argv[1:]
     started = time.perf_counter()
     plan = StreamPlan({"code": code, "prose": prose}, weights={"code": 0.7, "prose": 0.3}, seq_len=SEQ_LEN, seed=17)
-    print(f"plan {plan.fingerprint[:16]}: 70 % code, 30 % prose, samples of {SEQ_LEN} tokens, {GLOBAL_BATCH} a step")
+    print(f"plan {plan.fingerprint[:16]}: 70% code, 30% prose, samples of {SEQ_LEN} tokens, {GLOBAL_BATCH} a step")
     rows, state = stream(plan, world_size=2, steps=3, state=None)
     print(f"2 ranks read samples 0 to {len(rows) - 1}, from scratch in {time.perf_counter() - started:.2f} s, and stop")
     print(f"  state, the same on both ranks: {len(state['cursor'])} bytes of JSON")

@@ -32,7 +32,7 @@ for batch in loader:
     losses = nn.functional.cross_entropy(model(tensors["input_ids"]).flatten(0, 1), labels, reduction="none")
     weights = tensors.get("loss_weights", tensors["labels"] != -100).flatten().float()  # conversations have the key
     # the mean over the targets of all ranks: gradients are averaged over ranks, which have different numbers of targets
-    share = accelerator.num_processes / accelerator.reduce(weights.sum()).clamp(min=1e-9)
+    share = accelerator.num_processes / tensors["step_weight"].clamp(min=1e-9)
     accelerator.backward((losses * weights).sum() * share)
     optimizer.step()
     optimizer.zero_grad()

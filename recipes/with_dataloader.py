@@ -37,12 +37,11 @@ def main(corpus, out, steps):
         dataset.sampler.load_state_dict(saved["loader"])  # of any number of ranks and workers
     for batch in loader:
         print(f"rank {distributed.get_rank()} samples {batch['sample_index'].tolist()}", flush=True)
-        targets = (batch["labels"] != -100).sum()
-        distributed.all_reduce(targets)  # ranks have different numbers of targets, and one of padding has none
         logits = model(batch["input_ids"]).flatten(0, 1)
         loss = nn.functional.cross_entropy(logits, batch["labels"].flatten(), reduction="sum")
+        # step_targets are of all ranks, which have different numbers of targets, and one of padding has none;
         # DistributedDataParallel divides the sum of gradients by the number of ranks
-        (loss / targets.clamp(min=1) * distributed.get_world_size()).backward()
+        (loss / batch["step_targets"].clamp(min=1) * distributed.get_world_size()).backward()
         optimizer.step()
         optimizer.zero_grad()
         step += 1

@@ -26,9 +26,9 @@ class Model(lightning.LightningModule):
         print(f"rank {self.global_rank} samples {batch['sample_index'].tolist()}", flush=True)
         logits, labels = self.layers(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten()
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
-        # ranks have different numbers of targets, and one of padding has none; Lightning averages gradients over ranks
-        targets = self.all_gather((labels != -100).sum()).sum()
-        return loss / targets.clamp(min=1) * self.trainer.world_size
+        # step_targets are of all ranks, which have different numbers of targets, and one of padding has none; Lightning
+        # averages gradients over ranks
+        return loss / batch["step_targets"].clamp(min=1) * self.trainer.world_size
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)

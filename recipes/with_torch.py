@@ -59,12 +59,11 @@ def main(corpus, out, steps):
         checkpoint.load(states, checkpoint_id=f"{out}/step-{step}")
     for batch in loader:
         print(f"rank {distributed.get_rank()} samples {batch['sample_index'].tolist()}", flush=True)
-        targets = (batch["labels"] != -100).sum()
-        distributed.all_reduce(targets)  # ranks have different numbers of targets: a mean of their means is wrong
         logits = model(batch["input_ids"]).flatten(0, 1)
         loss = nn.functional.cross_entropy(logits, batch["labels"].flatten(), reduction="sum")
-        # FSDP divides the sum of gradients by the number of ranks; a step of documents without targets has none
-        (loss / targets.clamp(min=1) * distributed.get_world_size()).backward()
+        # step_targets are of all ranks, which have different numbers of them: a mean of their means is wrong. FSDP
+        # divides the sum of gradients by the number of ranks; a step of documents without targets has none
+        (loss / batch["step_targets"].clamp(min=1) * distributed.get_world_size()).backward()
         optimizer.step()
         optimizer.zero_grad()
         step += 1

@@ -5,27 +5,39 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
+from tests.contract import small
 from tests.forks import Forks
-from tokshard.pipeline.executors.worker import prepare_workers
 
 # Tests run side by side. Threads of torch and numpy spin while they wait for one that has no core: tests of the trainer
 # would cost four times as much CPU. Read when torch is imported, and by processes that tests start.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
-# the timeout of pytest ends what hangs; a deadline per example only fails on a busy machine
-# A run of the suite repeats the one before: only `make soak` looks for examples that have not been tried yet
-settings.register_profile("dev", deadline=None, max_examples=6, derandomize=True)
+# The timeout of pytest ends what hangs; a deadline per example only fails on a busy machine. Examples are drawn from
+# the seed that `pytest_configure` sets, and never from a database: who has the seed has the run.
+settings.register_profile("dev", deadline=None, max_examples=6, database=None, print_blob=False)
 settings.register_profile("soak", deadline=None, max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--first-and-last", action="store_true", help="run only the first and the last case of each test")
+
+
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
+def pytest_configure(config: pytest.Config) -> None:
+    """Each day tries other examples; `--hypothesis-seed` repeats those of a day."""
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = f"{time.gmtime().tm_year}{time.gmtime().tm_yday:03}"
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"examples of properties: --hypothesis-seed={config.option.hypothesis_seed}"
 
 
 @pytest.hookimpl(trylast=True)  # of those that markers leave
@@ -56,7 +68,7 @@ def forks() -> Iterator[Forks]:
 @pytest.fixture(scope="session", autouse=True)
 def _workers_start_in_a_moment() -> None:
     """Whoever asks for a worker process first decides what its server has imported: the builds, which import most."""
-    prepare_workers()
+    small.start_the_server_of_workers()
 
 
 @pytest.fixture(scope="session", autouse=True)

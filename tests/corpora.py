@@ -170,8 +170,8 @@ def append_generation(
     folder = directory / names.generation_folder(number)
     write_corpus(folder, documents, tokenizer=tokenizer, generation=number, **options)
     with open_corpus(folder) as corpus:
-        manifest, parts = corpus.manifest, [*before.shards, *corpus.shards]
-    content = content_fingerprint(join_contents(part.content for part in parts), manifest.tokenizer, manifest.columns)
+        manifest, parts = corpus.manifest, [*before.shards.contents(), *corpus.shards.contents()]
+    content = content_fingerprint(join_contents(parts), manifest.tokenizer, manifest.columns)
     previous = json.loads(store.get(names.in_folder(names.generation_folder(number - 1), names.MANIFEST)))
     generation = Generation(number=number, previous=previous["manifest_sha256"], content=content)
     open_store(folder).put(names.MANIFEST, encode_manifest(msgspec.structs.replace(manifest, generation=generation)))

@@ -15,9 +15,9 @@ _USUAL = 40
 def examples(number: int) -> int:
     """A part of the examples that the profile gives (see conftest.py): `number` of 40, and 10 times `number` at most.
 
-    For a property whose examples are slow, or find little.
+    For a property whose examples are slow, or find little. At least two: the first one is always the simplest.
     """
-    return max(1, number * min(settings.default.max_examples, 10 * _USUAL) // _USUAL)
+    return max(2, number * min(settings.default.max_examples, 10 * _USUAL) // _USUAL)
 
 
 def some(

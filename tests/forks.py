@@ -57,15 +57,12 @@ def _serve() -> None:
     import torch._dynamo
     import torch.utils.data  # noqa: F401
 
-    import tokshard.cli.build
-    import tokshard.cli.inspect
-    import tokshard.cli.main
-    import tokshard.cli.trace
-    import tokshard.pipeline.build
     import tokshard.run_files.torch_checkpoints
     import tokshard.runtime.tensors
     import tokshard.trainer.loop  # noqa: F401
+    from tests.contract import small
 
+    small.import_commands("inspect", "trace")
     for line in sys.stdin:
         with tempfile.TemporaryFile("w+") as output:
             seconds, directory, *arguments = json.loads(line)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokshard.format.corpus import Corpus
     from tokshard.format.opening import open_corpus
     from tokshard.interop.export.export import export_corpus
-    from tokshard.pipeline.build import build_corpus, copy_corpus, import_corpus
+    from tokshard.pipeline.build import build_corpus, copy_corpus, import_corpus, select_corpus
 
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "export_corpus",
     "import_corpus",
     "open_corpus",
+    "select_corpus",
 ]
 
 _HOMES = {
@@ -38,6 +39,7 @@ _HOMES = {
     "export_corpus": "tokshard.interop.export.export",
     "import_corpus": "tokshard.pipeline.build",
     "open_corpus": "tokshard.format.opening",
+    "select_corpus": "tokshard.pipeline.build",
 }
 
 

@@ -10,6 +10,7 @@
     │  └─ ConfigurationChangedError    the directory holds a build with other settings
     ├─ SourceError                     an input has changed, or cannot be listed
     │  ├─ BadSourceError               an input is damaged or gone
+    │  ├─ CutSourceError               a limit needs more of a stream than was read: the build reads on by itself
     │  └─ BadRecordError               a record cannot become a document
     ├─ StoreError                      a bucket or server does not answer, or refuses what is asked
     ├─ BuildError                      the build cannot continue: disk, worker, lock
@@ -89,6 +90,10 @@ class BadSourceError(SourceError):
     """An input is damaged or gone, with ``--on-bad-source fail``."""
 
 
+class CutSourceError(SourceError):
+    """A limit needs more of standard input, or of an iterable, than was read: the build reads on by itself."""
+
+
 class BadRecordError(SourceError):
     """A record cannot become a document, with ``--on-bad-record fail``."""
 
@@ -132,7 +137,10 @@ class UnsupportedFormatError(CorpusError):
 
 
 class DamagedCorpusError(CorpusError):
-    """A file of the corpus differs from what the manifest says."""
+    """A file of the corpus differs from what the manifest says. There is one thing to do about most of them."""
+
+    def __init__(self, problem: str, *, hint: str = RESTORE) -> None:
+        super().__init__(problem, hint=hint)
 
 
 def _rebuild(kind: type[TokshardError], problem: str, hint: str) -> TokshardError:

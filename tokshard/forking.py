@@ -1,37 +1,43 @@
-"""What does not wait in a forked child for a thread of its parent: a lock, and properties that are computed once.
+"""The CPUs of this process, and a lock and properties computed once that do not wait in a forked child for a thread.
 
 DataLoader forks its workers by default on Linux up to Python 3.13, while the prefetch thread of a loader may run.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import sys
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 if TYPE_CHECKING or sys.version_info >= (3, 12):
     from functools import cached_property as cached_property  # noqa: PLC0414, TID251 - for others to import
 else:
 
-    class cached_property:  # noqa: N801 - as functools names it
+    class cached_property(functools.cached_property):  # noqa: N801, TID251 - as functools names it
         """`functools.cached_property` without its lock, as from Python 3.12 on: two threads may compute the same value.
 
         The lock is one for all objects of a class, and held while the value is computed.
         """
 
         def __init__(self, function: Any) -> None:
-            self._function, self.__doc__ = function, function.__doc__
+            super().__init__(function)
+            self.lock = contextlib.nullcontext()
 
-        def __set_name__(self, owner: type, name: str) -> None:
-            self._name = name
 
-        def __get__(self, instance: Any, owner: type | None = None) -> Any:
-            if instance is None:
-                return self
-            value = instance.__dict__[self._name] = self._function(instance)
-            return value
+def cpu_count() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Renewed(Protocol):
+    """What is begun anew in a forked child."""
+
+    def renew(self) -> None:
+        """Forget what belongs to the parent: its threads, and locks that they hold."""
 
 
 class ForkLock:
@@ -39,7 +45,7 @@ class ForkLock:
 
     def __init__(self) -> None:
         self._lock = RLock()
-        _locks.add(self)
+        renew_in_children(self)
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -52,12 +58,17 @@ class ForkLock:
         self._lock = RLock()
 
 
-_locks: WeakSet[ForkLock] = WeakSet()
+_renewed: WeakSet[Renewed] = WeakSet()
+
+
+def renew_in_children(one: Renewed) -> None:
+    """Renew this in every child that is forked while it exists."""
+    _renewed.add(one)
 
 
 def _renew_all() -> None:
-    for lock in list(_locks):
-        lock.renew()
+    for one in list(_renewed):
+        one.renew()
 
 
 os.register_at_fork(after_in_child=_renew_all)

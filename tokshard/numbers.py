@@ -1,11 +1,18 @@
-"""Numbers as people write them: counts such as ``1.5B``, sizes in bytes such as ``16MiB``."""
+"""Division that rounds up, and numbers as people write them: counts such as ``1.5B``, sizes such as ``16MiB``."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import Any, TypeVar
 
 from tokshard.errors import UsageError
+
+Numbers = TypeVar("Numbers", bound=Any)
+"""Whole numbers: an int, or an array of numpy, of int64 or of Python's where they exceed 2**63."""
+
+DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+"""What other tools may store ids as; always little-endian."""
 
 _NUMBER = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?)[ ]?([A-Za-z]*)", re.ASCII)
 _MAX_CHARACTERS = 40
@@ -18,6 +25,12 @@ _BYTES = {
     **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGTP", 1)},
     **{f"{prefix}IB": size for prefix, size in _BINARY.items()},
 }
+
+
+def ceil_div(number: Numbers, by: Any) -> Numbers:
+    """How many parts of the size `by` hold `number`: the quotient, rounded up; of arrays, each."""
+    quotient: Numbers = -(-number // by)  # `//` rounds towards -inf, so what is negated before and after rounds up
+    return quotient
 
 
 def read_count(text: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 LABEL_WIDTH = 12
 """Characters before the values of `aligned` lines."""
@@ -52,6 +52,12 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"
 
 
+def listed(words: Iterable[str], conjunction: str) -> str:
+    """Words as people list them: ``a, b and c``."""
+    *others, last = list(words) or [""]
+    return f"{', '.join(others)} {conjunction} {last}" if others else last
+
+
 def bytes_text(number: float) -> str:
     """A number of bytes in three digits, such as ``20.1 MB``; decimal prefixes."""
     for prefix in ("", "k", "M", "G", "T"):
@@ -68,6 +74,22 @@ def count_text(number: float) -> str:
             break
         number /= 1000
     return f"{number:.3g}{prefix}" if prefix else f"{number:.0f}"
+
+
+def as_typed(number: int) -> str:
+    """A count as the command line takes it: ``256M``; all digits where that would not be exact."""
+    return _with_suffix(number, {"T": 10**12, "B": 10**9, "M": 10**6})
+
+
+def as_typed_bytes(number: int) -> str:
+    """A size as the command line takes it: ``16MiB``; all digits where that would not be exact."""
+    return _with_suffix(number, {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10})
+
+
+def _with_suffix(number: int, sizes: Mapping[str, int]) -> str:
+    found = ((suffix, size) for suffix, size in sizes.items() if number and number % size == 0)
+    suffix, size = next(found, ("", 1))
+    return f"{number // size}{suffix}"
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import random
 from collections import Counter
@@ -14,7 +12,7 @@ from typing import Any
 
 from tests.pipeline.encode.chat import chats
 from tests.pipeline.encode.chat.templates import CHATML
-from tokshard.cli import main
+from tests.refusals import tokshard
 
 Json = dict[str, Any]
 CONTENTS = ("the answer", " ", "好的漢字", "thanks 🧪", "1 2 3\n", "<|im_end|>", "</s> and <s>", "\n\nx", "e\u0301")
@@ -86,7 +84,6 @@ def build(records: Sequence[Json], folder: Path, name: str, *options: str) -> Pa
     source = folder / f"{name}.jsonl"
     source.write_text("".join(json.dumps(record) + "\n" for record in records))
     words = ["build", str(source), "--tokenizer", str(folder / "tokenizer"), "--out", str(folder / name)]
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
-        exit_code = main.run([*words, "--workers", "1", "--quiet", *options])
-    assert exit_code == 0, errors.getvalue()
+    said = tokshard(*words, "--workers", "1", "--quiet", *options)
+    assert said.exit_code == 0, said.errors
     return folder / name

@@ -153,8 +153,9 @@ class Running:
             time.sleep(0.002)
 
     def resume(self) -> None:
-        """Let a process that was stopped continue."""
-        os.killpg(self.pid, signal.SIGCONT)
+        """Let a process that was stopped continue, if it does not already."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGCONT)
 
 
 def _steps(log: Path) -> list[str]:
@@ -196,16 +197,6 @@ class Launcher:
         self._server.stdin.close()
         self._server.stdout.close()
         self._server.wait()
-
-    def build(
-        self, sources: Sequence[str], out: Path, *options: str, fault: Fault | Sequence[Fault] | None = None
-    ) -> Outcome:
-        """Run one build to its end, whatever that is."""
-        return self.run("build", *sources, "--quiet", *options, out=out, fault=fault)
-
-    def run(self, command: str, *arguments: str, out: Path, fault: Fault | Sequence[Fault] | None = None) -> Outcome:
-        """Run a command that writes into `out` to its end, whatever that is."""
-        return self.start([command, *arguments, "--out", str(out), "--debug"], out=out, fault=fault).end()
 
     def start(
         self,
@@ -277,11 +268,6 @@ def kills(steps: Sequence[str]) -> list[Fault]:
         if step.startswith("open ") or at == len(steps):
             found.append(Fault(at=at, is_after=True))
     return found
-
-
-def is_refused(step: str) -> bool:
-    """Whether a full disk refuses a step."""
-    return step.partition(" ")[0] in _WHAT_A_FULL_DISK_REFUSES
 
 
 def serve() -> None:

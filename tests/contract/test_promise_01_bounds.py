@@ -6,11 +6,10 @@ import itertools
 import json
 import random
 import re
-import shutil
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract import small
-from tests.contract.arrays import Words, run_array
-from tests.contract.faults import Fault, Launcher, Outcome
-from tests.contract.outcomes import build_words
+from tests.contract.commands import DEDUP, Bench, commit_words, job_words
+from tests.contract.faults import Fault
 from tests.examples import examples
 from tests.pipeline.inputs import texts_of
 from tests.pipeline.places import StoppedError
@@ -47,26 +45,16 @@ def texts(num_tasks: int) -> list[str]:
     return [f"text {rng.randrange(TEXTS_PER_TASK * num_tasks // 2)}" for _ in range(TEXTS_PER_TASK * num_tasks)]
 
 
-Run = Callable[..., Outcome]
-
-
-@pytest.fixture
-def run(launcher: Launcher, byte_tokenizer: Path, tmp_path: Path) -> Run:
-    """Runs a build of so many tasks, all of whose reads are steps."""
-
-    def build(num_tasks: int, *options: str, run_all: Callable[..., Outcome] | None = None) -> Outcome:
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        source = lines(tmp_path / f"{num_tasks}.jsonl", texts(num_tasks))
-        words = build_words(
-            [source], tmp_path / "out", byte_tokenizer, "--task-bytes", "512", "--workers", "1", *options
-        )
-        if run_all is not None:
-            return run_all(words)
-        done = launcher.start(words, out=tmp_path / "out", fault=READS).end()
-        assert done.exit_code == 0, done.errors
-        return done
-
-    return build
+def steps_of(bench: Bench, num_tasks: int, *options: str, jobs: int = 0) -> list[str]:
+    """The steps of a build of so many tasks, by one process or by jobs one after another; reads are steps, too."""
+    bench.clear()
+    source = lines(bench.place / f"{num_tasks}.jsonl", texts(num_tasks))
+    words = bench.build_words([source], "--task-bytes", "512", *options)
+    alone = [[*words, "--workers", "1"]]
+    array = [*[job_words(words, index, jobs) for index in range(jobs)], commit_words(bench.out)]
+    ended = [bench.run(each, READS) for each in (array if jobs else alone)]
+    assert {done.exit_code for done in ended} == {0}, [done.errors for done in ended]
+    return [step for done in ended for step in done.steps]
 
 
 def reads(steps: Sequence[str]) -> list[str]:
@@ -86,46 +74,28 @@ def between_renames(steps: Sequence[str]) -> Iterator[tuple[set[str], str]]:
 
 
 @pytest.mark.slow
-def test_files_opened_in_the_search_for_duplicates_grow_with_the_number_of_tasks_and_no_faster(run: Run) -> None:
-    """With a fan-in of 4, the largest case takes three rounds of joins."""
-    opens = [len(reads(run(num_tasks, "--dedup", "exact").steps)) for num_tasks in (16, 32, 64)]
+def test_files_opened_in_the_search_for_duplicates_grow_with_the_number_of_tasks_and_no_faster(bench: Bench) -> None:
+    """With a fan-in of 4, the largest case takes joins and four levels. No task opens more than 8 files."""
+    steps = [steps_of(bench, num_tasks, *DEDUP) for num_tasks in (16, 32, 64)]
+    opens = [len(reads(each)) for each in steps]
     assert opens[0] > 16
     for before, after in itertools.pairwise(opens):
         assert after < 2.4 * before, opens
+    most = max(len(opened) for opened, _ in between_renames(steps[-1]))
+    last_level = 8  # of 320 texts, 32 in a bucket, each bucket dealt to two
+    assert 2 <= most <= last_level
 
 
-def test_no_task_opens_more_files_than_the_fan_in(run: Run) -> None:
-    steps = run(64, "--dedup", "exact").steps
-    most = max(len(opened) for opened, _ in between_renames(steps))
-    assert 2 <= most <= small.TINY["fan_in"] + 1  # and the settings or the inputs, where a process begins
-
-
-def test_a_build_opens_as_many_files_per_task_however_many_tasks_it_has(run: Run) -> None:
-    few, many = (len(reads(run(num_tasks).steps)) for num_tasks in (16, 64))
+def test_a_build_opens_as_many_files_per_task_however_many_tasks_it_has(bench: Bench) -> None:
+    few, many = (len(reads(steps_of(bench, num_tasks))) for num_tasks in (16, 64))
     assert many <= 4 * few
     assert few <= 3 * 16 + 10
 
 
 @pytest.mark.slow
-def test_all_jobs_of_an_array_together_read_what_one_process_reads_and_little_for_each(
-    launcher: Launcher, run: Run, tmp_path: Path
-) -> None:
+def test_all_jobs_of_an_array_together_read_what_one_process_reads_and_little_for_each(bench: Bench) -> None:
     """Each job judges the stages before the last: it reads all of their receipts, and no other file of other tasks."""
-
-    def opens(jobs: int) -> int:
-        steps: list[str] = []
-
-        def run_all(commands: Sequence[Words]) -> list[Outcome]:
-            ended = [launcher.start(words, out=tmp_path / "out", fault=READS).end() for words in commands]
-            assert {done.exit_code for done in ended} == {0}, [done.errors for done in ended]
-            for done in ended:
-                steps.extend(done.steps)
-            return ended
-
-        run(32, "--dedup", "exact", run_all=lambda words: run_array(words, tmp_path / "out", run_all, jobs=jobs))
-        return len(reads(steps))
-
-    few, many = opens(2), opens(8)
+    few, many = (len(reads(steps_of(bench, 32, *DEDUP, jobs=jobs))) for jobs in (2, 8))
     assert many - few < (8 - 2) * 3 * 32, (few, many)
 
 
@@ -134,7 +104,7 @@ def test_the_memory_of_the_search_for_duplicates_does_not_grow_with_the_texts(
     byte_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that held the rows of all hashes would hold four times as many."""
-    sizes = {"chunk_bytes": 1 << 14, "part_texts": 512, "fence_rows": 16, "slice_rows": 512, "fan_in": 4}
+    sizes = {"chunk_bytes": 1 << 14, "part_texts": 512, "copy_deal_bytes": 1 << 14, "hash_rows": 512, "fan_in": 4}
     small.shrink(monkeypatch.setattr, **sizes, batch_tokens=4_096)
     peaks = []
     for num_texts in (100, 2_000, 8_000):  # the first imports what the others need
@@ -156,14 +126,14 @@ def test_the_memory_of_the_search_for_duplicates_does_not_grow_with_the_texts(
 @settings(max_examples=examples(10))
 @given(
     found=st.lists(st.sampled_from("aaaabbcdefghijklmnopqrstuvwxyz"), min_size=10, max_size=80),
-    slice_rows=st.sampled_from([4, 6, 32]),
+    hash_rows=st.sampled_from([4, 6, 32]),
 )
 def test_texts_that_most_tasks_have_are_found_wherever_the_search_is_cut(
-    byte_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory, found: list[str], slice_rows: int
+    byte_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory, found: list[str], hash_rows: int
 ) -> None:
     place = tmp_path_factory.mktemp("place")
     with pytest.MonkeyPatch.context() as patch:
-        small.shrink(patch.setattr, **{**small.MERGES, "slice_rows": slice_rows, "fan_in": 3}, chunk_bytes=200)
+        small.shrink(patch.setattr, **{**small.MERGES, "hash_rows": hash_rows, "fan_in": 3}, chunk_bytes=200)
         options = {"tokenizer": byte_tokenizer, "out": place / "out", "task_bytes": 200, "workers": 1}
         build_corpus([lines(place / "a.jsonl", found)], dedup="exact", **options)
     with open_corpus(place / "out") as corpus:

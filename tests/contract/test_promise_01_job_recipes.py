@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -11,19 +10,22 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.contract import builds
+from tests.contract.commands import DEDUP, shards, state
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
 COUNT = 3
+Environment = Mapping[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -33,161 +35,100 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def reference(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return builds.build([str(sources)], tmp_path_factory.mktemp("reference") / "out", "--workers", "1")
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes that are this machine: `tokshard` has small tasks, and `sbatch` writes down what is submitted."""
+
+    place: Path
+    sources: Path
+
+    @property
+    def out(self) -> Path:
+        return self.place / "out of several words"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PATH": f"{self.place}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+    def write_tools(self) -> None:
+        small = "--task-bytes 1MiB --shard-tokens 100K --quiet"
+        submitted = self.place / "submitted"
+        scripts = {
+            "tokshard": f'[[ "$1" == commit ]] || set -- "$@" {small}\nexec {sys.executable} -m tokshard "$@"',
+            "sbatch": f'printf "%s\\n" "$(printf "%q " "$@")" >> {submitted}\nwc -l < {submitted}',
+        }
+        (self.place / "bin").mkdir()
+        for name, script in scripts.items():
+            path = self.place / "bin" / name
+            path.write_text(f"#!/bin/bash\n{script}\n")
+            path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def play(self, command: Sequence[str], jobs: Sequence[Environment]) -> None:
+        """Run the jobs of an array at once, the first twice; the last is killed when the first shard is there."""
+        started = [
+            subprocess.Popen(command, env=job, stderr=subprocess.PIPE, text=True, start_new_session=True)
+            for job in [jobs[0], *jobs]
+        ]
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not shards(self.out) and started[-1].poll() is None:
+            time.sleep(0.005)
+        if started[-1].poll() is None:
+            os.killpg(started[-1].pid, signal.SIGKILL)
+        ended = [(process.communicate()[1], process.returncode) for process in started]
+        assert [code for _, code in ended[:-1]] == [0] * len(jobs), ended
+
+    def run(self, command: Sequence[str], environment: Environment) -> None:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def check(self, *options: str) -> None:
+        """What the jobs made is what one process makes."""
+        expected = self.place / "expected"
+        builds.complete([str(self.sources)], expected, "--workers", "1", *options)
+        assert state(self.out) == state(expected)
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> dict[str, str]:
-    """The environment of a node: `tokshard` with small tasks, and an `sbatch` that writes down what is submitted."""
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    small = "--task-bytes 1MiB --shard-tokens 100K --quiet"
-    is_other = '[[ "$1" == status || "$1" == commit ]]'
-    scripts = {
-        "tokshard": f'{is_other} || set -- "$@" {small}\nexec {sys.executable} -m tokshard "$@"',
-        "sbatch": f'printf "%s\\n" "$(printf "%q " "$@")" >> {tmp_path}/submitted\nwc -l < {tmp_path}/submitted',
-    }
-    for name, script in scripts.items():
-        path = tools / name
-        path.write_text(f"#!/bin/bash\n{script}\n")
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+def cluster(tmp_path: Path, sources: Path) -> Cluster:
+    found = Cluster(tmp_path, sources)
+    found.write_tools()
+    return found
 
 
-def play(command: list[str], environments: list[Mapping[str, str]], out: Path) -> None:
-    """Run the jobs of an array at once, the first twice; the last is killed when the first shard is there."""
-    started = [
-        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        for environment in [environments[0], *environments]
-    ]
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not builds.visible_shards(out) and started[-1].poll() is None:
-        time.sleep(0.005)
-    if started[-1].poll() is None:
-        os.killpg(started[-1].pid, signal.SIGKILL)
-    ended = [(process.communicate()[1], process.returncode) for process in started]
-    assert [code for _, code in ended[:-1]] == [0] * len(environments), ended
-
-
-def run(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-
-
-def submitted(tmp_path: Path) -> Iterator[tuple[dict[str, str], str]]:
-    """What was given to sbatch: the options with their values, and the command."""
-    for line in (tmp_path / "submitted").read_text().splitlines():
-        options = dict(re.fullmatch(r"--([a-z-]+)(?:=(.*))?", word, re.DOTALL).groups() for word in shlex.split(line))  # type: ignore[union-attr]
-        yield options, options.pop("wrap")
-
-
-def slurm(cluster: dict[str, str], index: int, **more: str) -> dict[str, str]:
-    """The environment of a job of an array."""
-    given = {
-        "SLURM_ARRAY_JOB_ID": "77",
-        "SLURM_ARRAY_TASK_ID": str(index),
-        "SLURM_ARRAY_TASK_MIN": "0",
-        "SLURM_ARRAY_TASK_MAX": str(COUNT - 1),
-        "SLURM_ARRAY_TASK_STEP": "1",
-        "SLURM_CPUS_PER_TASK": "1",
-    }
-    return {**cluster, **given, **more}
-
-
-@pytest.mark.parametrize(
-    "options", [("--dedup", "exact"), pytest.param((), marks=pytest.mark.soak)], ids=["dedup", "none"]
-)
-def test_the_slurm_array_makes_the_corpus_of_one_process(
-    sources: Path, cluster: dict[str, str], tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    out = tmp_path / "out of several words"
-    places = {"SOURCES": str(sources), "TOKENIZER": str(builds.TOKENIZER), "OUT": str(out)}
+@pytest.mark.parametrize("options", [DEDUP, pytest.param((), marks=pytest.mark.soak)], ids=["dedup", "none"])
+def test_the_slurm_array_makes_the_corpus_of_one_process(cluster: Cluster, options: tuple[str, ...]) -> None:
+    places = {"SOURCES": cluster.sources, "TOKENIZER": builds.TOKENIZER, "OUT": cluster.out}
+    array = {"ARRAY_TASK_MIN": 0, "ARRAY_TASK_MAX": COUNT - 1, "ARRAY_TASK_STEP": 1, "CPUS_PER_TASK": 1}
+    given = {**places, "SLURM_ARRAY_JOB_ID": 77, **{f"SLURM_{name}": value for name, value in array.items()}}
+    environment = cluster.environment | {name: str(value) for name, value in given.items()}
+    jobs = [environment | {"SLURM_ARRAY_TASK_ID": str(index)} for index in range(COUNT)]
     script = ["bash", str(RECIPES / "slurm/build.sbatch"), *options]
-    play(script, [slurm(cluster, index, **places) for index in range(COUNT)], out)
-    sent, commit = next(submitted(tmp_path))
+    cluster.play(script, jobs)
+    first, *_ = (cluster.place / "submitted").read_text().splitlines()
+    sent = dict(re.fullmatch(r"--([a-z-]+)(?:=(.*))?", word, re.DOTALL).groups() for word in shlex.split(first))  # type: ignore[union-attr]
     assert sent["dependency"] == "afterok:77"
-    again = run(script, slurm(cluster, COUNT - 1, **places, SLURM_RESTART_COUNT="1"))
-    assert again.returncode == 0, again.stderr
-    done = run(["bash", "-c", commit], cluster)
-    assert done.returncode == 0, done.stderr
-    expected = builds.build([str(sources)], tmp_path / "expected", "--workers", "1", *options)
-    assert builds.corpus_hashes(out) == expected
+    cluster.run(script, jobs[-1] | {"SLURM_RESTART_COUNT": "1"})
+    cluster.run(["bash", "-c", sent["wrap"]], cluster.environment)
+    cluster.check(*options)
 
 
 @pytest.mark.soak  # the script of Slurm has the same steps
-def test_the_kubernetes_jobs_make_the_corpus_of_one_process(
-    sources: Path, reference: dict[str, str], cluster: dict[str, str], tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
+def test_the_kubernetes_jobs_make_the_corpus_of_one_process(cluster: Cluster) -> None:
     build, commit = yaml.safe_load_all((RECIPES / "kubernetes/build-job.yaml").read_text())
     assert (build["spec"]["completionMode"], commit["spec"]["suspend"]) == ("Indexed", True)
-    (container,) = build["spec"]["template"]["spec"]["containers"]
     places = {
         f"--num-jobs={build['spec']['completions']}": f"--num-jobs={COUNT}",
-        "/data/raw": str(sources),
+        "/data/raw": str(cluster.sources),
         "--tokenizer=/data/tokenizer": f"--tokenizer={builds.TOKENIZER}",
-        "--out=/data/shards": f"--out={out}",
+        "--out=/data/shards": f"--out={cluster.out}",
         "--workers=8": "--workers=1",
-        "/data/shards": str(out),
+        "/data/shards": str(cluster.out),
     }
-    words = [places.get(word, word) for word in container["command"]]
+    (to_build,), (to_commit,) = (job["spec"]["template"]["spec"]["containers"] for job in (build, commit))
+    words = [places.get(word, word) for word in to_build["command"]]
     assert f"--num-jobs={COUNT}" in words
-    pods = [{**cluster, "JOB_COMPLETION_INDEX": str(index)} for index in range(COUNT)]
-    play(words, pods, out)
-    again = run(words, pods[-1])
-    assert again.returncode == 0, again.stderr
-    (container,) = commit["spec"]["template"]["spec"]["containers"]
-    done = run([places.get(word, word) for word in container["command"]], cluster)
-    assert done.returncode == 0, done.stderr
-    assert builds.corpus_hashes(out) == reference
-
-
-@pytest.mark.soak  # by default the scripts above show it
-def test_jobs_that_start_at_once_prepare_the_build_once_and_may_be_killed_or_run_twice(
-    sources: Path, reference: dict[str, str], tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    commit = [*builds.command([], out)[:3], "commit", str(out)]
-    jobs = [
-        builds.command([str(sources)], out, "--workers", "1", "--job-index", str(index), "--num-jobs", str(COUNT))
-        for index in range(COUNT)
-    ]
-    started = [builds.start(jobs[index]) for index in (0, 1, 1, 2)]
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not builds.visible_shards(out):
-        time.sleep(0.005)
-    os.killpg(started[3].pid, signal.SIGKILL)
-    said = [process.communicate()[1] for process in started]
-    assert [process.returncode for process in started[:3]] == [0, 0, 0], said
-    early = builds.run(commit)
-    # it may have been killed between its last receipt and its end
-    assert early.returncode == 0 or "they belong to job 2 of 3" in early.stderr
-    assert builds.run(jobs[2]).returncode == 0
-    done = builds.run(commit)
-    assert done.returncode == 0, done.stderr
-    assert builds.corpus_hashes(out) == reference
-
-
-def test_the_status_shows_the_jobs_that_run_and_how_the_build_continues(
-    sources: Path, cluster: dict[str, str], tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    words = ["tokshard", "build", str(sources), "--tokenizer", str(builds.TOKENIZER), "--out", str(out)]
-    job = [*words, "--workers", "1", "--job-index", "1", "--num-jobs", "2"]
-    running = subprocess.Popen(job, env=cluster, stderr=subprocess.DEVNULL, text=True, start_new_session=True)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not builds.visible_shards(out):
-        time.sleep(0.005)
-    os.killpg(running.pid, signal.SIGSTOP)  # or it may be done before it is asked for
-    shown = run(["tokshard", "status", str(out)], cluster).stdout
-    found = json.loads(run(["tokshard", "status", str(out), "--json"], cluster).stdout)
-    os.killpg(running.pid, signal.SIGKILL)
-    running.communicate()
-    assert found["state"] == "running"
-    (holder,) = found["holders"]
-    assert re.fullmatch(r"job 1 of 2, process \d+ on .+", holder)
-    assert re.search(rf"^ +{re.escape(holder)}$", shown, re.MULTILINE)
-    shown = run(["tokshard", "status", str(out)], cluster).stdout
-    assert "--job-index 0 --num-jobs 1" in shown
-    assert f"with any job number, then tokshard commit {out}" in shown
+    pods = [{**cluster.environment, "JOB_COMPLETION_INDEX": str(index)} for index in range(COUNT)]
+    cluster.play(words, pods)
+    cluster.run(words, pods[-1])
+    cluster.run([places.get(word, word) for word in to_commit["command"]], cluster.environment)
+    cluster.check()

@@ -13,15 +13,15 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contract import small
-from tests.contract.arrays import Words, run_array
-from tests.contract.faults import Fault, Launcher, Outcome, Running
-from tests.contract.outcomes import build_words, messages, shards, state
+from tests.contract.commands import DEDUP, Bench, messages, shards, state
+from tests.contract.faults import Fault, Launcher, Outcome
 from tests.examples import examples
 from tests.pipeline.inputs import texts_of
 from tokshard.format import names
@@ -71,7 +71,7 @@ class Case:
         found += ["--on-bad-record", "skip"] if self.skips_records else []
         found += ["--on-bad-source", "skip"] if self.skips_sources else []
         found += ["--max-bad-records", str(self.max_bad_records)] if self.max_bad_records is not None else []
-        return found + (["--dedup", "exact"] if self.dedup else [])
+        return [*found, *(DEDUP if self.dedup else ())]
 
     def text(self, source: int, number: int) -> str:
         """The text of a record."""
@@ -176,65 +176,67 @@ def _records(case: Case, left_out: set[int]) -> Iterator[tuple[int, int, str | N
 # cases; sizes and limits are sampled rather than drawn, because most cases should be large enough to be of interest
 
 
-@dataclass(frozen=True, kw_only=True)
-class Theme:
-    """What happens in a case.
+LIMITS = (0.2, 0.4, 0.6, 0.8, 1.0)
+THEMES: dict[str, dict[str, Any]] = {
+    "a limit": {"limits": LIMITS},
+    "bad records": {"letters": "ddrx", "limits": (None, *LIMITS)},
+    "too many bad records": {"letters": "ddx", "limits": (None, *LIMITS), "allowed": (0.0, 0.3, 0.6, 1.0)},
+    "damage": {"letters": "dddx", "damage": True},
+    "damage and a limit": {"damage": True, "limits": LIMITS},
+    "duplicates": {"letters": "drr-", "dedup": True, "limits": (None, None, 0.4)},
+    "duplicates and damage": {"letters": "drr", "dedup": True, "damage": True},
+    "everything": {
+        "letters": "dddr-x",
+        "damage": True,
+        "dedup": True,
+        "limits": (None, *LIMITS),
+        "allowed": (None, 0.0, 0.5, 1.0),
+    },
+}
+"""What happens in a case: the arguments of `cases`."""
+
+
+@st.composite
+def sources(draw: st.DrawFn, letters: str, *, damage: bool) -> Source:
+    kind = draw(st.sampled_from([LINES, STREAM, LINES, STREAM, STREAM, *([BROKEN] if damage else [])]))
+    if kind == BROKEN:
+        return Source(BROKEN, "")
+    num_records = draw(st.sampled_from([7, 11, 9, 4, 1]))
+    records = draw(st.lists(st.sampled_from(letters), min_size=num_records, max_size=num_records).map("".join))
+    is_damaged = kind == STREAM and damage and draw(st.booleans())
+    return Source(kind, records, is_damaged, draw(st.sampled_from([200, 200, 60])))
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    *,
+    letters: str = "ddddr-",
+    damage: bool = False,
+    limits: Sequence[float | None] = (None,),
+    allowed: Sequence[float | None] = (None,),
+    dedup: bool = False,
+) -> Case:
+    """Cases.
 
     Args:
         letters: the kinds of records.
         damage: whether sources may be damaged; they are left out then, or not.
         limits: parts of all documents that a limit lets through; None: no limit.
-        max_bad_records: parts of the bad records that are allowed.
+        allowed: parts of the bad records.
     """
-
-    letters: str = "ddddr-"
-    damage: bool = False
-    limits: tuple[float | None, ...] = (None,)
-    max_bad_records: tuple[float | None, ...] = (None,)
-    dedup: bool = False
-
-
-LIMITS = (0.2, 0.4, 0.6, 0.8, 1.0)
-THEMES = {
-    "a limit": Theme(limits=LIMITS),
-    "bad records": Theme(letters="ddrx", limits=(None, *LIMITS)),
-    "too many bad records": Theme(letters="ddx", limits=(None, *LIMITS), max_bad_records=(0.0, 0.3, 0.6, 1.0)),
-    "damage": Theme(letters="dddx", damage=True),
-    "damage and a limit": Theme(damage=True, limits=LIMITS),
-    "duplicates": Theme(letters="drr-", dedup=True, limits=(None, None, 0.4)),
-    "duplicates and damage": Theme(letters="drr", dedup=True, damage=True),
-    "everything": Theme(
-        letters="dddr-x", damage=True, dedup=True, limits=(None, *LIMITS), max_bad_records=(None, 0.0, 0.5, 1.0)
-    ),
-}
-
-
-@st.composite
-def sources(draw: st.DrawFn, theme: Theme) -> Source:
-    kind = draw(st.sampled_from([LINES, STREAM, LINES, STREAM, STREAM, *([BROKEN] if theme.damage else [])]))
-    if kind == BROKEN:
-        return Source(BROKEN, "")
-    num_records = draw(st.sampled_from([7, 11, 9, 4, 1]))
-    records = draw(st.lists(st.sampled_from(theme.letters), min_size=num_records, max_size=num_records).map("".join))
-    is_damaged = kind == STREAM and theme.damage and draw(st.booleans())
-    return Source(kind, records, is_damaged, draw(st.sampled_from([200, 200, 60])))
-
-
-@st.composite
-def cases(draw: st.DrawFn, theme: Theme) -> Case:
     num_sources = draw(st.sampled_from([2, 3, 1, 4]))
-    found = draw(st.lists(sources(theme), min_size=num_sources, max_size=num_sources))
+    found = draw(st.lists(sources(letters, damage=damage), min_size=num_sources, max_size=num_sources))
     records = "".join(source.records for source in found)
     num_documents, num_bad = records.count(DOCUMENT) + records.count(REPEATED), records.count(BAD)
-    limit, most = draw(st.sampled_from(theme.limits)), draw(st.sampled_from(theme.max_bad_records))
-    skips_records = most is not None or draw(st.sampled_from([True, True, False]))
+    limit, most = draw(st.sampled_from(limits)), draw(st.sampled_from(allowed))
     return Case(
         sources=tuple(found),
         limit=None if limit is None else max(1, round(limit * num_documents)),
-        skips_records=skips_records,
-        skips_sources=theme.damage and draw(st.sampled_from([True, True, True, False])),
+        skips_records=most is not None or draw(st.sampled_from([True, True, False])),
+        skips_sources=damage and draw(st.sampled_from([True, True, True, False])),
         max_bad_records=None if most is None else round(most * num_bad),
-        dedup=theme.dedup,
+        dedup=dedup,
         task_bytes=draw(st.sampled_from([512, 512, 1024])),
     )
 
@@ -272,58 +274,41 @@ STOPS = st.builds(
 )
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run of the command of a build that does not come to its end, or perhaps.
-
-    Args:
-        loses: which of the shards, if any, is gone after it.
-    """
-
-    workers: int
-    order: tuple[Fault, ...]
-    stop: Fault
-    loses: int | None = None
+EXECUTORS = st.sampled_from(["local 1", "local 2", "local 2", "local 2", "local 3", "array of 3", "array at once"])
+HISTORIES = st.lists(st.tuples(EXECUTORS, ORDERS, STOPS, st.none() | st.integers(0, 20)), max_size=2)
+"""Runs that may not come to their end: by whom, in which order, what stops them, which shard is gone then."""
 
 
-WORKERS = st.sampled_from([1, 2, 2, 2, 3])
-HISTORIES = st.lists(
-    st.builds(Run, workers=WORKERS, order=ORDERS, stop=STOPS, loses=st.none() | st.integers(0, 20)), max_size=2
-)
-
-
-class Bench:
+class Ordered(Bench):
     """A place where builds of cases are compared."""
 
-    def __init__(self, launcher: Launcher, directory: Path, tokenizer: Path) -> None:
-        self.launcher, self.directory, self.tokenizer = launcher, directory, tokenizer
-        self.out, self.reference = directory / "out", directory / "reference"
-
-    def begin(self, case: Case) -> tuple[list[Path], Outcome]:
+    def begin_case(self, case: Case) -> Outcome:
         """Write the sources of a case, and build it by one process: how that ends is what the model says."""
-        for folder in (self.directory, self.launcher.directory):
-            shutil.rmtree(folder, ignore_errors=True)
-        paths = case.write(self.directory / "sources")
-        alone = self.build(case, paths, self.reference, workers=1)
+        self.clear()
+        shutil.rmtree(self.place / "sources", ignore_errors=True)
+        self.words = self.build_words(case.write(self.place / "sources"), *case.options)
+        alone = self.run([*self.words, "--workers", "1"])
         found = expected(case)
         if isinstance(found, str):
             assert alone.exit_code == 1, alone.errors
-            assert found in messages(alone, self.reference)[0]
+            assert found in messages(alone, self.out)[0]
         elif found is not None:
             assert alone.exit_code == 0, alone.errors
-            with open_corpus(self.reference) as corpus:
+            with open_corpus(self.out) as corpus:
                 assert texts_of(corpus) == found
         if alone.exit_code == 0:
-            assert verify_corpus(self.reference).problems == ()
-        return paths, alone
+            assert verify_corpus(self.out).problems == ()
+        self.expected = state(self.out)
+        self.clear()
+        return alone
 
-    def words(self, case: Case, paths: Sequence[Path], out: Path, workers: int) -> list[str]:
-        return build_words(paths, out, self.tokenizer, *case.options, "--workers", str(workers))
-
-    def build(
-        self, case: Case, paths: Sequence[Path], out: Path, *, workers: int, faults: Sequence[Fault] = ()
-    ) -> Outcome:
-        return self.launcher.start(self.words(case, paths, out, workers), out=out, fault=faults or None).end()
+    def go(self, executor: str, faults: Sequence[Fault]) -> Outcome:
+        kind, *_, number = executor.split()
+        if kind == "local":
+            return self.run([*self.words, "--workers", number], faults)
+        if number == "once":
+            return self.array(self.words, 3)[-1]
+        return self.run_by(executor, self.words, faults[-1], victim=len(faults) % 4)
 
     def lose(self, number: int | None) -> None:
         """Remove one of the shards of an unfinished build."""
@@ -331,140 +316,53 @@ class Bench:
         if number is not None and found and not (self.out / names.MANIFEST).exists():
             found[number % len(found)].unlink()
 
-    def check(self, done: Outcome, alone: Outcome) -> None:
+    def check_ended(self, done: Outcome, alone: Outcome) -> None:
         """A build ended as the one by one process did."""
-        assert (done.exit_code, messages(done, self.out)) == (alone.exit_code, messages(alone, self.reference))
+        assert (done.exit_code, messages(done, self.out)) == (alone.exit_code, messages(alone, self.out))
         if done.exit_code == 0:
-            assert state(self.out) == state(self.reference)
+            assert state(self.out) == self.expected
 
 
 @pytest.fixture(scope="module")
-def bench(launcher: Launcher, byte_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(launcher, tmp_path_factory.mktemp("bench") / "place", byte_tokenizer)
-
-
-real_processes = settings(
-    max_examples=examples(4),
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+def bench(launcher: Launcher, byte_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Ordered:
+    return Ordered(launcher, tmp_path_factory.mktemp("bench"), byte_tokenizer)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", THEMES)
-@settings(real_processes)
-@given(data=st.data(), history=HISTORIES, workers=WORKERS, order=ORDERS)
-def test_whatever_ends_when_and_was_killed_or_lost_before_a_build_ends_as_one_in_order(
-    bench: Bench, theme: str, data: st.DataObject, history: list[Run], workers: int, order: tuple[Fault, ...]
-) -> None:
-    case = data.draw(cases(THEMES[theme]), label="case")
-    paths, alone = bench.begin(case)
-    for run in history:
-        bench.build(case, paths, bench.out, workers=run.workers, faults=(*run.order, run.stop))
-        bench.lose(run.loses)
-    bench.check(bench.build(case, paths, bench.out, workers=workers, faults=order), alone)
-
-
-class Jobs:
-    """Runs the jobs of an array: in which order, whether at once, and what happens to the first few."""
-
-    def __init__(self, bench: Bench, order: Sequence[int], *, are_at_once: bool, faults: Sequence[Fault] = ()) -> None:
-        self.bench, self.order, self.are_at_once, self.faults = bench, order, are_at_once, list(faults)
-
-    def __call__(self, commands: Sequence[Words]) -> list[Outcome]:
-        if len(commands) > 1:
-            commands = [commands[index] for index in self.order]
-        if self.are_at_once:
-            return [running.end() for running in list(map(self._start, commands))]
-        return [self._start(words).end() for words in commands]
-
-    def _start(self, words: Words) -> Running:
-        fault = self.faults.pop(0) if self.faults else None
-        return self.bench.launcher.start(words, out=self.bench.out, fault=fault)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("theme", ["a limit", "bad records", "damage and a limit", "duplicates and damage"])
-@settings(real_processes, max_examples=examples(3))
-@given(
-    data=st.data(),
-    order=st.permutations(range(3)),
-    are_at_once=st.booleans(),
-    stops=st.lists(STOPS | PAUSES, max_size=5),
+@settings(
+    max_examples=examples(5),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_an_array_of_jobs_ends_as_one_process_in_whichever_order_they_run_and_whatever_stopped_one_before(
-    bench: Bench, theme: str, data: st.DataObject, order: list[int], are_at_once: bool, stops: list[Fault]
+@given(data=st.data(), history=HISTORIES, executor=EXECUTORS, order=ORDERS)
+def test_whatever_ends_when_and_was_killed_or_lost_before_a_build_ends_as_one_in_order(
+    bench: Ordered, theme: str, data: st.DataObject, history: list[Any], executor: str, order: tuple[Fault, ...]
 ) -> None:
-    case = data.draw(cases(THEMES[theme]), label="case")
-    paths, alone = bench.begin(case)
-    words = bench.words(case, paths, bench.out, workers=1)
-    if stops:
-        run_array(words, bench.out, Jobs(bench, order, are_at_once=are_at_once, faults=stops))
-    bench.check(run_array(words, bench.out, Jobs(bench, order, are_at_once=are_at_once)), alone)
+    alone = bench.begin_case(data.draw(cases(**THEMES[theme]), label="case"))
+    for other, slow, stop, lost in history:
+        bench.go(other, [*slow, stop])
+        bench.lose(lost)
+    bench.check_ended(bench.go(executor, order), alone)
 
 
-# the same in examples that can be read
-
-
-def held(source: int, until: str, segment: int | None = None) -> Fault:
-    """A worker that writes nothing of a source, or of a segment, until a moment after another shard is there."""
-    return Fault(on=f"open .*{shard(source, segment)}", until=f"replace .*{until}", act="wait", lingers=0.1)
-
-
-def lines(records: str) -> Source:
-    """Two records are more than a task reads."""
-    return Source(LINES, records, line_bytes=300)
-
-
-def test_bad_records_behind_the_document_that_reaches_the_limit_do_not_count(bench: Bench) -> None:
-    """The second source is done first, and read to its end: it may write three documents as long as none is there."""
-    case = Case((lines("dd"), lines("dxxx")), limit=3, skips_records=True, max_bad_records=0)
-    paths, alone = bench.begin(case)
-    assert alone.exit_code == 0
-    bench.check(bench.build(case, paths, bench.out, workers=2, faults=[held(0, shard(1))]), alone)
-
-
-def test_a_failure_behind_the_document_that_reaches_the_limit_does_not_count(bench: Bench) -> None:
-    case = Case((lines("dd"), lines("ddddx")), limit=3)
-    paths, alone = bench.begin(case)
-    assert alone.exit_code == 0
-    bench.check(bench.build(case, paths, bench.out, workers=2, faults=[held(0, shard(1, 1))]), alone)
-
-
-def test_the_lowest_failure_counts_however_late_it_comes(bench: Bench) -> None:
-    case = Case((lines("dddx"), lines("dddddx")), task_bytes=1024)
-    paths, alone = bench.begin(case)
-    assert "0.jsonl, line 4" in alone.errors
-    bench.check(bench.build(case, paths, bench.out, workers=2, faults=[held(0, shard(1, 0))]), alone)
-
-
-@pytest.mark.slow
-def test_what_a_stream_gave_before_its_damage_is_left_out_with_it(bench: Bench) -> None:
-    case = Case(
-        (Source(LINES, "ddd"), Source(STREAM, "d" * 9, is_damaged=True), Source(LINES, "d")), skips_sources=True
-    )
-    paths, alone = bench.begin(case)
-    assert [number for number in (0, 1, 2) if any(shard(number) in step for step in alone.steps)] == [0, 1, 2]
-    assert not [path for path in shards(bench.reference) if shard(1) in path.name]
-    bench.check(bench.build(case, paths, bench.out, workers=3), alone)
-
-
-def test_what_a_stream_left_no_room_for_is_in_the_corpus_when_the_stream_is_left_out(bench: Bench) -> None:
+def test_what_a_stream_left_no_room_for_is_in_the_corpus_when_the_stream_is_left_out(bench: Ordered) -> None:
     """The last source was cut at the limit while the stream counted. Then a part of the stream has to be read again."""
     case = Case((Source(STREAM, "d" * 4), Source(LINES, "d" * 6)), limit=6, skips_sources=True)
-    paths, _ = bench.begin(case)
+    bench.begin_case(case)
     broken = replace(case, sources=(replace(case.sources[0], is_damaged=True), case.sources[1]))
-    killed = bench.build(case, paths, bench.out, workers=1, faults=[Fault(on=r"open .*manifest\.json")])
-    assert killed.exit_code == -9
+    words = [*bench.words, "--workers", "1"]
+    assert bench.run(words, Fault(on=r"open .*manifest\.json")).exit_code == -9
     assert sum(shard(1) in path.name for path in shards(bench.out)) == 1
     lost = [path for path in shards(bench.out) if shard(0, 1) in path.name]
     assert lost
     for path in lost:
         path.unlink()
-    before = os.stat(paths[0])
-    (bench.directory / "later").mkdir()
-    paths[0].write_bytes(broken.write(bench.directory / "later" / "sources")[0].read_bytes())
-    os.utime(paths[0], ns=(before.st_atime_ns, before.st_mtime_ns))  # a disk that forgets changes no time
-    done = bench.build(case, paths, bench.out, workers=1)
+    source = Path(words[1])
+    before = os.stat(source)
+    shutil.rmtree(bench.place / "later", ignore_errors=True)
+    source.write_bytes(broken.write(bench.place / "later")[0].read_bytes())
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))  # a disk that forgets changes no time
+    done = bench.run(words)
     assert done.exit_code == 0, done.errors
     with open_corpus(bench.out) as corpus:
         assert texts_of(corpus) == expected(broken) == [case.text(1, number) for number in range(6)]

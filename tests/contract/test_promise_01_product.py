@@ -1,282 +1,65 @@
-"""Promise 1 for the whole product: whoever runs it, whatever it is and asks for, and whether it is killed on the way.
+"""Promise 1 for the whole product: whoever runs it, whatever it is and asks for, and whatever happens on the way.
 
 Each cell of the table ends as one process ends that nothing happens to: with the same bytes in every file. By default
-a few cells are tried, those of Ray by `make test-ray`, and all with faults of every kind by `make soak`.
+two cells of each kind are tried, every day others; those of Ray by `make test-ray`, and all by `make test-long`.
 """
 
 from __future__ import annotations
 
-import bz2
 import contextlib
-import itertools
-import json
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
+import random
+import re
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import seed as seeded
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from tests.contract.arrays import Words, run_array
-from tests.contract.faults import Fault, Launcher, Outcome
-from tests.contract.outcomes import State, state
-from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
-from tests.examples import examples
-from tests.pipeline import foreign
-from tests.pipeline.inputs import parquet_bytes, table
+from tests.contract import small
+from tests.contract.commands import SKIP, Command, corpora, shards
+from tests.contract.faults import Fault, kills
+from tests.contract.table import (
+    ACTS,
+    CELLS,
+    KINDS,
+    LOCAL,
+    NO_SUCH_OPTION,
+    OPTIONS,
+    OPTIONS_OF,
+    TOGETHER,
+    WITH_SHARDS,
+    Cell,
+    Table,
+)
+from tests.contract.test_promise_01_status import status
+from tests.examples import crossed, examples
+from tests.refusals import tokshard
 from tokshard.format import names
-from tokshard.inspect.verify.verification import verify_corpus
 
 pytestmark = pytest.mark.timeout(600)
 
 
-class Cell(NamedTuple):
-    """One case of the product."""
-
-    executor: str
-    kind: str
-    option: str
-    is_killed: bool
-
-    def __str__(self) -> str:
-        return f"{self.kind}, {self.option}, {self.executor}{', killed' if self.is_killed else ''}"
-
-
-EXECUTORS = ("local 1", "local 2", "array of 3", "ray")
-KINDS = ("build", "import", "copy", "copy --shuffle")
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "plain": (),
-    "dedup": ("--dedup", "exact"),
-    "limit": ("--max-documents", "30"),
-    "bad records skipped": ("--on-bad-record", "skip"),
-    "damaged source skipped": ("--on-bad-source", "skip"),
-    "append": ("--append",),
-    "split": ("--validation-fraction", "0.3"),
-}
-CELLS = [Cell(*cell) for cell in itertools.product(EXECUTORS, KINDS, OPTIONS, (False, True))]
-
-NOT_YET = {
-    cell
-    for cell in CELLS
-    if (cell.kind.startswith("copy") and (cell.executor in ("array of 3", "ray") or cell.option != "plain"))
-    or (cell.kind == "import" and cell.option == "dedup")
-}
-"""A copy has one executor and no option of a build, an import does not look for duplicates."""
-
-HERE = [cell for cell in CELLS if cell.executor != "ray" and cell not in NOT_YET]
-ON_RAY = [cell for cell in CELLS if cell.executor == "ray" and cell not in NOT_YET]
-
-
-# the sources of each kind
-
-
-def write_lines(place: Path) -> dict[str, list[Path]]:
-    """The sources of builds: some are cut, some texts are equal."""
-
-    def line(text: str) -> bytes:
-        return json.dumps({"text": text}).encode().ljust(99) + b"\n"
-
-    texts = [f"text {number * number % 29}" for number in range(30)]
-    contents = {
-        "a.jsonl": b"".join(map(line, texts)),
-        "b.jsonl.bz2": b"".join(bz2.compress(line(f"stream {text}")) for text in texts),
-        "bad.jsonl": b"".join(line(text) if number % 3 else b"{\n" for number, text in enumerate(texts)),
-        "broken.jsonl.bz2": b"".join(bz2.compress(line(text)) for text in texts)[:-3],
-        "c.jsonl": b"".join(map(line, texts[:4])),
-        "d.jsonl": line("last"),
-    }
-    return _divided(place, contents)
-
-
-def write_tables(place: Path) -> dict[str, list[Path]]:
-    """The sources of imports: tables and files of ids, some of which are cut."""
-
-    def rows(lengths: Sequence[int], token: int) -> bytes:
-        found = [{"tokens": [token + number % 50] * length + [0]} for number, length in enumerate(lengths)]
-        return parquet_bytes(table(found), 6)
-
-    lengths = [1 + 7 * number % 11 for number in range(30)]
-    contents = {
-        "a.parquet": rows(lengths, 1),
-        "b.parquet": rows(lengths, 60),
-        "bad.parquet": rows(lengths, 240),  # of which some are beyond the vocabulary
-        "broken.parquet": rows(lengths, 1)[:-3],
-        "c.parquet": rows(lengths[:4], 90),
-        "d.parquet": rows([3], 7),
-    }
-    found = _divided(place, contents)
-    foreign.megatron(place / "e", [[9] * length + [0] for length in lengths])
-    return {what: [*paths, place / "e"] for what, paths in found.items()}
-
-
-def write_corpora(place: Path) -> dict[str, list[Path]]:
-    """What is copied."""
-    for name, lengths in (("a", range(1, 31)), ("b", range(20, 0, -1))):
-        write_corpus(place / name, documents_of([*lengths]), tokenizer=TINY_TOKENIZER, shard_tokens=100)
-    shutil.copytree(place / "b", place / "broken")
-    shard = next((place / "broken").glob("shard-*"))
-    shard.write_bytes(shard.read_bytes()[:-9])
-    both = [place / "a", place / "b"]
-    return {"good": both, "bad": both, "broken": [place / "a", place / "broken", place / "b"], "base": [place / "b"]}
-
-
-def _divided(place: Path, contents: dict[str, bytes]) -> dict[str, list[Path]]:
-    for name, content in contents.items():
-        (place / name).write_bytes(content)
-
-    def paths(*without: str) -> list[Path]:
-        return [place / name for name in contents if not name.startswith(without)]
-
-    return {
-        "good": paths("bad", "broken"),
-        "bad": paths("broken"),
-        "broken": paths("bad"),
-        "base": [place / name for name in contents if name.startswith(("c", "d"))],
-    }
-
-
-WRITERS: dict[str, Callable[[Path], dict[str, list[Path]]]] = {
-    "build": write_lines,
-    "import": write_tables,
-    "copy": write_corpora,
-}
-READS = {"bad records skipped": "bad", "damaged source skipped": "broken"}
-SMALL = {
-    "build": ("--task-bytes", "512", "--shard-tokens", "300"),
-    "import": ("--task-bytes", "100", "--shard-tokens", "60"),
-    "copy": ("--shard-tokens", "60"),
-}
-
-
-@dataclass
-class Table:
-    """The place of all cells."""
-
-    launcher: Launcher
-    place: Path
-    tokenizer: Path
-    sources: dict[str, dict[str, list[Path]]] = field(default_factory=dict)
-    references: dict[tuple[str, str], tuple[State, list[str]]] = field(default_factory=dict)
-    ray_address: str = ""
-
-    @property
-    def out(self) -> Path:
-        return self.place / "out"
-
-    def words(self, kind: str, sources: Sequence[Path], *options: str) -> list[str]:
-        """A command, without its workers."""
-        command, *shuffle = kind.split()
-        words = [command, *map(str, sources), "--out", str(self.out), *SMALL[command], *options]
-        if command == "copy":
-            return [*words, *(("--shuffle", "7") if shuffle else ())]
-        return [*words, "--tokenizer", str(self.tokenizer), "--quiet"]
-
-    def command(self, kind: str, option: str) -> list[str]:
-        """The command of a cell; the corpus that it adds to is there before it."""
-        found = self._sources(kind)
-        sources = found[READS.get(option, "good")]
-        if option == "append":
-            sources = [path for path in sources if path not in found["base"]]
-        return self.words(kind, sources, *OPTIONS[option])
-
-    def begin(self, kind: str, option: str) -> None:
-        """The directory as it is before the command."""
-        for folder in (self.out, self.launcher.directory):
-            shutil.rmtree(folder, ignore_errors=True)
-        if option == "append":
-            kept = self.place / f"base of {kind}"
-            if not kept.exists():
-                done = self.run([*self.words(kind, self._sources(kind)["base"]), "--workers", "1"])
-                assert done.exit_code == 0, done.errors
-                shutil.copytree(self.out, kept)
-            else:
-                shutil.copytree(kept, self.out)
-
-    def run(self, words: Words, fault: Fault | None = None, *, ray_address: str = "") -> Outcome:
-        return self.launcher.start(words, out=self.out, fault=fault, ray_address=ray_address).end()
-
-    def reference(self, kind: str, option: str) -> tuple[State, list[str]]:
-        """What one process makes, and its steps."""
-        if (kind, option) not in self.references:
-            self.begin(kind, option)
-            done = self.run([*self.command(kind, option), "--workers", "1"])
-            assert done.exit_code == 0, done.errors
-            self._check_is_as_asked(kind, option)
-            self.references[kind, option] = (state(self.out), done.steps)
-        return self.references[kind, option]
-
-    def _sources(self, kind: str) -> dict[str, list[Path]]:
-        command, *_ = kind.split()
-        if command not in self.sources:
-            (self.place / command).mkdir()
-            self.sources[command] = WRITERS[command](self.place / command)
-        return self.sources[command]
-
-    def _check_is_as_asked(self, kind: str, option: str) -> None:
-        """A corpus of several shards, in which the option had something to do."""
-        corpora = [self.out / name for name in (names.TRAIN, names.VALIDATION)] if option == "split" else [self.out]
-        for corpus in corpora:
-            assert verify_corpus(corpus).problems == ()
-            assert len([*corpus.rglob("shard-*")]) > 2
-        left_out = {
-            "dedup": "duplicate",
-            "damaged source skipped": "damaged input",
-            "bad records skipped": "malformed" if kind == "build" else "id outside the vocabulary",
-        }
-        manifest = json.loads((corpora[0] / names.MANIFEST).read_bytes())
-        assert option not in left_out or manifest["records"]["left_out"][left_out[option]] > 0
-
-    def check(self, cell: Cell, moment: float) -> None:
-        """Run a cell, and compare.
-
-        Args:
-            moment: in [0, 1), about how far it has come when it is killed.
-        """
-        reference, steps = self.reference(cell.kind, cell.option)
-        self.begin(cell.kind, cell.option)
-        command = self.command(cell.kind, cell.option)
-        if cell.is_killed:
-            at = 1 + int(moment * len(steps) / SHARES[cell.executor])
-            self._run(cell.executor, command, Fault(at=at, is_after=bool(at % 2)))
-        done = self._run(cell.executor, command)
-        assert done.exit_code == 0, f"{cell}: {done.errors}"
-        assert state(self.out) == reference, str(cell)
-
-    def _run(self, executor: str, command: list[str], fault: Fault | None = None) -> Outcome:
-        """Run a command; the fault happens to its first process, or the second job of an array."""
-        if executor.startswith("local"):
-            return self.run([*command, "--workers", executor.split()[1]], fault)
-        if executor == "ray":
-            return self.run([*command, "--ray"], fault, ray_address=self.ray_address)
-        faults = iter([None, fault])
-        done: Outcome = run_array(
-            [*command, "--workers", "1"],
-            self.out,
-            lambda commands: [self.run(words, next(faults, None)) for words in commands],
-        )
-        return done
-
-
-SHARES = {"local 1": 1, "local 2": 1, "array of 3": 2, "ray": 2}
-"""About which part of the steps of one process the one makes that is killed."""
-
-
-@pytest.fixture(scope="module")
-def cells(launcher: Launcher, byte_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Table:
-    return Table(launcher, tmp_path_factory.mktemp("table"), byte_tokenizer)
+@pytest.mark.parametrize(("kind", "option"), sorted(NO_SUCH_OPTION))
+def test_what_the_table_leaves_out_is_an_option_that_does_not_exist(table: Table, kind: str, option: str) -> None:
+    words = table.words(kind, table.sources(kind)["good"], *OPTIONS[option])
+    said = tokshard(*words)
+    assert (said.exit_code, said.problem) == (2, f"no option {OPTIONS[option][0]}")
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=examples(13),
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(cell=st.sampled_from(HERE), moment=st.floats(0, 1, exclude_max=True))
-def test_some_cells_end_as_one_process_does(cells: Table, cell: Cell, moment: float) -> None:
-    cells.check(cell, moment)
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_cells_of_a_kind_end_as_one_process_does(table: Table, kind: str, dice: random.Random) -> None:
+    for cell in dice.sample([cell for cell in CELLS if cell.kind == kind and cell.executor in LOCAL], 2):
+        table.check_cell(cell, dice.random())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.executor in LOCAL], ids=str)
+def test_every_cell_ends_as_one_process_does(table: Table, cell: Cell, dice: random.Random) -> None:
+    table.check_cell(cell, dice.random())
 
 
 @contextlib.contextmanager
@@ -291,13 +74,196 @@ def cluster_of_two() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def cluster(cells: Table) -> Iterator[None]:
-    with cluster_of_two() as cells.ray_address:
+def cluster(table: Table) -> Iterator[None]:
+    with cluster_of_two() as table.ray_address:
         yield
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("cell", ON_RAY, ids=str)
-def test_every_cell_of_ray_ends_as_one_process_does(cells: Table, cell: Cell) -> None:
-    cells.check(cell, 0.6)
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.executor == "ray"], ids=str)
+def test_every_cell_of_ray_ends_as_one_process_does(table: Table, cell: Cell) -> None:
+    table.check_cell(cell, 0.6)
+
+
+# everything that may happen
+
+
+@pytest.mark.slow
+@crossed("act, kind, executor", ACTS, KINDS, LOCAL)
+def test_whatever_happens_to_a_command_the_next_run_ends_as_one_process_does(
+    table: Table, act: str, kind: str, executor: str, dice: random.Random
+) -> None:
+    command = table.command(kind, dice.choice([option for option in OPTIONS_OF[kind] if "source" not in option]))
+    table.steps(command)
+    table.begin(command)
+    what = table.happen(command, executor, act, dice.random(), victim=dice.randrange(4))
+    table.check_base(command)
+    check_done_once(table, command, what)
+
+
+def check_done_once(table: Table, command: Command, what: object) -> None:
+    """Run a command to its end: no task is done again that was done before, but for sources that are left out."""
+    before = {str(path) for path in table.out.rglob("receipts/*.receipt")}
+    done = table.check(command, what)
+    again = {step.partition(" -> ")[2] for step in done.steps if step.startswith("replace ")} & before
+    assert not again or "--on-bad-source" in command.words, what
+
+
+def check_killed(table: Table, command: Command, fault: Fault, *more: str) -> None:
+    table.begin(command)
+    if "--force" in more:
+        assert table.run([*command.words, "--workers", "1"]).exit_code == 0
+    killed = table.run([*command.words, *more, "--workers", "1"], fault)
+    assert killed.exit_code == -9, f"{fault}: {killed.errors}"
+    table.check_base(command)
+    check_done_once(table, command, killed.steps[-1])
+
+
+MOMENTS: list[tuple[str, str, Fault, tuple[str, ...]]] = [
+    *[
+        ("build", "plain", Fault(on=rf"open .*(?<!/{names.WORK})/\.{name}\.", is_after=True), ())
+        for name in (names.TOKENIZER, names.REPORT, names.MANIFEST)
+    ],
+    ("build", "split", Fault(on=rf"replace .*/{names.MANIFEST}$", is_after=True), ()),
+    ("build", "append", Fault(on=rf"unlink .*/{names.WORK}/build\.json", is_after=True), ()),
+    ("build", "append", Fault(on="unlink .*generation-01/", is_after=True), ("--force",)),
+    ("build", "append", Fault(on=f"unlink .*generation-01/{names.MANIFEST}"), ("--force",)),
+    ("copy", "append", Fault(on=rf"replace .*/{names.MANIFEST}$"), ()),
+    ("build", "plain", Fault(on="unlink .*/shard-", is_after=True), ("--force",)),
+]
+"""Moments at which the directory is in a state of its own."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "option", "fault", "more"), MOMENTS)
+def test_a_command_killed_at_a_moment_that_is_easily_got_wrong_is_right_when_it_runs_again(
+    table: Table, kind: str, option: str, fault: Fault, more: tuple[str, ...]
+) -> None:
+    command = table.command(kind, option)
+    table.steps(command)
+    check_killed(table, command, fault, *more)
+
+
+def test_an_append_killed_between_its_two_manifests_leaves_the_older_generation_of_both_corpora(table: Table) -> None:
+    command = table.command("build", "append", *OPTIONS["split"])
+    table.steps(command)
+    check_killed(table, command, Fault(on=r"replace .*/manifest\.json", is_after=True))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("option", [*OPTIONS, TOGETHER])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_command_killed_at_any_step_is_right_when_it_runs_again(table: Table, kind: str, option: str) -> None:
+    if (kind, option) not in NO_SUCH_OPTION:
+        command = table.command(kind, option)
+        for fault in kills(table.steps(command)):
+            check_killed(table, command, fault)
+
+
+# histories
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WITH_SHARDS)
+def test_what_stopped_a_strict_array_is_left_out_by_one_that_is_not(table: Table, kind: str) -> None:
+    """The first job judges hashes that the tasks of others did not leave: they failed at what it leaves out."""
+    command = table.command(kind, TOGETHER)
+    table.steps(command)
+    table.begin(command)
+    strict = table.run_by("array of 3", [word for word in command.words if word not in {*SKIP}])
+    assert strict.exit_code == 1
+    table.check(command, executor="array of 3")
+
+
+class History(RuleBasedStateMachine):
+    """A command to which one thing happens after another; then it runs to its end."""
+
+    table: ClassVar[Table]
+    kind: ClassVar[str]
+    has_started_over = False
+
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        options = OPTIONS_OF[self.kind]
+        option = data.draw(st.sampled_from([*options, TOGETHER]), label="option")
+        self.command, self.happened = self.table.command(self.kind, option), [option]
+        self.last = data.draw(st.sampled_from(LOCAL), label="who ends it")
+        self.table.steps(self.command)
+        self.table.begin(self.command)
+        words = [word for word in self.command.words if word not in {*SKIP}]
+        if len(words) < len(self.command.words) and data.draw(st.booleans(), label="was strict before"):
+            strict = self.table.run_by(self.last, words)
+            assert strict.exit_code == 1, self.happened
+            assert re.search("^hint: .* --on-bad-(record|source) skip", strict.errors, re.MULTILINE), strict.errors
+
+    @rule(moment=st.floats(0, 1, exclude_max=True), executor=st.sampled_from(LOCAL), victim=st.integers(0, 3))
+    def is_killed(self, moment: float, executor: str, victim: int) -> None:
+        self.happened.append(self.table.happen(self.command, executor, "kill", moment, victim))
+
+    @rule(
+        act=st.sampled_from(list(ACTS)),
+        moment=st.floats(0, 1, exclude_max=True),
+        executor=st.sampled_from(LOCAL),
+        victim=st.integers(0, 3),
+    )
+    def meets(self, act: str, moment: float, executor: str, victim: int) -> None:
+        if act != "change" or "--on-bad-source" not in self.command.words:
+            self.happened.append(self.table.happen(self.command, executor, act, moment, victim))
+
+    @rule(moment=st.floats(0, 1, exclude_max=True))
+    def starts_over(self, moment: float) -> None:
+        fault = Fault(at=1 + int(moment * len(self.table.steps(self.command))))
+        self.table.run([*self.command.words, "--force", "--workers", "1"], fault)
+        self.has_started_over = True
+        self.happened.append(f"started over until {fault.at}")
+
+    @rule(which=st.integers(0, 100), what=st.sampled_from(["shard", "receipt"]))
+    def loses(self, which: int, what: str) -> None:
+        """A file of an unfinished build goes."""
+        found = shards(self.table.out) if what == "shard" else sorted(self.table.out.rglob("receipts/*.receipt"))
+        if found and not self.command.base and not corpora(self.table.out):
+            found[which % len(found)].unlink()
+            self.happened.append(f"lost {found[which % len(found)]}")
+
+    @rule()
+    def is_asked_for_something_else(self) -> None:
+        has_begun = (self.table.out / names.WORK / "build.json").exists() or corpora(self.table.out)
+        other = self.table.run([*self.command.words, "--min-tokens", "3", "--workers", "1"], Fault(on=small.BEGINS))
+        self.happened.append(f"another {other.exit_code} {other.errors}")
+        assert other.exit_code == 2 or not has_begun or self.command.base, self.happened
+
+    @rule()
+    def continues_as_the_status_says(self) -> None:
+        found = status(self.table.out)
+        if found is not None and found["state"] == "unfinished" and found["command"]:
+            done = self.table.run(found["command"][1:])
+            is_strict = bool({*SKIP} & {*self.command.words} - {*found["command"]})  # as the last run was
+            assert done.exit_code in ({0, 1} if is_strict else {0}), (self.happened, done.errors)
+
+    @invariant()
+    def can_be_asked_for(self) -> None:
+        found = status(self.table.out)
+        assert found is None or found["state"] != "running", self.happened
+        self.table.check_base(self.command)
+
+    def teardown(self) -> None:
+        if self.has_started_over:  # one of the two corpora of a split may be gone, and nothing says why
+            self.table.run([*self.command.words, "--force", "--workers", "1"], Fault(on=small.BEGINS, is_after=True))
+        self.table.check(self.command, self.happened, self.last)
+
+
+def try_history(table: Table, kind: str, *, seed: int | None = None, **tried: Any) -> None:
+    """Try histories of commands of a kind; of a seed, or of the one of the day."""
+    machine = type("HistoryOf", (History,), {"table": table, "kind": kind})
+    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    # to shrink a history takes minutes
+    found = settings(phases=[Phase.generate], suppress_health_check=checks, database=None, deadline=None, **tried)
+    run_state_machine_as_test(machine if seed is None else seeded(seed)(machine), settings=found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_happened_before_a_command_ends_as_one_process_does(table: Table, kind: str) -> None:
+    try_history(table, kind, max_examples=1 + examples(13), stateful_step_count=5)

@@ -7,7 +7,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contract import small
-from tests.contract.faults import Fault, Launcher, Outcome
-from tests.contract.outcomes import State, build_words, messages, state
+from tests.contract.commands import DEDUP, Bench, Command, messages
+from tests.contract.faults import Fault, Outcome
 from tests.examples import examples
 from tests.pipeline import inputs
 from tests.pipeline.inputs import texts_of
@@ -33,7 +33,6 @@ KINDS: dict[str, Callable[[], bytes]] = {
     "stream.jsonl.gz": lambda: gzip.compress(LINES, 0, mtime=0),
     "stream.jsonl.zst": lambda: inputs.frames(LINES, zstandard.compress, 15),
     "stream.csv": lambda: inputs.csv_bytes(RECORDS),
-    "members.tar": lambda: inputs.tar_bytes(inputs.json_members(RECORDS, 3)),
     "table.parquet": lambda: inputs.parquet_bytes(inputs.table(RECORDS), 3),
     "batches.arrow": lambda: inputs.arrow_bytes(inputs.table(RECORDS), 3),
     "text.txt": lambda: "".join(record["text"] + "\n" for record in RECORDS).encode(),
@@ -47,60 +46,31 @@ CHANGES = {
 }
 """What becomes of a source, as a shell does it."""
 
-
-@dataclass
-class Bench:
-    """A place where a source is built again and again: its path is a part of the corpus."""
-
-    launcher: Launcher
-    place: Path
-    tokenizer: Path
-    references: dict[tuple[str, ...], State] = field(default_factory=dict)
-
-    @property
-    def out(self) -> Path:
-        return self.place / "out"
-
-    def write(self, kind: str) -> Path:
-        """One of the sources."""
-        path = self.place / kind
-        path.write_bytes(KINDS[kind]())
-        return path
-
-    def clear(self) -> None:
-        for folder in (self.out, self.launcher.directory):
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def build(self, *words: Path | str, workers: int = 1, fault: Fault | None = None) -> Outcome:
-        """Run a build of small tasks."""
-        small = ("--task-bytes", "512", "--shard-tokens", "900", "--text-unit", "line", "--workers", str(workers))
-        return self.launcher.start(
-            build_words(words, self.out, self.tokenizer, *small), out=self.out, fault=fault
-        ).end()
-
-    def reference(self, *words: Path | str, fault: Fault | None = None) -> State:
-        """What a build by one process makes."""
-        key = (*map(str, words), *([fault.command] if fault else []))
-        if key not in self.references:
-            self.clear()
-            done = self.build(*words, fault=fault)
-            assert done.exit_code == 0, done.errors
-            self.references[key] = state(self.out)
-        return self.references[key]
-
-
-@pytest.fixture(scope="module")
-def bench(launcher: Launcher, byte_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(launcher, tmp_path_factory.mktemp("place"), byte_tokenizer)
-
-
 WRITES = r"open .*/\.shard-"
 """The first step of a task that writes: a part of its source was read, and another was not."""
 
-WRITTEN, HASHED = (), ("--dedup", "exact")
-SOME = [(kind, "is written anew", WRITTEN) for kind in KINDS]
-SOME += [("lines.jsonl", "goes", WRITTEN), ("stream.jsonl.gz", "grows", WRITTEN), ("stream.jsonl.gz", "goes", HASHED)]
-REST = [case for case in itertools.product(KINDS, CHANGES, (WRITTEN, HASHED)) if case not in SOME]
+LEFT_OUT = ("--on-bad-source", "skip")
+
+
+def write(bench: Bench, kind: str) -> Path:
+    """One of the sources."""
+    path = bench.place / kind
+    path.write_bytes(KINDS[kind]())
+    return path
+
+
+def words(bench: Bench, *given: Path | str) -> tuple[str, ...]:
+    """A build of small tasks."""
+    return bench.build_words(given, "--task-bytes", "512", "--shard-tokens", "900", "--text-unit", "line")
+
+
+def build(bench: Bench, *given: Path | str, workers: int = 1, fault: Fault | None = None) -> Outcome:
+    return bench.run([*words(bench, *given), "--workers", str(workers)], fault)
+
+
+SOME = [(kind, "is written anew", ()) for kind in KINDS]
+SOME += [("lines.jsonl", "goes", ()), ("stream.jsonl.gz", "grows", ()), ("stream.jsonl.gz", "goes", DEDUP)]
+REST = [case for case in itertools.product(KINDS, CHANGES, ((), DEDUP)) if case not in SOME]
 
 
 @pytest.mark.slow
@@ -110,12 +80,14 @@ REST = [case for case in itertools.product(KINDS, CHANGES, (WRITTEN, HASHED)) if
 def test_a_source_that_changes_while_it_is_read_is_named_and_the_build_continues_when_it_is_put_back(
     bench: Bench, tmp_path: Path, kind: str, change: str, options: tuple[str, ...]
 ) -> None:
-    source = bench.write(kind)
-    reference = bench.reference(source, *options)
+    source = write(bench, kind)
+    command = Command(words(bench, source, *options))
+    bench.steps(command)
     bench.clear()
     shutil.copy2(source, tmp_path / "kept")
     begun = small.HASHES if options else WRITES
-    changed = bench.build(source, *options, fault=Fault(on=begun, act="run", command=CHANGES[change].format(source)))
+    changes = Fault(on=begun, act="run", command=CHANGES[change].format(source))
+    changed = bench.run([*command.words, "--workers", "1"], changes)
     assert changed.exit_code == 1, changed.errors
     problem, hint = messages(changed, bench.out)
     expected = "cannot be read: No such file or directory" if change == "goes" else "was modified since the build began"
@@ -124,97 +96,69 @@ def test_a_source_that_changes_while_it_is_read_is_named_and_the_build_continues
     assert hint
     assert not (bench.out / names.MANIFEST).exists()
     shutil.copy2(tmp_path / "kept", source)
-    assert bench.build(source, *options).exit_code == 0
-    assert state(bench.out) == reference
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["lines.jsonl", "stream.jsonl.zst"])
-def test_a_source_that_goes_while_it_is_read_is_left_out_whole_if_that_is_asked_for(bench: Bench, kind: str) -> None:
-    source, other = bench.write(kind), bench.write("text.txt")
-    skip = ("--on-bad-source", "skip")
-    gone = Fault(at=1, act="run", command=f"rm {source}")
-    without = bench.reference(source, other, *skip, fault=gone)
-    bench.clear()
-    bench.write(kind)
-    done = bench.build(source, other, *skip, workers=2, fault=replace(gone, at=0, on=WRITES))
-    assert done.exit_code == 0, done.errors
-    assert f"left out: {source} cannot be read: No such file or directory" in done.errors
-    assert state(bench.out) == without
+    bench.check(command)
 
 
 # after it was hashed
 
 
-def texts(bench: Bench) -> list[str]:
+def texts_when_one_goes(bench: Bench, held: list[list[str]], which: int, fault: Fault, *, workers: int) -> list[str]:
+    """The texts of a corpus without duplicates of which a source goes at some moment."""
+    sources = []
+    for number, texts in enumerate(held):
+        path = bench.place / f"{number}.jsonl"
+        path.write_bytes(b"".join(json.dumps({"text": text}).encode().ljust(99) + b"\n" for text in texts))
+        sources.append(path)
+    gone = replace(fault, act="run", command=f"rm -f {sources[which]}")
+    done = build(bench, *sources, *DEDUP, *LEFT_OUT, workers=workers, fault=gone)
+    assert done.exit_code == 0, done.errors
     with open_corpus(bench.out) as corpus:
         return texts_of(corpus)
 
 
-def lines(path: Path, *found: str) -> Path:
-    """Lines of 100 bytes."""
-    path.write_bytes(b"".join(json.dumps({"text": text}).encode().ljust(99) + b"\n" for text in found))
-    return path
+REPEATED = [f"repeated {number}" for number in range(6)]
+GOES = {
+    # what was already written without it is written again
+    "a text stays where it is found next": [
+        [f"a {number}" for number in range(6)],
+        REPEATED,
+        ["c", *REPEATED, "c again"],
+    ],
+    # as many sources are left as one task merges: the task is called as before, and merges other rows
+    "duplicates are looked for again among those that are left": [
+        ["x", "y"] * 3,
+        ["one", "x"] * 3,
+        ["two", "three"] * 3,
+    ],
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_text_stays_where_it_is_found_next_when_the_source_that_had_it_first_goes(bench: Bench, workers: int) -> None:
-    """What was already written without it is written again."""
-    repeated = [f"repeated {number}" for number in range(6)]
-    sources = [
-        lines(bench.place / "a.jsonl", *(f"a {number}" for number in range(6))),
-        lines(bench.place / "b.jsonl", *repeated),
-        lines(bench.place / "c.jsonl", "c", *repeated, "c again"),
-    ]
-    skip = ("--dedup", "exact", "--on-bad-source", "skip")
-    bench.clear()
-    # what it has after others was written, and it was hashed
-    gone = Fault(on=WRITES, act="run", command=f"rm -f {sources[1]}")
-    done = bench.build(*sources, *skip, workers=workers, fault=gone)
-    assert done.exit_code == 0, done.errors
-    assert texts(bench) == [*(f"a {number}" for number in range(6)), "c", *repeated, "c again"]
-
-
-def test_duplicates_are_looked_for_again_among_the_sources_that_are_left_when_one_goes(bench: Bench) -> None:
-    """As many sources are left as one task merges, so that the task is called as before and merges other rows."""
-    sources = [
-        lines(bench.place / "a.jsonl", *("x", "y") * 3),
-        lines(bench.place / "b.jsonl", *("one", "x") * 3),
-        lines(bench.place / "c.jsonl", *("two", "three") * 3),
-    ]
-    bench.clear()
-    gone = Fault(on=WRITES, act="run", command=f"rm -f {sources[1]}")
-    done = bench.build(*sources, "--dedup", "exact", "--on-bad-source", "skip", fault=gone)
-    assert done.exit_code == 0, done.errors
-    assert texts(bench) == ["x", "y", "two", "three"]
+@pytest.mark.parametrize("held", GOES.values(), ids=GOES)
+def test_when_a_source_goes_that_was_hashed(bench: Bench, held: list[list[str]], workers: int) -> None:
+    found = texts_when_one_goes(bench, held, 1, Fault(on=WRITES), workers=workers)
+    assert found == list(dict.fromkeys(held[0] + held[2]))
 
 
 several_texts = st.lists(st.sampled_from("abcdefgh"), min_size=6, max_size=12)
 
 
 @settings(
-    max_examples=examples(13),
+    max_examples=1 + examples(13),  # the first one is the simplest
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
-    found=st.lists(several_texts, min_size=2, max_size=4),
+    held=st.lists(several_texts, min_size=2, max_size=4),
     which=st.integers(0, 3),
     workers=st.sampled_from([1, 2]),
     at=st.integers(20, 160),
 )
 def test_a_source_that_goes_at_any_moment_is_in_the_corpus_whole_or_not_at_all(
-    bench: Bench, found: list[list[str]], which: int, workers: int, at: int
+    bench: Bench, held: list[list[str]], which: int, workers: int, at: int
 ) -> None:
-    def write() -> list[Path]:
-        bench.clear()
-        return [lines(bench.place / f"{number}.jsonl", *some) for number, some in enumerate(found)]
-
-    gone = which % len(found)
-    sources = write()
-    fault = Fault(at=at, act="run", command=f"rm -f {sources[gone]}")
-    done = bench.build(*sources, "--dedup", "exact", "--on-bad-source", "skip", workers=workers, fault=fault)
-    assert done.exit_code == 0, done.errors
-    without = [text for number, some in enumerate(found) if number != gone for text in some]
-    everything = [text for some in found for text in some]
-    assert texts(bench) in (list(dict.fromkeys(everything)), list(dict.fromkeys(without)))
+    bench.clear()
+    gone = which % len(held)
+    found = texts_when_one_goes(bench, held, gone, Fault(at=at), workers=workers)
+    without = [text for number, texts in enumerate(held) if number != gone for text in texts]
+    assert found in [list(dict.fromkeys(every)) for every in ([text for texts in held for text in texts], without)]

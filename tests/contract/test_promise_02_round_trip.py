@@ -51,14 +51,6 @@ def test_every_generated_document_has_the_ids_of_the_reference(
     assert_round_trip(texts, reference, tmp_path_factory.mktemp("unicode"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("text", ["<|endoftext|>", "a<|endoftext|>b", "<|endoftext|>" * 100, "<|endoftext|"])
-def test_a_document_that_spells_the_eos_token_gets_ordinary_ids(text: str, reference: Any, tmp_path: Path) -> None:
-    assert_round_trip([text, "plain", text], reference, tmp_path)
-    with open_corpus(tmp_path / "out") as corpus:
-        assert corpus.document(0).tolist().count(corpus.eos_id) == 1
-
-
 written = st.lists(st.text(st.characters(codec="utf-8"), max_size=9) | chats.spellings, max_size=3).map("".join)
 
 

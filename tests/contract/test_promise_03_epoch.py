@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,58 +30,38 @@ sizes = st.fixed_dictionaries(
 )
 
 
+whole_sizes = st.fixed_dictionaries(
+    {
+        "seq_len": st.sampled_from([1, 2, 8]),
+        "block_tokens": st.just(1024),
+        "window_blocks": st.integers(1, 3),
+        "seed": st.integers(0, 2**64 - 1),
+        "pack": st.just("whole"),
+    }
+)
+
+
+@pytest.mark.parametrize("loader", [NumpyLoader, StreamingLoader])
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30),
-    sizes=sizes,
+    times=st.sampled_from([1, 1, 20]),
+    sizes=sizes | whole_sizes,
     epochs=st.integers(1, 3),
     batch=st.integers(1, 7),
 )
 def test_every_token_of_every_document_is_an_input_once_per_epoch(
-    lengths: list[int], sizes: dict[str, int], epochs: int, batch: int
-) -> None:
-    source = ListSource(lengths)
-    plan = StreamPlan(source, epochs=epochs, allow_small_blocks=True, **sizes)
-    loader = StreamingLoader(plan, global_batch_size=batch)
-    inputs: list[int] = []
-    for rows in loader:
-        inputs += rows["input_ids"][rows["sample_index"] >= 0].flatten().tolist()
-    loader.close()
-    reads = Counter(
-        (piece.document, place)
-        for sample in range(plan.num_samples or 0)
-        for piece in plan.trace(sample)
-        for place in range(piece.start, piece.stop)
-    )
-    everything = {(document, place) for document, length in enumerate(lengths) for place in range(length)}
-    assert reads == dict.fromkeys(everything, epochs)
-    # what the loop got are those tokens, and zeros after the last
-    padding = -(epochs * source.num_tokens) % plan.seq_len
-    assert Counter(inputs) == Counter(source.tokens.tolist() * epochs) + Counter({0: padding})
-
-
-@given(
-    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30),
-    times=st.sampled_from([1, 1, 20]),
-    seq_len=st.sampled_from([1, 2, 8]),
-    window_blocks=st.integers(1, 3),
-    epochs=st.integers(1, 2),
-    seed=st.integers(0, 2**64 - 1),
-)
-@settings(max_examples=examples(20))
-def test_every_token_is_an_input_once_per_epoch_where_rows_hold_whole_documents(
-    lengths: list[int], times: int, seq_len: int, window_blocks: int, epochs: int, seed: int
+    loader: Any, lengths: list[int], times: int, sizes: dict[str, Any], epochs: int, batch: int
 ) -> None:
     source = ListSource(lengths * times)
-    sizes = {"seq_len": seq_len, "block_tokens": 1024, "window_blocks": window_blocks, "seed": seed}
-    plan = StreamPlan(source, epochs=epochs, allow_small_blocks=True, pack="whole", **sizes)
+    plan = StreamPlan(source, epochs=epochs, allow_small_blocks=True, **sizes)
     inputs: Counter[int] = Counter()
-    with NumpyLoader(plan, global_batch_size=5) as loader:
-        for rows in loader:
+    with loader(plan, global_batch_size=batch) as batches:
+        for rows in batches:
             inputs.update(rows["input_ids"][rows["sample_index"] >= 0].flatten().tolist())
-    reads = reads_of(plan, np.arange(plan.num_samples or 0))
-    everything = ((document, place) for document, length in enumerate(lengths * times) for place in range(length))
-    assert reads == dict.fromkeys(everything, epochs)
-    padding = (plan.num_samples or 0) * seq_len - epochs * source.num_tokens
+    everything = ((document, place) for document, length in enumerate(source.lengths) for place in range(length))
+    assert reads_of(plan, np.arange(plan.num_samples or 0)) == dict.fromkeys(everything, epochs)
+    # what the loop got are those tokens, and zeros where rows have room, or after the last
+    padding = (plan.num_samples or 0) * plan.seq_len - epochs * source.num_tokens
     assert inputs == Counter(source.tokens.tolist() * epochs) + Counter({0: padding})
 
 

@@ -22,23 +22,11 @@ from tokshard.cli import main
 
 ROOT = Path(__file__).parents[2]
 
-IMPORTED = (
-    *(
-        "_pickle",
-        "base64",
-        "collections",
-        "copyreg",
-        "ctypes",
-        "dataclasses",
-        "encodings",
-        "hashlib",
-        "json",
-        "logging",
-    ),
-    *("multiprocessing", "pickle", "random", "re", "selectors", "signal", "socket", "struct", "subprocess", "tempfile"),
-    *("threading", "typing", "weakref", "click", "msgspec", "numpy", "pyarrow", "tokenizers", "tokshard", "tqdm"),
-    *("sitecustomize", "usercustomize", "torch", "zstandard"),
-)
+IMPORTED = """
+_pickle base64 collections copyreg ctypes dataclasses encodings hashlib json logging multiprocessing pickle random re
+selectors signal socket struct subprocess tempfile threading typing weakref click msgspec numpy pyarrow tokenizers
+tokshard tqdm sitecustomize usercustomize torch zstandard
+"""
 """Modules that a build, or Python when it starts a process, imports or looks for."""
 
 PROGRAM = """
@@ -88,7 +76,7 @@ def downloads(tmp_path: Path, ran: Path) -> Path:
     """A data set of someone else, next to modules with the names of those that Python looks for."""
     directory = tmp_path / "downloads"
     write_sources(directory, documents=2_500)
-    for name in IMPORTED:
+    for name in IMPORTED.split():
         (directory / f"{name}.py").write_text(
             f"open({str(ran)!r}, 'a').write('{name} ')\nraise ImportError('hostile')\n"
         )
@@ -126,21 +114,13 @@ def test_modules_next_to_the_inputs_are_not_imported_by_a_build_nor_by_its_worke
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("script", [READING, TRAINING], ids=["commands", "a loader"])
 def test_modules_next_to_a_corpus_are_not_imported_by_those_who_read_it(
-    downloads: Path, ran: Path, tmp_path: Path
+    downloads: Path, ran: Path, tmp_path: Path, script: str
 ) -> None:
     complete([str(downloads / "c.jsonl")], downloads / "out")
     (downloads / "mix.toml").write_text('corpora = { it = "out" }\nseq_len = 16\nglobal_batch_size = 2\n')
-    tokshard(downloads, tmp_path, script=READING)
-    assert not ran.exists(), ran.read_text()
-
-
-@pytest.mark.slow
-def test_modules_next_to_a_corpus_are_not_imported_by_the_workers_of_a_loader(
-    downloads: Path, ran: Path, tmp_path: Path
-) -> None:
-    complete([str(downloads / "c.jsonl")], downloads / "out")
-    tokshard(downloads, tmp_path, script=TRAINING)
+    tokshard(downloads, tmp_path, script=script)
     assert not ran.exists(), ran.read_text()
 
 
@@ -158,7 +138,7 @@ def test_code_in_a_tokenizers_directory_is_not_run(ran: Path, tmp_path: Path) ->
 
 
 def test_the_loading_script_of_a_saved_data_set_is_not_run(ran: Path, tmp_path: Path) -> None:
-    from tests.pipeline.test_saved import save
+    from tests.pipeline.saved import save
 
     directory = save(tmp_path / "saved", [["a text", "another"]])
     (directory / "saved.py").write_text(f"open({str(ran)!r}, 'w')\n")

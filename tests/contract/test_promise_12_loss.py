@@ -97,14 +97,6 @@ def test_the_targets_of_an_epoch_are_the_answers(
     assert read(plan_of(path, pack), form, documents, ranks=ranks) == targets_of(documents)
 
 
-@pytest.mark.slow
-@every_packing
-@pytest.mark.parametrize("seq_len", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_short_rows_have_the_targets_behind_their_ends(held: tuple[Path, list[Hand]], pack: str, seq_len: int) -> None:
-    path, documents = held
-    assert read(plan_of(path, pack, seq_len=seq_len), "numpy", documents) == targets_of(documents)
-
-
 @every_packing
 def test_masked_conversations_have_no_targets(held: tuple[Path, list[Hand]], pack: str, tmp_path: Path) -> None:
     path, documents = held
@@ -115,40 +107,6 @@ def test_masked_conversations_have_no_targets(held: tuple[Path, list[Hand]], pac
         loader.mask("chat", tmp_path / "out.txt")
         found = targets_in(loader, plan, loader, documents)
     assert found == Counter({key: n for key, n in targets_of(documents).items() if key[0] not in masked})
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the change of seq_len")
-@every_packing
-@pytest.mark.parametrize(
-    "changes", [(2, 1, 4), *(pytest.param(change, marks=pytest.mark.soak) for change in ((4, 1), (1, 4)))]
-)
-def test_targets_of_a_run_that_changes_its_seq_len_are_those_of_the_tokens_that_it_reads(
-    held: tuple[Path, list[Hand]], pack: str, changes: tuple[int, ...]
-) -> None:
-    path, documents = held
-    found: Counter[Any] = Counter()
-    inputs: Counter[Any] = Counter()
-    state = None
-    for number, seq_len in enumerate(changes):
-        plan = plan_of(path, pack, seq_len=seq_len, block_tokens=512)
-        is_last = number == len(changes) - 1
-        # each part of the run on another number of ranks
-        for rank in range(ranks := number % 3 + 1):
-            with NumpyLoader(plan, global_batch_size=6, dp_rank=rank, dp_world_size=ranks) as loader:
-                if state is not None:
-                    loader.load_state_dict(state, seq_len="plan")
-                batches = list(islice(loader, None if is_last else 8))
-                found += targets_in(batches, plan, loader, documents)
-                inputs.update(place for batch in batches for row in inputs_of(batch, plan, loader) for place in row)
-                after, stats = loader.state_dict(), loader.stats()["corpora"]["chat"]
-        state = after
-    assert set(inputs.values()) == {1}
-    tokens = sum(len(document.ids) for document in documents)
-    assert stats["left_out"] > 0
-    # the rows that are left out of a window count as whole, and its last one may be short
-    assert abs(inputs.total() + stats["left_out"] - tokens) < len(changes) * max(changes)
-    assert found == Counter(key for key in targets_of(documents).elements() if (key[0], key[1] - 1) in inputs)
 
 
 def test_text_beside_conversations_has_every_token_but_the_first_of_each_document(

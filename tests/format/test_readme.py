@@ -31,10 +31,6 @@ def corpus(tmp_path):
 
 def example(corpus):
     """The example, as Markdown."""
-    files = "\n".join(
-        f"{path.name:<36}{path.stat().st_size:>5}  {hashlib.sha256(path.read_bytes()).hexdigest()}"
-        for path in sorted(corpus.iterdir())
-    )
     manifest = (corpus / "manifest.json").read_text()
     opened = open_corpus(corpus)
     place, runs = opened.shards.batch_places(0)[0], opened.shards.runs(0)
@@ -49,7 +45,7 @@ def example(corpus):
     )
     parts = [
         "Files, bytes and SHA-256:",
-        files,
+        _files(corpus),
         "`manifest.json`:",
         manifest.rstrip("\n"),
         f"The row of `shards.arrow`, after `name` `{SHARD}`:",
@@ -59,7 +55,25 @@ def example(corpus):
         "The shard, from the body of its record batch to the end of its kept text (the rest is Arrow's own metadata):",
         _hex((corpus / SHARD).read_bytes(), 0x338, 0x388),
     ]
+    return _alternating(parts)
+
+
+def _alternating(parts):
+    """Lines of text, each followed by what it is about."""
     return "\n\n".join(f"```\n{part}\n```" if number % 2 else part for number, part in enumerate(parts))
+
+
+def _files(folder):
+    return "\n".join(
+        f"{path.name:<36}{path.stat().st_size:>5}  {hashlib.sha256(path.read_bytes()).hexdigest()}"
+        for path in sorted(folder.iterdir())
+    )
+
+
+def _shown(name):
+    """An example of the page."""
+    _, _, rest = README.read_text(encoding="utf-8").partition(f"<!-- {name}: ")
+    return rest.partition("-->\n")[2].partition(f"\n<!-- end of {name} -->")[0]
 
 
 def _hex(content, start, stop):
@@ -71,12 +85,15 @@ def _hex(content, start, stop):
     return "\n".join(lines)
 
 
-def test_the_worked_example_is_what_the_writer_writes(corpus):
+def test_the_worked_example_is_what_the_writer_writes_and_follows_from_the_page(corpus):
     # golden: if the bytes change, readers of this version must still understand them, or FORMAT_VERSION goes up
     assert FORMAT_VERSION == 1
-    _, _, rest = README.read_text(encoding="utf-8").partition("<!-- example: ")
-    shown = rest.partition("-->\n")[2].partition("\n<!-- end of example -->")[0]
-    assert shown == example(corpus)
+    ids = (1, 2, 0, 0, 3, 3, 1, 0)
+    assert _shown("example") == example(corpus)
+    assert (corpus / "stride-hashes.bin").read_bytes() == struct.pack("<I", zlib.crc32(struct.pack("<8H", *ids)))
+    check_fingerprint(corpus, 3, ids)
+    assert _shown("appended") == appended(corpus)
+    check_fingerprint(corpus, 4, (*ids, 2, 1, 0))
 
 
 def appended(corpus):
@@ -85,74 +102,34 @@ def appended(corpus):
     content = json.loads((folder / "manifest.json").read_text())
     parts = [
         "Files of `generation-01`, bytes and SHA-256:",
-        "\n".join(
-            f"{path.name:<36}{path.stat().st_size:>5}  {hashlib.sha256(path.read_bytes()).hexdigest()}"
-            for path in sorted(folder.iterdir())
-        ),
+        _files(folder),
         "`generation` in its `manifest.json`, the last field:",
         json.dumps({"generation": content["generation"]}, indent=2)[2:-2],
     ]
-    return "\n\n".join(f"```\n{part}\n```" if number % 2 else part for number, part in enumerate(parts))
-
-
-def test_the_example_of_an_append_is_what_the_writer_writes(corpus):
-    _, _, rest = README.read_text(encoding="utf-8").partition("<!-- appended: ")
-    shown = rest.partition("-->\n")[2].partition("\n<!-- end of appended -->")[0]
-    assert shown == appended(corpus)
-
-
-def test_the_hashes_of_the_example_follow_from_the_page():
-    pairs = sorted(struct.unpack("<2Q", hashlib.blake2b(text, digest_size=16).digest()) for text in (b"a", b"b"))
-    content = b"".join(struct.pack("<2Q", *pair) for pair in pairs) + struct.pack("<Q", pairs[0][0])
-    lines = "\n".join(content[start : start + 16].hex(" ") for start in range(0, len(content), 16))
-    assert lines in README.read_text(encoding="utf-8")
+    return _alternating(parts)
 
 
 def test_a_build_that_compares_texts_keeps_their_hashes_as_the_page_says(tmp_path):
     (tmp_path / "texts.jsonl").write_text('{"text": "b"}\n{"text": "a"}\n{"text": "b"}\n')
     (tmp_path / "tokenizer.json").write_bytes(TINY_TOKENIZER)
-    build_corpus(
-        str(tmp_path / "texts.jsonl"),
-        tokenizer=tmp_path / "tokenizer.json",
-        eos="<eos>",
-        out=tmp_path / "corpus",
-        workers=1,
-        dedup="exact",
-    )
+    options = {"tokenizer": tmp_path / "tokenizer.json", "eos": "<eos>", "workers": 1, "dedup": "exact"}
+    build_corpus(str(tmp_path / "texts.jsonl"), out=tmp_path / "corpus", **options)
     pairs = sorted(struct.unpack("<2Q", hashlib.blake2b(text, digest_size=16).digest()) for text in (b"a", b"b"))
     expected = b"".join(struct.pack("<2Q", *pair) for pair in pairs) + struct.pack("<Q", pairs[0][0])
     assert (tmp_path / "corpus" / "hashes.bin").read_bytes() == expected
+    shown = "\n".join(expected[start : start + 16].hex(" ") for start in range(0, len(expected), 16))
+    assert shown in README.read_text(encoding="utf-8")
 
 
-def test_the_stride_hash_of_the_worked_example_is_the_crc_32_of_its_ids(corpus):
-    ids = struct.pack("<8H", 1, 2, 0, 0, 3, 3, 1, 0)
-    assert (corpus / "stride-hashes.bin").read_bytes() == struct.pack("<I", zlib.crc32(ids))
-
-
-def test_the_fingerprint_of_the_worked_example_follows_from_the_page(corpus):
-    by_hand = fingerprint_by_hand(3, (1, 2, 0, 0, 3, 3, 1, 0))
-    assert by_hand[-24:].hex(" ") in README.read_text(encoding="utf-8")
-    assert open_corpus(corpus).fingerprint == hashlib.sha256(by_hand).hexdigest()
-    append_generation(corpus, sources=[MORE], columns={"url": "string"})
-    by_hand = fingerprint_by_hand(4, (1, 2, 0, 0, 3, 3, 1, 0, 2, 1, 0))
-    assert by_hand[-24:].hex(" ") in README.read_text(encoding="utf-8")
-    assert open_corpus(corpus).fingerprint == hashlib.sha256(by_hand).hexdigest()
-
-
-def fingerprint_by_hand(num_documents, tokens):
-    """The bytes whose SHA-256 is the content fingerprint."""
+def check_fingerprint(corpus, num_documents, tokens):
+    """The content fingerprint is the SHA-256 of the bytes that the page says."""
     counts = {"bos_id": None, "eos_id": 0, "num_documents": num_documents, "num_tokens": len(tokens)}
     by_hand = b"tokshard content 1\n" + json.dumps(counts, separators=(",", ":")).encode()
-    for base, prime in (
-        (1415926, 2097143),
-        (535897, 2096867),
-        (932384, 2096687),
-        (626433, 2095943),
-        (832795, 2095547),
-        (288419, 2095343),
-    ):
+    primes = (2097143, 2096867, 2096687, 2095943, 2095547, 2095343)
+    for base, prime in zip((1415926, 535897, 932384, 626433, 832795, 288419), primes, strict=True):
         residue = 0
         for token in tokens:
             residue = (residue * base + token + 1) % prime
         by_hand += residue.to_bytes(4, "little")
-    return by_hand
+    assert by_hand[-24:].hex(" ") in README.read_text(encoding="utf-8")
+    assert open_corpus(corpus).fingerprint == hashlib.sha256(by_hand).hexdigest()

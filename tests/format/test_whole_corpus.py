@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
+from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tokshard.errors import StoreError
 from tokshard.format import writer
 from tokshard.format.opening import open_corpus
@@ -25,7 +25,8 @@ def resident_bytes(path: Path) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what of a map is resident")
 def test_of_a_shard_that_is_read_little_is_resident(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "MAX_BATCH_TOKENS", 65_536)
-    write_corpus(tmp_path / "corpus", [[1] * 1_023 + [0]] * 1_024, tokenizer=TINY_TOKENIZER)
+    source = Source(documents=[[1] * 1_023 + [0]] * 1_024, metadata={"n": range(1_024)})  # all its bytes are hashed
+    write_corpus(tmp_path / "corpus", sources=[source], columns={"n": "int64"}, tokenizer=TINY_TOKENIZER)
     with open_corpus(tmp_path / "corpus") as corpus:
         path = tmp_path / "corpus" / corpus.shards[0].name
         sizes = []

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 from tokenizers import Tokenizer
 
+from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, documents_of, write_corpus
 
 EVIL = [
@@ -55,7 +60,10 @@ def write_metrics(directory: Path, *, num_steps: int = 200, spike: int = 150, sk
                 "step": step,
                 "lr": 1e-3,
                 "samples": samples,
-                "corpora": {"a": {"tokens": total["a"], "epoch": 0.1}, evil: {"tokens": total["b"], "epoch": 0.1}},
+                "corpora": {
+                    "a": {"tokens": total["a"], "epoch": 0.1, "weight": 3.0},
+                    evil: {"tokens": total["b"], "epoch": 0.1, "weight": 1.0},
+                },
                 "loss": loss,
                 "loss_by_corpus": {"a": loss, evil: None if step % 2 else loss},
                 "grad_norm": 1 + step % 5 / 100,
@@ -70,3 +78,38 @@ def write_metrics(directory: Path, *, num_steps: int = 200, spike: int = 150, sk
     path = directory / "metrics.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+WRAPPED = [
+    lambda text: {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": text}]},
+    lambda text: {"messages": [{"content": [{"type": "text", "text": text}]}]},
+    lambda text: {"conversations": [{"from": "gpt", "value": text}]},
+    lambda text: {"prompt": text, "completion": "two"},
+    lambda text: {"answers": {"text": [["one"], [text]]}},
+]
+
+
+def write_leaks(directory: Path) -> None:
+    """A corpus that holds items of two benchmarks, and one of them in files of other shapes."""
+    rng, words = random.Random(5), ["", "one", "two", "three"]
+    texts = [rng.choices([1, 2, 3], k=80) for _ in range(30)]
+    source = Source(documents=[[*text, 0] for text in texts], metadata={"id": [f"d{number}" for number in range(30)]})
+    columns = {"id": "string"}
+    with pytest.MonkeyPatch.context() as patch:
+        small.shrink(patch.setattr, batch_tokens=200)  # a shard has several record batches
+        write_corpus(directory / "leaky", sources=[source], columns=columns, tokenizer=TINY_TOKENIZER, shard_tokens=500)
+    spelt = [" ".join(words[token] for token in text) for text in (texts[4][10:60], texts[9][:40], texts[4][30:70])]
+    items = {
+        "a": [
+            {"id": "q1", "question": spelt[0], "choices": ["one", spelt[1]]},
+            {"id": "q2", "question": "one two three", "choices": []},
+            {"id": "q3", "question": "one " * 40, "choices": ["two"]},
+        ],
+        "b": [{"question": spelt[2], "choices": "one"}],
+        **{f"items-{number}": [wrap(spelt[0]), wrap("one two")] for number, wrap in enumerate(WRAPPED)},
+        "numbers": [{"document": 3}, {"document": 30}],
+    }
+    for name, rows in items.items():
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(items["items-0"]), directory / "items-0.parquet")
+    (directory / "ids.txt").write_text("d7\nd29\ngone\nd0\n")

@@ -80,9 +80,6 @@ def test_a_page_draws_every_chart_and_fits_the_width_of_the_screen(visit, name, 
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background[4:-1].split(","))) < 200) == (scheme == "dark")
-    folder = os.environ.get("SCREENSHOTS")
-    if folder:
-        page.screenshot(path=f"{folder}/{name}-{scheme}-{viewport['width']}.png", full_page=True)
 
 
 def test_charts_follow_when_the_colors_of_the_system_change(visit):

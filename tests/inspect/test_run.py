@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run
+from tokshard.runtime import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
 
 
@@ -61,8 +62,9 @@ def test_the_steps_of_a_finite_pass_end_where_it_ends_wherever_it_is_looked_at_f
     assert [run.start_of(step) for step in range(1, last + 1)] == list(range(0, plan.num_samples, size))
     places = [run.place_of(sample) for sample in range(plan.num_samples)]
     assert places == [(1 + sample // size, 0, sample % size) for sample in range(plan.num_samples)]
-    with pytest.raises(UsageError, match=f"there is no step {last + 1}"):
-        run.start_of(last + 1)
+    for step, problem in ((last + 1, f"there is no step {last + 1}"), (0, "there is no step 0: steps count from 1")):
+        with pytest.raises(UsageError, match=problem):
+            run.start_of(step)
 
 
 def test_a_run_ends_where_a_corpus_is_used_up():
@@ -76,12 +78,6 @@ def test_a_run_ends_where_a_corpus_is_used_up():
         run.start_of(4)
     assert run.place_of(11) == (3, 0, 1)
     assert run.place_of(12) is None
-
-
-def test_steps_count_from_1():
-    plan = plan_of()
-    with pytest.raises(UsageError, match="there is no step 0: steps count from 1"):
-        Run(plan=plan, global_batch_size=2, cursor=plan.cursor()).start_of(0)
 
 
 def test_after_a_change_of_the_batch_size_steps_are_counted_back_from_the_checkpoint_as_far_as_they_go():
@@ -108,3 +104,16 @@ def test_places_of_many_samples_of_many_corpora_that_may_be_used_up_take_no_time
     run = Run(plan=plan, global_batch_size=512, cursor=plan.cursor())
     assert [run.place_of(sample) for sample in (0, 512, 4095)] == [(1, 0, 0), (2, 0, 0), (8, 0, 511)]
     assert all(run.place_of(sample) == (1 + sample // 512, 0, sample % 512) for sample in range(4096))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("start", [0, 3])
+def test_a_sample_of_streams_has_the_rank_and_row_that_read_it(world_size, start):
+    plan = plan_of(num_streams=4)
+    run = Run(plan=plan, global_batch_size=8, cursor=plan.cursor().skipping(start), world_size=world_size, uneven="pad")
+    for rank in range(world_size):
+        with NumpyLoader(plan, global_batch_size=8, dp_rank=rank, dp_world_size=world_size, uneven="pad") as loader:
+            loader.skip(start)
+            for step, batch in zip((1, 2), loader, strict=False):
+                for row, sample in enumerate(batch["sample_index"].tolist()):
+                    assert sample < 0 or run.place_of(sample) == (step, rank, row)

@@ -10,18 +10,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, documents_of, write_corpus
-from tokshard.cli.corpus_text import tokens_json
-from tokshard.cli.document_text import bounded_text
-from tokshard.cli.main import run
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import MAX_VOCABULARY
 from tokshard.inspect.corpus.documents import token_pieces
-from tokshard.inspect.corpus.statistics import (
-    PERCENTILES,
-    count_tokens,
-    estimated_lengths,
-    read_lengths,
-)
+from tokshard.inspect.corpus.statistics import PERCENTILES, count_tokens, estimated_lengths, read_lengths
 from tokshard.inspect.corpus.vocabulary import parse_vocabulary
 
 
@@ -42,36 +34,6 @@ def test_lengths_of_the_manifest_are_estimates_within_their_power_of_two(tmp_pat
     assert not found.is_exact
     assert found.percentiles()[50] == 24  # the median, 17, lies in [16, 32)
     assert found.percentiles()[99] == 300
-
-
-def test_all_tokens_of_a_small_corpus_are_counted(tmp_path):
-    directory = write_corpus(
-        tmp_path / "corpus", [[1, 1, 2, 0], [1, 0]], tokenizer=TINY_TOKENIZER, shard_tokens=4, documents_per_call=1
-    )
-    with open_corpus(directory) as corpus:
-        found = tokens_json(count_tokens(corpus))
-    assert found == {
-        "counted": 6,
-        "is_full": True,
-        "used": 3,
-        "vocab_size": 4,
-        "unknown_share": 0.5,  # "one" is this vocabulary's unknown token
-        "byte_share": None,
-        "normalizers": [],
-        "most_frequent": [
-            {"id": 1, "text": "one", "count": 3, "share": 0.5},
-            {"id": 0, "text": "<eos>", "count": 2, "share": 2 / 6},
-            {"id": 2, "text": "two", "count": 1, "share": 1 / 6},
-        ],
-    }
-
-
-def test_ids_that_do_not_occur_are_not_in_use(tmp_path):
-    with open_corpus(write_corpus(tmp_path / "corpus", [[3, 0]], tokenizer=TINY_TOKENIZER)) as corpus:
-        counts = count_tokens(corpus)
-    assert (counts.ids.tolist(), counts.counts.tolist(), counts.vocab_size) == ([0, 3], [1, 1], 4)
-    assert counts.unknown_share == 0
-    assert [(token.id, token.count) for token in counts.most_frequent(9)] == [(0, 1), (3, 1)]
 
 
 def test_a_sample_of_tokens_comes_from_everywhere_and_full_counts_all(tmp_path, monkeypatch):
@@ -109,34 +71,29 @@ def test_an_id_far_beyond_the_others_is_counted_without_room_for_those_between(t
     assert (len(counts.ids), counts.vocab_size, counts.num_tokens) == (5, MAX_VOCABULARY, 10)
 
 
-def test_inspect_names_the_normalizers_that_change_text(tmp_path, capsys):
-    lower = {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]}
-    tokenizer = json.dumps({**json.loads(TINY_TOKENIZER), "normalizer": lower}).encode()
-    corpus = write_corpus(tmp_path / "corpus", [[2, 0]], tokenizer=tokenizer)
-    assert run(["inspect", str(corpus)]) == 0
-    assert "\nnormalizer  NFKC, Lowercase: text is changed before it is encoded\n" in capsys.readouterr().out
+BYTE_LEVEL = {
+    "model": {"vocab": {"a": 0, "\u0120b": 1, "\u00e6": 2, "\u00c3\u00bc": 3}, "unk_token": None},
+    "decoder": {"type": "ByteLevel"},
+    "added_tokens": [{"id": 4, "content": "<eos>", "special": True}],
+}
+PIECES = {
+    "model": {"vocab": [["<unk>", 0.0], ["<0x0A>", 0.0], ["\u2581the", -1.0]], "unk_id": 0},
+    "added_tokens": None,
+}
 
 
-def test_bytes_of_a_byte_level_vocabulary_are_the_entries_that_are_not_valid_text():
-    vocabulary = parse_vocabulary(
-        {
-            "model": {"vocab": {"a": 0, "\u0120b": 1, "\u00e6": 2, "\u00c3\u00bc": 3}, "unk_token": None},
-            "decoder": {"type": "ByteLevel"},
-            "added_tokens": [{"id": 4, "content": "<eos>", "special": True}],
-        }
-    )
-    assert [vocabulary.shown(token) for token in range(5)] == ["a", " b", "\\xe6", "\u00fc", "<eos>"]
-    assert vocabulary.byte_ids == {2}
-    assert (vocabulary.special_ids, vocabulary.unknown_id) == ({4}, None)
-
-
-def test_bytes_of_a_vocabulary_of_pieces_are_its_fallbacks():
-    vocabulary = parse_vocabulary(
-        {"model": {"vocab": [["<unk>", 0.0], ["<0x0A>", 0.0], ["\u2581the", -1.0]], "unk_id": 0}, "added_tokens": None}
-    )
-    assert vocabulary.byte_ids == {1}
-    assert vocabulary.unknown_id == 0
-    assert vocabulary.shown(2) == " the"
+@pytest.mark.parametrize(
+    ("tokenizer", "shown", "byte_ids", "special_ids", "unknown_id"),
+    [
+        (BYTE_LEVEL, ["a", " b", "\\xe6", "\u00fc", "<eos>"], {2}, {4}, None),
+        (PIECES, ["<unk>", "<0x0A>", " the"], {1}, set(), 0),
+    ],
+    ids=["entries that are not valid text", "fallbacks"],
+)
+def test_bytes_of_a_vocabulary_are_no_text_of_their_own(tokenizer, shown, byte_ids, special_ids, unknown_id):
+    found = parse_vocabulary(tokenizer)
+    assert [found.shown(token) for token in range(len(shown))] == shown
+    assert (found.byte_ids, found.special_ids, found.unknown_id) == (byte_ids, special_ids, unknown_id)
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
@@ -152,23 +109,3 @@ def test_the_pieces_of_a_document_are_its_text_and_its_tokens(tokenizer_and_deco
 def tokenizer_and_decode(tmp_path_factory):
     with open_corpus(write_corpus(tmp_path_factory.mktemp("pieces") / "corpus", [[1, 0]])) as corpus:
         return Tokenizer.from_file(str(TOKENIZER)), corpus.decode
-
-
-def test_bars_mark_token_boundaries_and_never_split_a_character(tokenizer_and_decode):
-    tokenizer, decode = tokenizer_and_decode
-    tokens = np.array(tokenizer.encode("def f(): \U0001f642\u6570", add_special_tokens=False).ids, np.uint16)
-    shown = bounded_text(token_pieces(tokens, decode))
-    assert shown.startswith("def\u2502 f\u2502")
-    assert "\U0001f642\u2502" in shown
-    assert "\ufffd" not in shown
-
-
-def test_decoders_that_put_spaces_between_tokens_keep_them(tmp_path):
-    with open_corpus(write_corpus(tmp_path / "corpus", [[2, 3, 1, 0]], tokenizer=TINY_TOKENIZER)) as corpus:
-        decode = corpus.decode
-        assert bounded_text(token_pieces(corpus.document(0), decode)) == "two\u2502 three\u2502 one\u2502 <eos>\u2502"
-
-
-def test_token_statistics_can_be_written_as_json(tmp_path):
-    with open_corpus(write_corpus(tmp_path / "corpus", [[1, 0]])) as corpus:
-        json.dumps(tokens_json(count_tokens(corpus)))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.contract import small
+from tests.inspect.test_pages import sections
 from tests.trainer.runs import SMALL, configuration, corpora
 from tokshard.cli.main import run
 from tokshard.run_files.recipe import resolve
@@ -23,7 +27,10 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("run")
     paths, out = corpora(directory), directory / "out"
     sizes = {"data__global_batch_size": 4, "data__seq_len": 16, "checkpoint__every": 3, "optimizer__warmup_steps": 0}
-    for last, more in ((6, {"data__batch_ramp": [[3, 6]], "train__skip": [[2, 3]]}), (9, {"data__batch_ramp": []})):
+    for last, more in (
+        (6, {"data__batch_ramp": [[1, 8], [3, 6]], "train__skip": [[2, 3]]}),
+        (9, {"data__batch_ramp": []}),
+    ):
         fields = configuration(paths, out, **sizes, **more, train__steps=9, train__stop_after=last)
         fields["checkpoint"]["keep"] = 9
         assert train(resolve(fields | {"model": SMALL})) == 0
@@ -50,17 +57,8 @@ def metrics(out):
 
 def test_every_step_of_a_run_has_the_samples_that_its_metrics_say_whatever_sizes_it_had(out, rows, capsys):
     of = metrics(out)
-    assert [stop - start for start, stop in (of[step]["samples"] for step in range(1, 10))] == [
-        4,
-        4,
-        6,
-        6,
-        6,
-        6,
-        4,
-        4,
-        4,
-    ]
+    sizes = [stop - start for start, stop in (of[step]["samples"] for step in range(1, 10))]
+    assert sizes == [8, 8, 6, 6, 6, 6, 4, 4, 4]
     checkpoint = out / "checkpoints" / "step-00000009"
     for step, one in of.items():
         if "skipped" in one:
@@ -73,12 +71,27 @@ def test_every_step_of_a_run_has_the_samples_that_its_metrics_say_whatever_sizes
         for row in found:
             part, place = divmod(row["sample"] - one["samples"][0], half)
             assert (row["rank"], row["row"]) == ((first + part) % 2, place)
-        assert rows(checkpoint, "--sample", one["samples"][0], "--dp-world-size", 2)[0]["step"] == step
-    assert rows(checkpoint, "--step", 11)[0]["sample"] == of[9]["samples"][1] + 4
+        asked = ("--step", step), ("--sample", "{}:{}".format(*one["samples"]))
+        by_step, by_sample = (rows(checkpoint, *words, "--dp-world-size", 3) for words in asked)
+        assert sorted(map(str, by_step)) == sorted(map(str, by_sample))
+    after = of[9]["samples"][1]
+    assert rows(checkpoint, "--step", 11)[0]["sample"] == after + 4
+    assert rows(checkpoint, "--sample", after)[0]["step"] == 10
     assert run(["trace", str(checkpoint), "--step", "2"]) == 2
     error = capsys.readouterr().err
     assert "step 2 was left out of the run" in error
-    assert "--sample 4:8 shows what it would have read" in error
+    assert "--sample 8:16 shows its documents" in error
+
+
+def test_steps_on_record_have_their_samples_although_the_record_begins_later(out, rows, tmp_path, capsys):
+    moved = shutil.copytree(out, tmp_path / "moved")
+    lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (moved / "metrics.jsonl").write_text("".join(lines[3:]))
+    for step in range(4, 10):
+        checkpoint = "checkpoints/step-00000009"
+        assert run(["trace", str(moved / checkpoint), "--step", str(step), "--no-text", "--json"]) == 0
+        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert found == rows(out / checkpoint, "--step", step)
 
 
 def test_a_step_after_a_checkpoint_has_the_size_that_the_recipe_plans(out, rows):
@@ -92,9 +105,21 @@ def test_without_the_metrics_of_its_run_steps_are_counted_back_with_a_note(out, 
     shutil.copytree(out / "checkpoints" / "step-00000009", moved)
     assert run(["trace", str(moved), "--step", "7", "--no-text", "--json"]) == 0
     captured = capsys.readouterr()
-    assert {json.loads(line)["sample"] for line in captured.out.splitlines()} == set(range(32, 36))
+    assert {json.loads(line)["sample"] for line in captured.out.splitlines()} == set(range(40, 44))
     assert "earlier steps are counted back from it" in captured.err
     (tmp_path / "metrics.jsonl").write_text('{"step": 9, "samples": [0, 4]}\n')  # of another run
     shutil.copytree(moved, tmp_path / "checkpoints" / "step")
     assert run(["trace", str(tmp_path / "checkpoints" / "step"), "--step", "7", "--no-text"]) == 0
     assert "earlier steps are counted back from it" in capsys.readouterr().err
+
+
+def test_the_commands_of_a_page_show_the_samples_of_their_steps(out, rows, tmp_path, capsys, monkeypatch):
+    small.without_the_library_of_pages(monkeypatch.setattr)
+    assert run(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
+    capsys.readouterr()
+    found = sections((tmp_path / "page.html").read_text(encoding="utf-8"))
+    steps = next(section for title, section in found.items() if re.match(r"\d+ steps?$", title))["rows"]
+    for step, _, _, _, command in steps:
+        samples = {row["sample"] for row in rows(*shlex.split(command)[2:])}
+        assert sorted(samples) == list(range(*metrics(out)[step]["samples"]))
+    assert 2 in {step for step, *_ in steps}, "it was left out"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import random
 
-import numpy as np
 import pytest
 
+from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, Source, change_table, documents_of, write_corpus
 from tokshard.cli.main import run
 from tokshard.errors import UsageError
+from tokshard.format.loss import LOSS
 from tokshard.inspect.plan.run import Run, open_run
 from tokshard.inspect.plan.trace import DocumentReader, trace_samples, trace_steps
-from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.state import save_state
+from tokshard.runtime import NumpyLoader, StreamPlan
 
 
 @pytest.fixture
@@ -29,21 +30,17 @@ def finite(corpus):
     return Run(plan=plan, global_batch_size=2, cursor=plan.cursor())
 
 
-def test_the_last_sample_of_a_pass_is_traced_and_the_one_after_it_refused(finite):
-    assert finite.plan.num_samples == 7
+def test_the_last_sample_and_step_of_a_pass_are_traced_and_those_after_them_refused(finite):
     (rows,) = trace_samples(finite, range(6, 7))
     assert {row.sample for row in rows} == {6}
     assert sum(row.stop - row.start for row in rows) == 2
     (every,) = trace_samples(finite, range(7))
     assert sum(row.stop - row.start for row in every) == 20
+    (rows,) = trace_steps(finite, range(4, 5))
+    assert {(row.step, row.row, row.sample) for row in rows} == {(4, 0, 6)}
     for samples in (range(6, 8), range(7, 8), range(3, 3)):
         with pytest.raises(UsageError, match="is not a range of the plan's samples"):
             list(trace_samples(finite, samples))
-
-
-def test_the_last_step_of_a_pass_is_traced_and_the_one_after_it_refused(finite):
-    (rows,) = trace_steps(finite, range(4, 5))
-    assert {(row.step, row.row, row.sample) for row in rows} == {(4, 0, 6)}
     with pytest.raises(UsageError, match="there is no step 5"):
         list(trace_steps(finite, range(4, 6)))
 
@@ -54,35 +51,36 @@ def test_a_finished_pass_has_done_the_step_that_was_padded(corpus, tmp_path):
         f'corpora = {{ a = "{corpus}" }}\nseq_len = 3\nglobal_batch_size = 2\nepochs = 1\nallow_small_blocks = true\n'
     )
     plan = StreamPlan.load(str(mix))
+    with NumpyLoader(plan, global_batch_size=1) as loader:
+        states = [loader.state_dict()["cursor"] for _ in loader]
     for samples, step in ((7, 4), (6, 3), (5, None)):
-        state = save_state(plan, plan.cursor().advanced(samples))["cursor"]
-        (tmp_path / "state.json").write_text(state)
+        (tmp_path / "state.json").write_text(states[samples - 1])
         assert open_run(str(mix), {}, checkpoint=str(tmp_path / "state.json")).step == step
 
 
-def test_dots_mark_omitted_text_and_nothing_else(tmp_path):
+FUSED = b'{"type": "Fuse"}'
+WITHOUT_ONES = b'{"type": "Replace", "pattern": {"String": "one"}, "content": ""}'
+SILENT = b'{"type": "Sequence", "decoders": [' + WITHOUT_ONES + b", " + FUSED + b"]}"
+
+
+@pytest.mark.parametrize(
+    ("decoder", "document", "tokens", "num_characters", "text"),
+    [
+        (FUSED, [2, 3, 0], (0, 3), 100, "twothree<eos>"),
+        (FUSED, [2, 3, 0], (0, 2), 8, "twothree"),
+        (FUSED, [2, 3, 0], (0, 2), 7, "twothre..."),
+        (FUSED, [1, 1, 1, 1, 2, 0], (4, 5), 3, "two"),
+        (SILENT, [2, *[1] * 8, 3, 0], (0, 10), 5, "two..."),
+        (SILENT, [2, *[1] * 8, 3, 0], (0, 5), 5, "two"),
+    ],
+)
+def test_dots_mark_omitted_text_or_tokens_and_nothing_else(tmp_path, decoder, document, tokens, num_characters, text):
     """Text may be cut by its characters, or by tokens before it is decoded: then it may be short and still be cut."""
-    tokenizer = TINY_TOKENIZER.replace(b'"decoder": null', b'"decoder": {"type": "Fuse"}')
-    assert tokenizer != TINY_TOKENIZER
-    documents = [[1, 1, 1, 1, 2, 0], [2, 3, 0]]
-    corpus = write_corpus(tmp_path / "corpus", documents, tokenizer=tokenizer)
+    tokenizer = TINY_TOKENIZER.replace(b'"decoder": null', b'"decoder": ' + decoder)
+    corpus = write_corpus(tmp_path / "corpus", [document], tokenizer=tokenizer)
     plan = StreamPlan({"a": str(corpus)}, seq_len=3, allow_small_blocks=True)
     reader = DocumentReader(Run(plan=plan, global_batch_size=1, cursor=plan.cursor()))
-    assert reader.text("a", 1, 0, 3, num_characters=100) == "twothree<eos>"
-    assert reader.text("a", 1, 0, 2, num_characters=8) == "twothree"
-    assert reader.text("a", 1, 0, 2, num_characters=7) == "twothre..."
-    assert reader.text("a", 0, 4, 5, num_characters=3) == "two"
-
-
-def test_dots_mark_omitted_tokens_even_without_text(tmp_path):
-    without_ones = b'{"type": "Replace", "pattern": {"String": "one"}, "content": ""}'
-    nothing = b'{"type": "Sequence", "decoders": [' + without_ones + b', {"type": "Fuse"}]}'
-    tokenizer = TINY_TOKENIZER.replace(b'"decoder": null', b'"decoder": ' + nothing)
-    corpus = write_corpus(tmp_path / "corpus", [[2, *[1] * 8, 3, 0]], tokenizer=tokenizer)
-    plan = StreamPlan({"a": str(corpus)}, seq_len=3, allow_small_blocks=True)
-    reader = DocumentReader(Run(plan=plan, global_batch_size=1, cursor=plan.cursor()))
-    assert reader.text("a", 0, 0, 10, num_characters=5) == "two..."
-    assert reader.text("a", 0, 0, 5, num_characters=5) == "two"
+    assert reader.text("a", 0, *tokens, num_characters=num_characters) == text
 
 
 def test_a_document_of_a_source_that_does_not_exist_is_traced(finite, corpus):
@@ -93,7 +91,8 @@ def test_a_document_of_a_source_that_does_not_exist_is_traced(finite, corpus):
         assert {row.document.source for row in rows} == {"unknown"}
 
 
-def test_names_that_would_steer_the_terminal_are_escaped_in_every_report(corpus, tmp_path, capsys):
+def test_names_that_would_steer_the_terminal_are_escaped_in_every_report(corpus, tmp_path, capsys, monkeypatch):
+    small.without_the_library_of_pages(monkeypatch.setattr)
     evil = "\x1b]0;x\x07"
     mix = tmp_path / f"{evil}.toml"
     shown = evil.replace("\x1b", "\\u001b").replace("\x07", "\\u0007")
@@ -104,33 +103,54 @@ def test_names_that_would_steer_the_terminal_are_escaped_in_every_report(corpus,
     )
     plan = str(mix)
     for command in (
-        ["trace", plan, "--step", "1"],
-        ["trace", plan, "--document", f"{evil}:0"],
-        ["trace", plan, "--document", f"{evil}:99"],
-        ["trace", plan, "--step", "1", "--checkpoint", str(tmp_path / f"{evil}.pt")],
-        ["plan", plan],
-        ["inspect", str(tmp_path / evil)],
-        ["inspect", str(tmp_path / evil), str(corpus)],
-        ["inspect", str(tmp_path / evil), "--document", "1"],
-        ["inspect", str(tmp_path / evil), "--document", "99"],
-        ["inspect", str(tmp_path / evil), str(corpus), "--grep", "two"],
-        ["inspect", str(tmp_path / evil), "--grep", evil],
-        ["diff", str(tmp_path / evil), str(corpus)],
-        ["diff", plan, plan],
-        ["verify", str(tmp_path / evil)],
-        ["verify", plan],
-        ["verify", str(tmp_path / f"no{evil}")],
+        f"trace {plan} --step 1",
+        f"trace {plan} --document {evil}:0",
+        f"trace {plan} --document {evil}:99",
+        f"trace {plan} --step 1 --checkpoint {tmp_path}/{evil}.pt",
+        f"plan {plan}",
+        f"inspect {tmp_path}/{evil}",
+        f"inspect {tmp_path}/{evil} {corpus}",
+        f"inspect {tmp_path}/{evil} --document 1",
+        f"inspect {tmp_path}/{evil} --document 99",
+        f"inspect {tmp_path}/{evil} {corpus} --grep two",
+        f"inspect {tmp_path}/{evil} --grep {evil}",
+        f"diff {tmp_path}/{evil} {corpus}",
+        f"diff {plan} {plan}",
+        f"verify {tmp_path}/{evil}",
+        f"verify {plan}",
+        f"report {tmp_path}/{evil} --out {tmp_path}/{evil}.html",
+        f"report {tmp_path}/{evil} --out {tmp_path}/no/{evil}",
+        f"verify {tmp_path}/no{evil}",
     ):
-        run(command)
+        run(command.split(" "))
         captured = capsys.readouterr()
         assert captured.out + captured.err
         assert "\x1b" not in captured.out + captured.err, command
         assert "\x07" not in captured.out + captured.err, command
 
 
-def test_ranks_get_contiguous_rows(finite):
-    places = [replace(finite, global_batch_size=4, world_size=2).place_of(sample) for sample in range(4)]
-    first = places[0][1]  # the parts of a step are turned
-    assert places == [(1, first, 0), (1, first, 1), (1, 1 - first, 0), (1, 1 - first, 1)]
-    (rows,) = trace_steps(replace(finite, world_size=2), range(1, 2), rank=1)
-    assert np.unique([row.sample for row in rows]).tolist() == [1]
+@pytest.mark.parametrize("pack", ["whole", "cut"])
+def test_a_trace_counts_the_labels_that_are_trained(tmp_path, capsys, pack):
+    draw = random.Random(17)
+    documents = [[draw.randint(1, 3) for _ in range(draw.randint(1, 20))] + [0] for _ in range(200)]
+    spans = []
+    for document in documents:
+        marks = [0, *(draw.randint(0, 1) for _ in document[1:]), 0]
+        spans.append([place for place in range(1, len(marks)) if marks[place] != marks[place - 1]])
+    corpus = write_corpus(
+        tmp_path / "corpus",
+        sources=[Source(documents=documents, metadata={LOSS: spans})],
+        columns={LOSS: "spans"},
+        tokenizer=TINY_TOKENIZER,
+    )
+    sizes = {"seq_len": 16, "seed": 17, "block_tokens": 2_048, "window_blocks": 2}
+    plan = StreamPlan({"a": corpus}, **sizes, pack=pack)
+    (tmp_path / "mix.toml").write_text(
+        "\n".join(f"{key} = {value}" for key, value in sizes.items())
+        + f'\nglobal_batch_size = 4\ncorpora = {{ a = "corpus" }}\npack = "{pack}"\n'
+    )
+    assert run(["trace", str(tmp_path / "mix.toml"), "--sample", "0:40", "--no-text", "--json"]) == 0
+    found = dict.fromkeys(range(40), 0)
+    for row in map(json.loads, capsys.readouterr().out.splitlines()):
+        found[row["sample"]] += row["num_targets"]
+    assert found == {g: int((plan.sample(g)["labels"] != -100).sum()) for g in range(40)}

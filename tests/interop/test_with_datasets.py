@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.interop.real_text import ROOT, build
-from tokshard import export_corpus, import_corpus, open_corpus
+from tests.interop.real_text import build, imported
+from tokshard import export_corpus, open_corpus
 
 pytest.importorskip("datasets")
 
@@ -18,7 +18,7 @@ def test_load_dataset_reads_every_document_and_split_of_an_export(tmp_path, monk
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     splits = {"train": build(tmp_path / "first"), "validation": build(tmp_path / "second", max_tokens=1_000)}
     for split, (corpus, _) in splits.items():
-        export_corpus(corpus, format="hf", out=tmp_path / "out", split=split, file_bytes=100_000)
+        export_corpus(corpus, format="hf", out=tmp_path / "out" / split, file_bytes=100_000)
     found = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
     assert set(found) == set(splits)
     for split, (_, documents) in splits.items():
@@ -30,8 +30,7 @@ def test_load_dataset_reads_every_document_and_split_of_an_export(tmp_path, monk
     export_corpus(splits["train"][0], format="hf", out=one, drop_eos=True)
     bare = datasets.load_dataset(str(one), split="train", cache_dir=str(tmp_path / "cache"))
     bare.to_parquet(str(tmp_path / "theirs.parquet"))
-    tokenizer = str(ROOT / "recipes/tokenizer")
-    import_corpus(tmp_path / "theirs.parquet", tokenizer=tokenizer, out=str(tmp_path / "again"), workers=1)
-    with open_corpus(tmp_path / "again") as read, open_corpus(splits["train"][0]) as first:
-        assert read.fingerprint == first.fingerprint
+    again, _ = imported(tmp_path / "theirs.parquet", tmp_path / "again")
+    with open_corpus(splits["train"][0]) as first:
+        assert again.manifest.fingerprints.content == first.fingerprint
     assert bare["input_ids"][:] == [document[:-1] for document in splits["train"][1]]

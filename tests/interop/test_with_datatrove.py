@@ -9,21 +9,20 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tests.interop.real_text import ROOT, build
-from tokshard import export_corpus, import_corpus, open_corpus
-from tokshard.pipeline.commit import BuildResult
+from tests.interop.real_text import ROOT, TOKENIZER, imported
+from tokshard import export_corpus
 
 pytest.importorskip("datatrove")
 
 pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore")]
 
-TOKENIZER = ROOT / "recipes/tokenizer"
+FILE = str(TOKENIZER / "tokenizer.json")
 EOS = "<|endoftext|>"
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    return Tokenizer.from_file(FILE)
 
 
 @pytest.fixture(scope="module")
@@ -64,18 +63,10 @@ def written(folder: Path) -> list[list[int]]:
     ]
 
 
-def imported(source: Path, out: Path) -> tuple[BuildResult, list[list[int]]]:
-    result = import_corpus(source, tokenizer=str(TOKENIZER), out=str(out), workers=1)
-    with open_corpus(result.directory) as corpus:
-        return result, [document.tolist() for document in corpus]
-
-
 def test_files_of_the_tokenizer_are_imported_token_for_token(texts, documents, tmp_path):
     from datatrove.pipeline.tokens import DocumentTokenizer
 
-    step = DocumentTokenizer(
-        str(tmp_path / "ds"), str(TOKENIZER / "tokenizer.json"), eos_token=EOS, shuffle_documents=False
-    )
+    step = DocumentTokenizer(str(tmp_path / "ds"), FILE, eos_token=EOS, shuffle_documents=False)
     run(step, texts, 3)
     assert len(list((tmp_path / "ds").glob("*.ds"))) == 3
     result, found = imported(tmp_path / "ds", tmp_path / "out")
@@ -91,7 +82,7 @@ def test_files_that_are_shuffled_merged_and_masked_are_imported_in_the_order_of_
     for folder, limit in (("ds", 5_000), ("whole", None)):
         step = DocumentTokenizer(
             str(tmp_path / folder),
-            str(TOKENIZER / "tokenizer.json"),
+            FILE,
             eos_token=EOS,
             max_tokens_per_file=limit,
             **settings,
@@ -110,9 +101,7 @@ def test_documents_that_are_cut_at_chunks_become_one_document_for_each_piece(tex
     from datatrove.pipeline.tokens import DocumentTokenizer
 
     eos = tokenizer.token_to_id(EOS)
-    step = DocumentTokenizer(
-        str(tmp_path / "ds"), str(TOKENIZER / "tokenizer.json"), eos_token=EOS, seed=17, shuffle_chunk_size=256
-    )
+    step = DocumentTokenizer(str(tmp_path / "ds"), FILE, eos_token=EOS, seed=17, shuffle_chunk_size=256)
     run(step, texts, 1)
     pieces = written(tmp_path / "ds")
     result, found = imported(tmp_path / "ds", tmp_path / "out")
@@ -136,16 +125,9 @@ def test_ids_of_four_bytes_are_imported(documents, tmp_path):
 def test_files_that_datatrove_writes_for_megatron_are_imported(texts, documents, tmp_path):
     from datatrove.pipeline.tokens import MegatronDocumentTokenizer
 
-    step = MegatronDocumentTokenizer(
-        str(tmp_path / "megatron"), tokenizer_name_or_path=str(TOKENIZER / "tokenizer.json"), eos_token=EOS
-    )
+    step = MegatronDocumentTokenizer(str(tmp_path / "megatron"), tokenizer_name_or_path=FILE, eos_token=EOS)
     run(step, texts, 2)
     assert imported(tmp_path / "megatron", tmp_path / "out")[1] == documents
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
-    return build(tmp_path_factory.mktemp("corpus") / "corpus")
 
 
 def test_its_data_set_reads_the_ids_of_an_export_for_megatron(corpus, tokenizer, tmp_path):
@@ -166,27 +148,6 @@ def test_its_data_set_reads_the_ids_of_an_export_for_megatron(corpus, tokenizer,
     starts = [[0, *(at + 1 for at, token in enumerate(row[:-1]) if token == eos)] for row in rows]
     expected = [[at - max(s for s in first if s <= at) for at in range(128)] for first in starts]
     assert [data[index]["positions"].tolist() for index in range(len(data))] == expected
-
-
-@pytest.mark.parametrize("drop_loss", [True, False])
-def test_it_reads_the_documents_of_an_export_as_its_own_files(texts, tokenizer, tmp_path, drop_loss):
-    from datatrove.pipeline.tokens import DocumentTokenizer
-    from datatrove.utils.dataset import DatatroveFolderDataset
-
-    step = DocumentTokenizer(
-        str(tmp_path / "ds"), str(TOKENIZER / "tokenizer.json"), eos_token=EOS, save_loss_metadata=True, seed=17
-    )
-    run(step, texts, 1)
-    result, documents = imported(tmp_path / "ds", tmp_path / "corpus")
-    export_corpus(result.directory, format="datatrove", out=tmp_path / "out", drop_loss=drop_loss)
-    assert written(tmp_path / "out") == documents
-    (theirs,), (ours,) = ((tmp_path / folder).glob("*.ds") for folder in ("ds", "out"))
-    for end in ("", ".index"):
-        assert Path(f"{ours}{end}").read_bytes() == Path(f"{theirs}{end}").read_bytes()
-    assert Path(f"{ours}.loss").exists() != drop_loss
-    data = DatatroveFolderDataset(str(tmp_path / "out"), seq_len=127, filename_pattern="*.ds", token_size=2)
-    tokens = [token for document in documents for token in document]
-    assert [token for row in data for token in row["input_ids"].tolist()] == tokens[: len(data) * 128]
 
 
 def test_its_reader_of_parquet_gives_the_documents_of_an_export_as_text(corpus, tokenizer, tmp_path):

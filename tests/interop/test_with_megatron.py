@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.interop.real_text import ROOT, build
-from tests.runtime.page_model import WORD, G, mix
-from tokshard import export_corpus, import_corpus, open_corpus
+from tests.interop.real_text import ROOT, TORCHRUN, imported, run
+from tests.spec.order import WORD, G, mix
+from tokshard import export_corpus
 
 pytest.importorskip("megatron.core.datasets.indexed_dataset")
 
 pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
-    return build(tmp_path_factory.mktemp("corpus") / "corpus")
 
 
 @pytest.mark.parametrize("is_mapped", [True, False])
@@ -52,11 +44,7 @@ def test_an_export_is_byte_for_byte_what_megatron_writes_and_that_is_imported(co
         builder.add_document(torch.tensor(document), [len(document)])
     builder.finalize(str(tmp_path / "theirs.idx"))
     export_corpus(corpus[0], format="megatron", out=tmp_path / "ours")
-    again = import_corpus(
-        tmp_path / "theirs", tokenizer=str(ROOT / "recipes/tokenizer"), out=str(tmp_path / "again"), workers=1
-    )
-    with open_corpus(again.directory) as read:
-        assert [document.tolist() for document in read] == corpus[1]
+    assert imported(tmp_path / "theirs", tmp_path / "again")[1] == corpus[1]
     for kind in ("bin", "idx"):
         assert (tmp_path / f"ours/documents.{kind}").read_bytes() == (tmp_path / f"theirs.{kind}").read_bytes()
 
@@ -78,7 +66,7 @@ def samples_of(case: dict[str, Any], dp_rank: int, dp_size: int) -> list[list[in
     """The samples of each micro-batch of a data-parallel rank."""
     size, args = case["args"]["micro_batch_size"], case["args"]
     steps = range(args["consumed_train_samples"], case["stop"] * GLOBAL_BATCH, size * dp_size)
-    parts = [(dp_rank + mix(first * G % WORD)) % dp_size for first in steps]  # ORDER.md, section 10
+    parts = [(dp_rank + mix(first * G % WORD)) % dp_size for first in steps]  # ORDER.md, section 9
     return [[first + part * size + row for row in range(size)] for first, part in zip(steps, parts, strict=True)]
 
 
@@ -95,12 +83,8 @@ def test_the_recipe_reads_the_plan_on_every_group_of_ranks_and_resumes_on_other_
         case("stages", one, 6, 7, 2, tensor_model=2, pipeline_model=2),
         case("chunks", one, 6, 7, 3, pipeline_model=2, vp_stage=0),
     ]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    program = str(ROOT / "tests/interop/megatron_on_cpu.py")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [*launcher, program, str(tmp_path), json.dumps(cases)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=550, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    program = ROOT / "tests/interop/megatron_on_cpu.py"
+    run(*TORCHRUN, "--nproc-per-node=4", program, tmp_path, json.dumps(cases), seconds=550)
     plan = StreamPlan(one, seq_len=32, seed=17)
     for each in cases:
         ranks = [torch.load(tmp_path / f"{each['name']}-{rank}.pt") for rank in range(4)]
@@ -116,12 +100,8 @@ def test_the_recipe_reads_the_plan_on_every_group_of_ranks_and_resumes_on_other_
 
 def check_batch(batch: dict[str, Any], samples: list[int], plan: Any) -> None:
     """A micro-batch has the dtypes that Megatron-LM broadcasts, and in each row a sample of the plan."""
-    assert [str(batch[key].dtype) for key in ("tokens", "labels", "loss_mask", "position_ids")] == [
-        "torch.int64",
-        "torch.int64",
-        "torch.float32",
-        "torch.int64",
-    ]
+    keys = ("tokens", "labels", "position_ids", "loss_mask")
+    assert [str(batch[key].dtype) for key in keys] == [*["torch.int64"] * 3, "torch.float32"]
     for row, sample in enumerate(samples):
         expected = plan.sample(sample)
         assert batch["tokens"][row].tolist() == expected["input_ids"].tolist()

@@ -6,26 +6,20 @@ import importlib
 import importlib.util
 import json
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.interop.real_text import ROOT, build
-from tokshard import export_corpus, import_corpus, open_corpus
+from tests.interop.real_text import imported
+from tokshard import export_corpus
 from tokshard.errors import BadSourceError
 
 if importlib.util.find_spec("streaming") is None:
     pytest.skip("mosaicml-streaming is not installed", allow_module_level=True)
 
 pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
-    return build(tmp_path_factory.mktemp("corpus") / "corpus")
 
 
 @pytest.fixture
@@ -43,7 +37,7 @@ def streaming(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.timeout(300)
 def test_a_streaming_dataset_reads_every_document_of_an_export(corpus, tmp_path, streaming):
-    export_corpus(corpus[0], format="mds", out=tmp_path / "out", split="train", file_bytes=50_000)
+    export_corpus(corpus[0], format="mds", out=tmp_path / "out" / "train", file_bytes=50_000)
     assert len(list((tmp_path / "out/train").glob("*.mds"))) > 3
     data = streaming.StreamingDataset(local=str(tmp_path / "out"), split="train", batch_size=1, shuffle=False)
     assert data[3]["tokens"].dtype == np.uint16
@@ -57,11 +51,7 @@ def test_a_shard_is_byte_for_byte_what_mosaic_writes_and_that_is_imported(corpus
     with streaming.MDSWriter(columns=columns, out=str(tmp_path / "theirs"), size_limit=64 << 20) as writer:
         for document in corpus[1]:
             writer.write({"tokens": np.array(document, np.uint16)})
-    again = import_corpus(
-        tmp_path / "theirs", tokenizer=str(ROOT / "recipes/tokenizer"), out=str(tmp_path / "again"), workers=1
-    )
-    with open_corpus(again.directory) as read:
-        assert [document.tolist() for document in read] == corpus[1]
+    assert imported(tmp_path / "theirs", tmp_path / "again")[1] == corpus[1]
     for name in ("index.json", "shard.00000.mds"):
         assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
 
@@ -72,13 +62,11 @@ def test_the_hashes_that_mosaic_writes_are_compared(corpus, tmp_path, streaming,
     with streaming.MDSWriter(columns={"tokens": "ndarray"}, out=str(tmp_path / "theirs"), **settings) as writer:
         for document in corpus[1]:
             writer.write({"tokens": np.array(document, np.int32)})
-    given: dict[str, Any] = {"tokenizer": str(ROOT / "recipes/tokenizer"), "out": str(tmp_path / "again"), "workers": 1}
-    with open_corpus(import_corpus(tmp_path / "theirs", **given).directory) as read:
-        assert [document.tolist() for document in read] == corpus[1]
+    assert imported(tmp_path / "theirs", tmp_path / "again")[1] == corpus[1]
     index = tmp_path / "theirs/index.json"
     listed = json.loads(index.read_text())
     assert len(listed["shards"]) > 3
     said = listed["shards"][2]["raw_data"]["hashes"]["sha1"]
     index.write_text(index.read_text().replace(said, "0" * 40))
     with pytest.raises(BadSourceError, match=rf"shard\.00002\.\S+ is damaged: its sha1 is {said}, its index says 0000"):
-        import_corpus(tmp_path / "theirs", force=True, **given)
+        imported(tmp_path / "theirs", tmp_path / "again", force=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -11,12 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 
+from tests.interop.real_text import of_transformers
 from tests.pipeline.encode.chat.chats import (
     CLASSES,
     MEANT,
+    NOT_RENDERED,
+    NOTHING_TO_LEARN,
     SPECIAL,
     VARIABLES,
     ChatEncoder,
+    ChatRecordError,
     Json,
     byte_level,
     encode,
@@ -26,10 +29,8 @@ from tests.pipeline.encode.chat.chats import (
     template,
 )
 from tests.pipeline.inputs import special_token
-from tokshard.pipeline.encode.chat.records import ChatRecordError
-from tokshard.pipeline.encode.chat.spans import NOT_RENDERED, NOTHING_TO_LEARN
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 trl = pytest.importorskip("trl")
 
 pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
@@ -62,17 +63,7 @@ def ours(name: str) -> ChatEncoder:
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    path.write_text(json.dumps(with_end()))
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), **VARIABLES)
-
-    def apply(name: str, record: Json) -> tuple[list[int], list[int]]:
-        found = tokenizer.apply_chat_template(
-            record["messages"], chat_template=TEMPLATES[name], return_dict=True, return_assistant_tokens_mask=True
-        )
-        return found["input_ids"], found["assistant_masks"]
-
-    return apply
+    return of_transformers(with_end(), tmp_path_factory.mktemp("tokenizer") / "tokenizer.json", **VARIABLES)
 
 
 def test_trl_ships_the_templates_that_this_compares() -> None:
@@ -94,7 +85,7 @@ def test_a_marked_template_of_trl_gives_what_transformers_makes_of_it(theirs: An
         if error.reason not in {NOT_RENDERED, NOTHING_TO_LEARN}:
             raise
         assume(False)
-    ids, mask = theirs(name, record)
+    ids, mask = theirs(record, TEMPLATES[name])
     assert document.ids[:-1].tolist() == ids
     if name not in FAULTY:
         assert mask_of(document) == mask

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from tokshard.pipeline.jobs import Job, JobResult, commit_corpus
 from tokshard.pipeline.jobs import run_job as run_one
 from tokshard.pipeline.sources.iterables import as_sources
 
-__all__ = ["commit_corpus", "run_copy_job", "run_job"]
+__all__ = ["commit_corpus", "run_job"]
 
 
 def run_job(
@@ -21,8 +20,3 @@ def run_job(
     observer = options.pop("observer", ignore)
     job = Job(index=job_index, count=num_jobs)
     return run_one(as_sources(sources), options_of(tokenizer, out, options), job, observer)
-
-
-def run_copy_job(corpora: Sequence[str | Path], *, out: str | Path, **options: Any) -> JobResult:
-    """Run one job of a copy."""
-    return run_job([str(corpus) for corpus in corpora], tokenizer="", out=out, reads="documents", **options)

@@ -11,7 +11,7 @@ import pytest
 from tests.contract import small
 from tests.pipeline.inputs import write_byte_tokenizer
 from tests.pipeline.places import TEXTS, StoppedError, build, write
-from tests.store.conftest import moto, s3, s3_port, s3_ports, seaweedfs  # noqa: F401 -- fixtures
+from tests.store.conftest import s3, s3_port, seaweedfs, seaweedfs_port, small_s3  # noqa: F401 -- fixtures
 
 
 @pytest.fixture

@@ -5,11 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+
+from tokshard import import_corpus, open_corpus
+from tokshard.inspect.verify.verification import verify_corpus
+
+EOS = 0
+"""The id that ends documents, of the tokenizer of bytes."""
 
 Documents = Sequence[Sequence[int]]
 
@@ -38,13 +46,37 @@ def megatron(prefix: Path, documents: Documents, dtype: str = "u2", *, sentences
     return prefix
 
 
-def datatrove(file: Path, documents: Documents, dtype: str = "u2") -> Path:
-    """``NAME.ds``, ``NAME.ds.index`` and ``NAME.ds.metadata``."""
+def datatrove(file: Path, documents: Documents, dtype: str = "u2", *, masks: Documents = ()) -> Path:
+    """``NAME.ds``, ``NAME.ds.index`` and ``NAME.ds.metadata``; with `masks`, ``NAME.ds.loss``."""
+    if masks:
+        file.with_name(file.name + ".loss").write_bytes(flat(masks, "u1"))
     ends = list(accumulate(map(len, documents)))
     file.write_bytes(flat(documents, dtype))
     file.with_name(file.name + ".index").write_bytes(struct.pack(f"<{len(ends)}Q", *ends))
     file.with_name(file.name + ".metadata").write_text(f"gpt2|{dtype[1]}\n{sum(map(len, documents))}\n0 T")
     return file
+
+
+def olmo(folder: Path, documents: Documents, masks: Documents, *, number: int = 0) -> Path:
+    """``token_ids_part_NNNN.npy`` and ``labels_mask_part_NNNN.npy``, neither with a header."""
+    folder.mkdir(exist_ok=True)
+    file = folder / f"token_ids_part_{number:04d}.npy"
+    file.write_bytes(flat(documents, "u2"))
+    (folder / f"labels_mask_part_{number:04d}.npy").write_bytes(flat(masks, "u1"))
+    return file
+
+
+def fms(folder: Path, documents: Documents) -> Path:
+    """A directory of fms-fsdp with one file of a batch for each document, and its table of counts."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "meta").mkdir()
+    schema = pa.schema([pa.field("tokens", pa.uint32())])
+    with pa.ipc.new_file(str(folder / "data" / "part.arrow"), schema) as writer:
+        for document in documents:
+            writer.write_batch(pa.record_batch([pa.array(document[:-1], pa.uint32())], schema=schema))
+    counts = f"/data/part.arrow,{len(documents)},{sum(map(len, documents)) - len(documents)}"
+    (folder / "meta" / "combined_counts.csv").write_text(f"dataset/filename,documents,tokens\n{counts}\n")
+    return folder
 
 
 def npy(numbers: Sequence[int], dtype: str) -> bytes:
@@ -69,40 +101,55 @@ def container(samples: Sequence[bytes], between: bytes = b"") -> bytes:
     return struct.pack(f"<{len(samples) + 2}I", len(samples), *places) + between + b"".join(samples)
 
 
-MDS_ENCODINGS = ("ndarray:uint16", "ndarray", "bytes", "ndarray:int32:3")
+MDS_ENCODINGS = ("ndarray:uint16", "bytes", "ndarray:int32:3")
+MDS_CODES = {"uint8": 8, "int8": 9, "uint16": 16, "int16": 17, "uint32": 32, "int32": 33, "uint64": 64, "int64": 65}
+"""Of arrays that say themselves how they are stored."""
+
+
+def array_bytes(numbers: Sequence[int], dtype: str) -> bytes:
+    """Of one dimension, behind its shape."""
+    return struct.pack("<BB", 1 << 2, len(numbers)) + np.array(numbers, dtype).tobytes()
 
 
 def mds(
     folder: Path,
     shards: Sequence[Documents],
     encoding: str = "ndarray:uint16",
+    dtype: str = "int64",
     compress: tuple[str, Callable[[bytes], bytes]] | None = None,
     hashed: str | None = None,
+    more: Mapping[str, Documents] | None = None,
 ) -> Path:
     """Shards with the columns ``id`` (str), ``tokens`` and ``n`` (int), and ``index.json``.
 
     Args:
+        dtype: of the ids, where `encoding` does not say it.
         compress: suffix, and a function from bytes to bytes.
         hashed: name of the hash of the shards that the index has.
+        more: columns of int32 with a list for each document.
     """
     folder.mkdir(exist_ok=True)
     kind, *said = encoding.split(":")
-    dtype = said[0] if said else "int64"
+    dtype = said[0] if said else dtype
     listed = []
+    more = more or {}
     for number, documents in enumerate(shards):
         samples = []
-        for document in documents:
+        for row, document in enumerate(documents):
             ids = np.array(document, dtype).tobytes()
             if kind == "ndarray" and len(said) < 2:
-                ids = (b"" if said else bytes([65])) + struct.pack("<BB", 1 << 2, len(document)) + ids
+                ids = (b"" if said else bytes([MDS_CODES[dtype]])) + array_bytes(document, dtype)
             sizes = [3] + ([] if len(said) == 2 else [len(ids)])
-            samples.append(struct.pack(f"<{len(sizes)}I", *sizes) + b"abc" + ids + struct.pack("<q", 7))
+            lists = [array_bytes(values[row], "int32") for values in more.values()]
+            sizes += map(len, lists)
+            start = struct.pack(f"<{len(sizes)}I", *sizes)
+            samples.append(start + b"abc" + ids + struct.pack("<q", 7) + b"".join(lists))
         data, name = container(samples, b'{"version": 2}'), f"shard.{number:05d}.mds"
         hashes = {hashed: hashlib.new(hashed, data).hexdigest()} if hashed else {}
         shard = {
-            "column_names": ["id", "tokens", "n"],
-            "column_encodings": ["str", encoding, "int"],
-            "column_sizes": [None, 12 if len(said) == 2 else None, 8],
+            "column_names": ["id", "tokens", "n", *more],
+            "column_encodings": ["str", encoding, "int", *["ndarray:int32"] * len(more)],
+            "column_sizes": [None, 12 if len(said) == 2 else None, 8, *[None] * len(more)],
             "format": "mds",
             "samples": len(documents),
             "raw_data": {"basename": name, "bytes": len(data), "hashes": hashes},
@@ -118,10 +165,21 @@ def mds(
     return folder
 
 
+LITDATA_KINDS = {
+    **{
+        f"no_header_tensor:{code}": dtype
+        for code, dtype in zip(range(11, 19), ["u1", "i1", "i2", "i2", "i4", "i4", "i8", "i8"], strict=True)
+    },
+    "no_header_tensor:20": "u2",
+    **{f"no_header_numpy:{code}": dtype for code, dtype in enumerate(["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])},
+}
+"""Name of how ids are stored, with its code in the library, to what that is."""
+
+
 def litdata(folder: Path, chunks: Sequence[Documents], *, kind: str = "no_header_tensor:16") -> Path:
     """``chunk-0-N.bin`` and ``index.json``, as they are written for ``TokensLoader``."""
     folder.mkdir(exist_ok=True)
-    dtype = {"no_header_tensor:16": "i4", "no_header_tensor:20": "u2", "no_header_numpy:5": "u2"}[kind]
+    dtype = LITDATA_KINDS[kind]
     listed = []
     for number, documents in enumerate(chunks):
         data, name = container([flat([document], dtype) for document in documents]), f"chunk-0-{number}.bin"
@@ -137,3 +195,15 @@ def litdata(folder: Path, chunks: Sequence[Documents], *, kind: str = "no_header
     }
     (folder / "index.json").write_text(json.dumps({"chunks": listed, "config": config}))
     return folder
+
+
+def imported(place: Path, *sources: Path, **options: Any) -> Any:
+    """Import into ``out`` of a place, in this process, for the tokenizer ``tok`` of the place."""
+    return import_corpus(sources, **{"tokenizer": place / "tok", "out": place / "out", "workers": 1, **options})
+
+
+def documents_of(result: Any) -> list[list[int]]:
+    """The documents of a corpus, which is checked in every byte."""
+    assert verify_corpus(result.directory).problems == ()
+    with open_corpus(result.directory) as corpus:
+        return [document.tolist() for document in corpus.documents()]

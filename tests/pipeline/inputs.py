@@ -9,7 +9,6 @@ import io
 import itertools
 import json
 import lzma
-import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ import zstandard
 from pyarrow import feather, ipc
 
 from tests.contract import small
-from tokshard import build_corpus, open_corpus
-from tokshard.format.corpus import Corpus
+from tokshard import Corpus, build_corpus, open_corpus
 
 TOKENIZER = Path(__file__).parents[2] / "recipes" / "tokenizer"
 EOS = "<|endoftext|>"
@@ -90,29 +88,14 @@ def feather_bytes(found: pa.Table, rows_per_batch: int | None = None) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def tar_bytes(members: Sequence[tuple[str, bytes]], *, form: int = tarfile.PAX_FORMAT) -> bytes:
-    """An archive of regular files."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=form) as archive:
-        for name, content in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return file.getvalue()
-
-
-def json_members(records: Sequence[Record], size: int) -> list[tuple[str, bytes]]:
-    """Members of one pretty object each, and members of `size` lines, in turns."""
-    members: list[tuple[str, bytes]] = []
-    rest = list(records)
-    while rest:
-        if len(members) % 2:
-            part, rest = rest[:size], rest[size:]
-            members.append((f"{len(members):03d}.jsonl", jsonl(part)))
-        else:
-            members.append((f"a folder/{len(members):03d}.json", json.dumps(rest.pop(0), indent=1).encode()))
-    return members
-
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": zstd,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
+"""Suffix to what makes a file of that name."""
 
 Encode = Callable[[Sequence[Record], int], bytes]
 """Records to the bytes of a file, cut into groups, batches, frames or members of so many records, where it can be."""
@@ -131,10 +114,6 @@ FORMATS: dict[str, Encode] = {
     "plain.csv": lambda records, size: csv_bytes(records),
     "members.csv.gz": lambda records, size: frames(csv_bytes(records, "\r\n"), gzip.compress, 2),
     "plain.tsv": lambda records, size: csv_bytes(records, delimiter="\t"),
-    "members.tar": lambda records, size: tar_bytes(json_members(records, size)),
-    "members.tar.zst": lambda records, size: frames(
-        tar_bytes(json_members(records, size), form=tarfile.GNU_FORMAT), zstd, 2
-    ),
 }
 """File name to encoder, for every format that holds many records."""
 
@@ -162,9 +141,7 @@ def build(sources: Sequence[Path | str] | Path | str, out: Path, **options: Any)
 
 def write_byte_tokenizer(directory: Path) -> Path:
     """A tokenizer with an id per byte, so small that a build with it takes milliseconds: EOS is 0, byte b is b + 1."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    spelled = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    spelled = letters_of_bytes()
     directory.mkdir(parents=True, exist_ok=True)
     content = {
         "version": "1.0",
@@ -178,6 +155,13 @@ def write_byte_tokenizer(directory: Path) -> Path:
     (directory / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS}), encoding="utf-8")
     return directory
+
+
+def letters_of_bytes() -> dict[int, str]:
+    """How tokenizers of bytes spell each byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
 
 
 def special_token(index: int, content: str, **changes: Any) -> dict[str, Any]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.pipeline.inputs import jsonl
 from tokshard import build_corpus
 from tokshard.format import names
+from tokshard.pipeline.progress import Report, StageStarted
 
 TEXTS = [f"text {number}" for number in range(40)]
 SPLIT = {"validation_fraction": 0.25}
@@ -38,3 +40,21 @@ def files(directory: Path) -> dict[str, str]:
 
 class StoppedError(Exception):
     """Ends a build where a kill would."""
+
+
+def at(kind: type, act: Callable[[Any], object], *, number: int = 1, stage: str = "") -> Callable[[Report], None]:
+    """An observer that acts at a report of a kind, the first one or another, in a stage or in any."""
+    stages, seen = [""], itertools.count(1)
+
+    def observe(report: Report) -> None:
+        if isinstance(report, StageStarted):
+            stages.append(report.name)
+        if isinstance(report, kind) and stage in ("", stages[-1]) and next(seen) == number:
+            act(report)
+
+    return observe
+
+
+def interrupt(_: object) -> None:
+    """Ctrl-C."""
+    raise KeyboardInterrupt

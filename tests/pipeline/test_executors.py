@@ -11,24 +11,27 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.pipeline.inputs import patch_chunk_bytes
-from tests.pipeline.places import build
+from tests.pipeline.places import TEXTS, at, build, write
+from tests.refusals import tokshard
 from tokshard.errors import BuildError
 from tokshard.format import names
 from tokshard.pipeline.executors import processes, worker
-from tokshard.pipeline.executors.base import Usage
-from tokshard.pipeline.progress import Report, StageStarted
+from tokshard.pipeline.executors.base import RunUsage
+from tokshard.pipeline.progress import StageStarted
 from tokshard.pipeline.workspace.places import TOKENIZER
 
 PROGRAM = """
-import os, sys
+import multiprocessing, os, sys
 from multiprocessing import forkserver
 
 def server():
@@ -41,7 +44,7 @@ WATCHED = ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "OMP_NUM_THREADS", "MA
 
 if __name__ == "__main__":
     place, before = sys.argv[1], dict(os.environ)
-    from tokshard.pipeline.executors import choice
+    from tokshard.pipeline import build
     from tokshard.pipeline.estimate import estimate_build
     from tokshard.pipeline.options import BuildOptions
     from tokshard import build_corpus
@@ -50,10 +53,9 @@ if __name__ == "__main__":
     assert server() is None, "an estimate started a fork server"
     assert build_corpus(sources, **options, task_bytes=1 << 20).num_workers == 2
     assert server() is None, "a build left a fork server"
-    choice.prepare_workers = None
+    build.prepare_workers = None
     assert not build_corpus(sources, **options, task_bytes=1 << 20).is_new
     assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
-    import multiprocessing
     context = multiprocessing.get_context("forkserver")
     queue = context.SimpleQueue()
     process = context.Process(target=child, args=(queue,))
@@ -68,38 +70,36 @@ def test_a_build_leaves_the_program_that_calls_it_as_it_was(place):
     line = b'{"text": "some text of a document"}\n'
     (place / "a.jsonl").write_bytes(line * ((3 << 20) // len(line)))
     (place / "program.py").write_text(PROGRAM)
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "OMP_NUM_THREADS")
-    }
+    ours = ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "OMP_NUM_THREADS")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
     environment["PYTHONPATH"] = str(Path(worker.__file__).parents[3])
-    done = subprocess.run(
-        [sys.executable, str(place / "program.py"), str(place)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
+    command = [sys.executable, str(place / "program.py"), str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("error", [EOFError("unexpected EOF"), ConnectionRefusedError(111, "Connection refused")])
-def test_workers_that_cannot_be_started_are_named_with_the_next_step(place, monkeypatch, error):
+def test_ray_is_imported_only_where_it_is_asked_for(place, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    build(place)
+    said = tokshard("build", place / "a.jsonl", "--ray", "--tokenizer", place / "tok", "--out", place / "other")
+    assert said.problem.startswith("--ray needs the package ray")
+
+
+def test_workers_that_cannot_be_started_are_named_with_the_next_step(place, monkeypatch):
     def start(self: Any) -> None:
-        raise error
+        raise ConnectionRefusedError(111, "Connection refused")
 
     context = multiprocessing.get_context(worker.START_METHOD)
     monkeypatch.setattr(context.Process, "start", start)
     patch_chunk_bytes(monkeypatch, 64)
-    with pytest.raises(BuildError, match=f"worker 0 cannot be started: {type(error).__name__}") as caught:
+    with pytest.raises(BuildError, match="worker 0 cannot be started: ConnectionRefusedError") as caught:
         build(place, workers=2, task_bytes=64)
     assert caught.value.hint.startswith("run the same command again: finished tasks are kept")
 
 
 def test_the_cpu_seconds_of_a_build_are_also_those_of_its_workers(place, monkeypatch):
     monkeypatch.setattr("tokshard.pipeline.commit.cpu_time", lambda: 0.0)  # of this process alone
-    monkeypatch.setattr("tokshard.pipeline.build.Usage", partial(Usage, cpu_before=0.0))
+    monkeypatch.setattr("tokshard.pipeline.build.RunUsage", partial(RunUsage, cpu_before=0.0))
     patch_chunk_bytes(monkeypatch, 64)
     build(place, workers=2, task_bytes=64)
     assert json.loads((place / "out" / names.REPORT).read_bytes())["cpu_seconds"] > 0
@@ -145,12 +145,31 @@ def test_a_worker_that_dies_while_it_sends_a_message_is_a_worker_that_died(place
 def test_a_tokenizer_that_is_damaged_under_a_build_is_the_error_and_not_the_end_of_a_worker(
     place, monkeypatch, workers, name
 ):
-    def damage(report: Report) -> None:
-        if isinstance(report, StageStarted):
-            report.build.workspace.store.put(TOKENIZER, b"not a tokenizer")
-
+    damage = at(StageStarted, lambda report: report.build.workspace.store.put(TOKENIZER, b"not a tokenizer"))
     lines = (place / "a.jsonl").read_bytes()
     (place / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
     patch_chunk_bytes(monkeypatch, 64)
     with pytest.raises(BuildError, match=r"tokenizer\.json cannot be read or is damaged"):
         build(place, place / name, workers=workers, task_bytes=64, observer=damage)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait", [0.0, 0.1, 0.3])
+def test_an_interruption_while_the_server_of_workers_starts_shows_no_traceback_and_leaves_no_process(place, wait):
+    write(place / "a.jsonl", TEXTS * 2_000)
+    words = ["build", "a.jsonl", "--tokenizer", "tok", "--out", "out", "--workers", "2", "--task-bytes", "4096B"]
+    command = [sys.executable, "-m", "tokshard", *words]
+    with subprocess.Popen(command, cwd=place, start_new_session=True, stderr=subprocess.PIPE, text=True) as process:
+        started = psutil.Process(process.pid)
+        while not (servers := [one for one in started.children() if "forkserver" in " ".join(one.cmdline())]):
+            time.sleep(0.002)
+        time.sleep(wait)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, said.splitlines()[-2:]) == (
+        130,
+        ["interrupted", "hint: run the same command to continue"],
+    )
+    assert "Traceback" not in said
+    _, alive = psutil.wait_procs(servers, timeout=10)
+    assert alive == []

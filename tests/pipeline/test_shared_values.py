@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,29 +58,34 @@ def written(columns: dict[str, pa.Array], directory: Path) -> Path:
     return path
 
 
-def parts_of(path: Path, max_document_bytes: int = 1 << 20) -> Iterator[Records]:
+def parts_of(path: Path, look: Callable[[Records], Any] = lambda part: part) -> tuple[list[Any], int]:
+    """What is seen in each part of a table, and the most memory that reading them takes."""
     (input_,) = discover([str(path)], input_format=None).inputs
-    spec = RecordSpec(text_field="text", columns={"k": ("k", "string")}, max_document_bytes=max_document_bytes)
-    for part in read_span(input_, Span(), spec):
-        assert isinstance(part, Records)
-        yield part
+    spec = RecordSpec(text_field="text", columns={"k": ("k", "string")}, max_document_bytes=1 << 20)
+    tracemalloc.start()
+    try:
+        return [look(part) for part in read_span(input_, Span(), spec)], tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("column", ["k", "text"])
 @pytest.mark.parametrize("what", [pytest.param(what, marks=needs_views if "view" in what else []) for what in SHARED])
-def test_rows_that_share_a_long_kept_value_come_in_small_chunks(what, tmp_path):
-    path = written({"text": pa.array(["t"] * ROWS), "k": SHARED[what]()}, tmp_path)
+def test_rows_that_share_a_long_value_come_in_small_chunks(what, column, tmp_path):
+    path = written({"text": pa.array(["t"] * ROWS), "k": pa.array(["v"] * ROWS), column: SHARED[what]()}, tmp_path)
     assert path.stat().st_size < 300_000
-    tracemalloc.start()
-    sizes = []
-    for part in parts_of(path):
-        assert all(VALUE in value for value in part.columns["k"])
-        sizes.append((part.count, sum(map(len, part.columns["k"]))))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert sum(count for count, _ in sizes) == ROWS
-    assert max(size for _, size in sizes) <= CHUNK_BYTES + 2 * len(VALUE) + 100
-    assert peak < 6 << 20
+
+    def look(part: Records) -> tuple[int, int, int]:
+        values = part.columns["k"] if column == "k" else part.texts
+        assert all(VALUE in value for value in values)
+        return part.count, sum(map(len, values)), part.input_bytes
+
+    sizes, peak = parts_of(path, look)
+    counts, chunks, input_bytes = zip(*sizes, strict=True)
+    assert (sum(counts), peak < 6 << 20) == (ROWS, True)
+    assert max(chunks) <= CHUNK_BYTES + 2 * len(VALUE) + 100
+    assert 0 <= path.stat().st_size - sum(input_bytes) < path.stat().st_size // 2
 
 
 @needs_views
@@ -88,22 +93,15 @@ def test_a_row_whose_shared_value_is_too_long_is_a_bad_record_and_never_decoded(
     long = "y" * 10_000_000
     view = struct.pack("<i4sii", len(long), long[:4].encode(), 0, 0)
     inline = struct.pack("<i12s", 1, b"z")
-    column = pa.Array.from_buffers(
-        pa.string_view(), 3, [None, pa.py_buffer(inline + view + inline), pa.py_buffer(long.encode())]
-    )
-    path = written({"text": pa.array(["a", "b", "c"]), "k": column}, tmp_path)
-    tracemalloc.start()
-    parts = list(parts_of(path))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    buffers = [None, pa.py_buffer(inline + view + inline), pa.py_buffer(long.encode())]
+    column = pa.Array.from_buffers(pa.string_view(), 3, buffers)
+    parts, peak = parts_of(written({"text": pa.array(["a", "b", "c"]), "k": column}, tmp_path))
     assert peak < 6 << 20
     assert [text for part in parts for text in part.texts] == ["a", "c"]
     assert [value for part in parts for value in part.columns["k"]] == ["z", "z"]
     (bad,) = [bad for part in parts for bad in part.bad]
-    assert (bad.reason, bad.detail) == (
-        "over max-document-bytes",
-        "values take 10,000,000 bytes, at most 9,437,184 are allowed",
-    )
+    said = "values take 10,000,000 bytes, at most 9,437,184 are allowed"
+    assert (bad.reason, bad.detail) == ("over max-document-bytes", said)
 
 
 def test_a_list_of_very_many_nulls_is_a_bad_record(tmp_path):
@@ -205,7 +203,7 @@ def test_no_more_nested_values_are_decoded_at_once_than_one_row_or_a_chunk_of_th
         return  # not every version makes every array of these types
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tokshard.pipeline.sources.columns.CHUNK_BYTES", 200)
-        parts = list(parts_of(path))
+        parts, _ = parts_of(path)
     assert sum(part.count for part in parts) == len(rows)
     assert [value for part in parts for value in part.columns["k"]] == [
         None if row is None else json.dumps(row, ensure_ascii=False, default=str) for row in array.to_pylist()

@@ -13,23 +13,20 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.contract import small
 from tests.pipeline.inputs import patch_chunk_bytes, patch_merges, texts_of
-from tests.pipeline.places import TEXTS, StoppedError, build, write
+from tests.pipeline.places import TEXTS, at, build, interrupt, write
 from tokshard import open_corpus
-from tokshard.cli.build_text import status_lines
 from tokshard.cli.main import run
 from tokshard.errors import BuildError, TokshardError
 from tokshard.format import names
-from tokshard.pipeline import build as building
-from tokshard.pipeline import stages
-from tokshard.pipeline.progress import Note, Report, StageStarted
+from tokshard.pipeline.progress import InputLeftOut, Note, Report, StageStarted
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.workspace import lease
 from tokshard.pipeline.workspace.lease import lock, lock_holder
 from tokshard.pipeline.workspace.places import FIND, HASH, LOCK, WRITE, open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt, read_receipt, read_receipts
-from tokshard.store import open_store
-from tokshard.store.posix import PosixStore
+from tokshard.store import PosixStore, open_store
 
 # the lock
 
@@ -42,20 +39,15 @@ def without_locks(code: int) -> Any:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_a_file_system_without_locks_builds_with_a_note(place, monkeypatch, code):
+def test_a_file_system_without_locks_builds_with_a_note(place, stop, monkeypatch, code):
     monkeypatch.setattr(fcntl, "flock", without_locks(code))
+    stop()
+    assert read_status(place / "out").state == "unfinished"
     reports: list[Report] = []
-    out = build(place, observer=reports.append)
-    assert texts_of(open_corpus(out)) == TEXTS
+    assert texts_of(open_corpus(build(place, observer=reports.append))) == TEXTS
     (note,) = (report.text for report in reports if isinstance(report, Note))
     assert note.endswith("has no locks: start no other build there until this one ends")
-    assert not (out / names.WORK).exists()
-
-
-def test_the_status_of_a_build_on_a_file_system_without_locks(place, stop, monkeypatch):
-    stop()
-    monkeypatch.setattr(fcntl, "flock", without_locks(errno.ENOSYS))
-    assert read_status(place / "out").state == "unfinished"
+    assert not (place / "out" / names.WORK).exists()
 
 
 def test_a_lock_that_fails_in_another_way_is_an_error_and_leaves_no_descriptor(place, monkeypatch):
@@ -87,36 +79,32 @@ def test_a_lock_is_taken_on_the_file_that_is_there_and_not_on_one_that_was_remov
 
 @pytest.mark.parametrize(
     ("code", "way_out"),
-    [(errno.ENOSPC, "make room, or give"), (errno.EACCES, "check the disk and its permissions, or")],
+    [
+        (errno.ENOSPC, "make room, or give"),
+        (errno.EACCES, "check the disk and its permissions, or"),
+        (errno.ENOENT, "check the disk and its permissions, or"),  # a place that cannot be made
+    ],
 )
 def test_only_a_full_disk_asks_for_room(code, way_out):
-    hint = lease.cannot_write(Path("out"), OSError(code, os.strerror(code))).hint
-    assert hint.startswith(way_out)
+    error = lease.cannot_write("nowhere", OSError(code, os.strerror(code)))
+    assert error.problem == f"cannot write to nowhere: {os.strerror(code)}"
+    assert error.hint.startswith(way_out)
 
 
-def test_a_build_whose_files_another_process_removed_says_so(place, monkeypatch):
-
-    def removed(*arguments: Any) -> Any:
+def test_a_build_whose_files_another_process_removed_says_so(place):
+    def removed(_: object) -> None:
         shutil.rmtree(place / "out" / names.WORK)  # by a build that ends there
         (place / "out" / names.WORK / "gone").read_bytes()
 
-    with monkeypatch.context() as patched:
-        patched.setattr(building, "run_stages", removed)
-        with pytest.raises(BuildError, match="another build began or ended there") as found:
-            build(place)
+    with pytest.raises(BuildError, match="another build began or ended there") as found:
+        build(place, observer=at(StageStarted, removed))
     assert found.value.hint == "run the same command again when no other build or job writes there"
     build(place)
-
-
-def test_a_place_that_cannot_be_made_is_not_taken_for_a_build_whose_files_are_gone(tmp_path):
-    error = lease.cannot_write(str(tmp_path / "nowhere"), FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
-    assert error.problem.endswith("nowhere: No such file or directory")
 
 
 def test_an_input_that_cannot_be_read_is_named_and_not_taken_for_a_full_disk(place, monkeypatch):
     def fail(*_: object) -> Any:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
-        yield
 
     monkeypatch.setattr("tokshard.pipeline.tasks.running.read_span", fail)
     with pytest.raises(TokshardError, match=r"a\.jsonl cannot be read: Input/output error"):
@@ -127,23 +115,8 @@ def test_an_input_that_cannot_be_read_is_named_and_not_taken_for_a_full_disk(pla
 
 
 def some_receipt(place: Path) -> Path:
-    (path,) = (place / "out" / names.WORK / "write" / "receipts").glob("*.receipt")
+    (path,) = (place / "out" / names.WORK / small.RECEIPTS).glob("*.receipt")
     return path
-
-
-@pytest.mark.parametrize("damage", ["short", "flipped", "empty"])
-def test_a_receipt_that_is_damaged_is_named_with_the_next_step(place, stop, damage):
-    stop()
-    path = some_receipt(place)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes({"short": content[:-5], "flipped": content, "empty": b""}[damage])
-    with pytest.raises(BuildError, match=r"0000000-000000\.receipt is damaged") as caught:
-        build(place)
-    assert caught.value.hint.startswith("delete that file and run the same command again")
-    assert run(["status", str(place / "out")]) == 1
-    path.unlink()
-    assert texts_of(open_corpus(build(place))) == TEXTS
 
 
 def test_a_receipt_in_the_place_of_another_is_damaged(place, stop):
@@ -156,15 +129,14 @@ def test_a_receipt_in_the_place_of_another_is_damaged(place, stop):
 
 def test_a_receipt_that_goes_while_the_status_is_read_is_passed_over(place, stop, monkeypatch):
     stop()
-    path = some_receipt(place)
-    get = PosixStore.get
+    path, get = some_receipt(place), PosixStore.get
 
     def late(store: PosixStore, name: str) -> bytes:
         if name.endswith(".receipt"):
             path.unlink(missing_ok=True)
         return get(store, name)
 
-    monkeypatch.setattr(PosixStore, "get", late)
+    small.on_disk(monkeypatch.setattr, get=late)
     status = read_status(place / "out")
     assert (status.state, status.documents) == ("unfinished", 0)
     store = open_workspace(place / "out").store
@@ -173,110 +145,32 @@ def test_a_receipt_that_goes_while_the_status_is_read_is_passed_over(place, stop
         read_receipt(store, WRITE, (0, 0))
 
 
-def test_the_status_of_a_build_that_ends_meanwhile_is_complete(place, stop, monkeypatch):
-    stop()
-
-    def late(*arguments: Any) -> Any:
-        monkeypatch.undo()
-        build(place)
-        return read_receipts(*arguments)
-
-    monkeypatch.setattr("tokshard.pipeline.workspace.receipts.read_receipts", late)
-    assert read_status(place / "out").state == "complete"
-
-
-def test_the_status_names_the_search_for_duplicates(place, monkeypatch):
+def test_the_status_names_the_search_for_duplicates(place, monkeypatch, capsys):
     patch_merges(monkeypatch)
     write(place / "a.jsonl", [*TEXTS, *TEXTS])
-    begun = []
-
-    def refuse(report: Report) -> None:
-        if isinstance(report, StageStarted):
-            begun.append(report.name)
-        if isinstance(report, Receipt) and begun[-1] == FIND:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        build(place, dedup="exact", observer=refuse)
+    with pytest.raises(KeyboardInterrupt):
+        build(place, dedup="exact", observer=at(Receipt, interrupt, stage=FIND))
     status = read_status(place / "out")
     assert (status.stage, status.tasks_done, status.num_tasks) == ("finding duplicates", 1, 0)
     assert (status.passes, status.passes_done) == (2, 1)
-    assert ("tasks", "1 done") in status_lines(status)
+    assert run(["status", str(place / "out")]) == 0
+    assert "tasks 1 done" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_stream_that_was_read_to_its_end_is_one_task_done_however_many_segments_it_has(place, stop, monkeypatch):
-    patch_chunk_bytes(monkeypatch, 64)
-    (place / "a.jsonl.gz").write_bytes(gzip.compress(write(place / "a.jsonl", TEXTS).read_bytes()))
-    stop(place / "a.jsonl.gz", task_bytes=64)
-    assert len(list((place / "out" / names.WORK / "write" / "receipts").iterdir())) > 1
-    status = read_status(place / "out")
-    assert (status.tasks_done, status.num_tasks, status.segments_done) == (1, 1, 0)
-
-
-@pytest.mark.parametrize("change", [-4, 4])
-def test_hashes_that_change_before_duplicates_are_looked_for_are_damaged(place, monkeypatch, change):
-    find = stages.find_duplicates
-
-    def change_first(*arguments: Any) -> Any:
-        (path,) = (place / "out" / names.WORK / "hash" / "files").glob("0*.bin")
-        content = path.read_bytes()
-        path.write_bytes(content[:change] if change < 0 else content + bytes(change))
-        return find(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(stages, "find_duplicates", change_first)
-        with pytest.raises(BuildError, match=r"0000000-000000\.bin is damaged: it has .* bytes, expected"):
-            build(place, dedup="exact")
-    assert texts_of(open_corpus(build(place, dedup="exact"))) == TEXTS
-
-
-def test_a_list_of_duplicates_that_is_gone_is_named_and_made_again(place, monkeypatch):
-    patch_merges(monkeypatch)  # what repeats within a part of a task is in no list
-    write(place / "a.jsonl", [*TEXTS, *TEXTS])
-
-    def lose(report: Report) -> None:
-        if isinstance(report, StageStarted) and report.name == WRITE:
-            for path in (place / "out" / names.WORK).glob("[fj]*/files/*.bin"):  # of the stages find and join
-                path.unlink()
-
-    with pytest.raises(BuildError, match=r"\.bin cannot be read: No such file") as caught:
-        build(place, dedup="exact", observer=lose)
-    assert caught.value.hint.startswith("run the same command again")
-    assert texts_of(open_corpus(build(place, dedup="exact"))) == TEXTS
-
-
-@pytest.mark.parametrize("task_bytes", [64, 1 << 20], ids=["tasks of its own", "a common task"])
-def test_a_text_is_kept_where_the_input_that_had_it_first_goes_after_it_was_hashed(place, monkeypatch, task_bytes):
-    patch_chunk_bytes(monkeypatch, 64)
-    texts = ["only here", *TEXTS[:5], *(f"more {number}" for number in range(60))]
-    write(place / "b.jsonl", texts)
-
-    def lose(report: Report) -> None:
-        if isinstance(report, StageStarted) and report.name == WRITE:
-            (place / "a.jsonl").unlink(missing_ok=True)
-
-    sources = [place / "a.jsonl", place / "b.jsonl"]
-    out = build(place, *sources, dedup="exact", on_bad_source="skip", task_bytes=task_bytes, observer=lose)
-    assert texts_of(open_corpus(out)) == texts
-
-
-def test_a_stream_goes_on_behind_its_last_receipt(place, monkeypatch):
+def test_a_stream_goes_on_behind_its_last_segment_and_is_one_task(place, stop, monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)
     (place / "a.jsonl.gz").write_bytes(gzip.compress((place / "a.jsonl").read_bytes()))
-    left = []
-
-    def stop(report: Report) -> None:
-        if isinstance(report, Receipt):
-            left.append(report.key)
-            if len(left) == 3:
-                raise StoppedError
-
-    with pytest.raises(StoppedError):
-        build(place, place / "a.jsonl.gz", task_bytes=64, observer=stop)
-    out = build(place, place / "a.jsonl.gz", task_bytes=64, observer=stop)
-    assert left == [(0, number) for number in range(len(left))]
-    assert len(left) > 6
-    assert texts_of(open_corpus(out)) == TEXTS
+    with pytest.raises(KeyboardInterrupt) as caught:
+        build(place, place / "a.jsonl.gz", task_bytes=64, observer=at(Receipt, interrupt, number=3))
+    assert caught.value.__notes__ == ["run the same command to continue"]
+    reports: list[Report] = []
+    stop(place / "a.jsonl.gz", task_bytes=64, observer=reports.append)
+    left = [report.key for report in reports if isinstance(report, Receipt)]
+    assert left == [(0, number) for number in range(3, 3 + len(left))]
+    assert len(left) > 3
+    status = read_status(place / "out")
+    assert (status.tasks_done, status.num_tasks, status.segments_done) == (1, 1, 0)
+    assert texts_of(open_corpus(build(place, place / "a.jsonl.gz", task_bytes=64))) == TEXTS
 
 
 def test_inputs_that_went_one_after_another_are_listed_in_their_order(place, monkeypatch):
@@ -285,21 +179,22 @@ def test_inputs_that_went_one_after_another_are_listed_in_their_order(place, mon
     damaged.write_bytes(gzip.compress((place / "a.jsonl").read_bytes())[:-8])
     write(place / "b.jsonl", ["only here"])
 
-    def lose(report: Report) -> None:
-        if isinstance(report, StageStarted) and report.name == WRITE:
-            (place / "a.jsonl").unlink(missing_ok=True)
-
+    lose = at(StageStarted, lambda _: (place / "a.jsonl").unlink(), stage=WRITE)
     sources = [place / "a.jsonl", place / "b.jsonl", damaged]
     out = build(place, *sources, dedup="exact", on_bad_source="skip", task_bytes=64, observer=lose)
     rejects = (out / names.REJECTS).read_text().splitlines()
     assert [json.loads(line)["source"] for line in rejects] == ["a.jsonl", "c.jsonl.gz"]
 
 
-def test_a_build_that_writes_nothing_leaves_no_table(place):
-    (place / "a.jsonl").write_bytes(b'{"text": ""}\n')
-    with pytest.raises(BuildError, match="no document was written"):
-        build(place)
-    assert [path.name for path in (place / "out").iterdir()] == [names.WORK]
+def test_damaged_files_of_one_task_are_reported_in_their_order(place):
+    files = [write(place / f"{number}.jsonl", ["text"]) for number in range(9)]
+    for number in (1, 8):
+        files[number] = place / f"{number}.parquet"
+        files[number].write_bytes(b"no table")
+    reports: list[Report] = []
+    build(place, *files, on_bad_source="skip", observer=reports.append)
+    left_out = [report.location for report in reports if isinstance(report, InputLeftOut)]
+    assert left_out == [str(files[1]), str(files[8])]
 
 
 def test_a_build_reports_to_its_observer_and_prints_nothing(place, capfd):

@@ -14,8 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tokshard.cli.build import build
-from tokshard.cli.recipe import options_of_recipes
+from tests.contract import small
 from tokshard.run_files.keys import Key, help_text, keys_of, sections
 from tokshard.run_files.plan_file import Mix
 
@@ -79,7 +78,7 @@ def page() -> str:
 
 def keys_of_builds() -> Iterator[Key]:
     yield Key("sources", "required", "files, directories, globs and URIs: one, or a list.")
-    for name, option in options_of_recipes(build).items():
+    for name, option in small.options_of_build_recipes().items():
         text, _, note = (option.help or "").rstrip("]").partition("  [")
         default = "required" if note == "required" else ""
         if option.default not in (None, (), False) and isinstance(option.default, str | int | float):
@@ -113,10 +112,9 @@ def test_the_page_has_all_keys_as_the_code_has_them() -> None:
 
 def test_help_says_what_a_key_is_if_nothing_is_said() -> None:
     lines = [" ".join(line.split()) for line in help_text().splitlines()]
+    assert "[parallel] How the model is distributed over ranks." in lines
     assert "seq_len (required) tokens of a sample." in lines
-    assert (
-        'memory_bytes = "2GiB" how much of corpora in buckets and on web servers each process keeps in memory,' in lines
-    )
+    assert 'cache_bytes = "100GiB" limit of the directory.' in lines
     assert (
         "asynchronous = false train on while a save is written; needs memory for a copy of this rank's tensors."
         in lines

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,56 +53,37 @@ def test_a_checkpoint_loads_as_it_does_with_torch(tmp_path: Path) -> None:
     assert state["loader.cursor"] == cursor()["cursor"] == read_state(path).cursor
 
 
-def test_an_index_that_would_execute_something_is_refused_and_does_not(tmp_path: Path) -> None:
-    path = Path(saved(tmp_path / "ck"))
-    index = FileSystemReader(path).read_metadata()
-    index.planner_data = Hostile(tmp_path / "executed")
-    (path / ".metadata").write_bytes(pickle.dumps(index))
-    for read in (read_state, read_metadata, lambda path: load_checkpoint({}, path, no_dist=True)):
-        with pytest.raises(LoaderError, match=r"\.metadata is not the index of a checkpoint: it names posix\.mkdir"):
-            read(str(path))
-    assert not (tmp_path / "executed").exists()
+def index_that_executes(index: Any, ran: Path) -> bytes:
+    index.planner_data = Hostile(ran)
+    return pickle.dumps(index)
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("torch.distributed.checkpoint.metadata", "Metadata.__init__"),
-        ("torch.distributed.checkpoint.metadata", "dataclass"),
-        ("torch", "load"),
-        ("torch.serialization", "load"),
-        ("builtins", "getattr"),
-        ("pathlib.os", "system"),
-    ],
-)
-def test_an_index_can_reach_nothing_through_what_it_may_name(tmp_path: Path, module: str, name: str) -> None:
-    path = Path(saved(tmp_path / "ck"))
-    marker = tmp_path / "executed"
-    (path / ".metadata").write_bytes(
-        pickle.PROTO
-        + b"\x04"
-        + b"".join(pickle.SHORT_BINUNICODE + bytes([len(word)]) + word.encode() for word in (module, name))
-        + pickle.STACK_GLOBAL
-        + pickle.SHORT_BINUNICODE
-        + bytes([len(f"mkdir {marker}")])
-        + f"mkdir {marker}".encode()
-        + pickle.TUPLE1
-        + pickle.REDUCE
-        + pickle.STOP
-    )
-    with pytest.raises(LoaderError, match="is not the index of a checkpoint"):
-        read_metadata(str(path))
-    assert not marker.exists()
+def index_that_leads_outside(index: Any, _: Path) -> bytes:
+    for info in index.storage_data.values():
+        info.relative_path = "../" + info.relative_path
+    return pickle.dumps(index)
 
 
-def test_an_index_cannot_change_the_classes_of_torch(tmp_path: Path) -> None:
-    path = Path(saved(tmp_path / "ck"))
-    before = FileSystemReader(path).read_metadata()
+def index_of_an_extension(index: Any, _: Path) -> bytes:
+    for info in index.storage_data.values():
+        info.transform_descriptors = ["zstd"]
+    return pickle.dumps(index)
+
+
+def index_that_changes_the_classes_of_torch(_: Any, __: Path) -> bytes:
     name = b"torch.distributed.checkpoint.metadata\nMetadata\n"
-    (path / ".metadata").write_bytes(b"\x80\x02c" + name + b"N}U\x07versionU\x03badds\x86b.")  # BUILD on the class
-    with pytest.raises(LoaderError):
-        read_metadata(str(path))
-    assert type(before).version is None
+    return b"\x80\x02c" + name + b"N}U\x07versionU\x03badds\x86b."  # BUILD on the class
+
+
+def index_that_calls(module: str, name: str) -> Callable[[Any, Path], bytes]:
+    def index(_: Any, ran: Path) -> bytes:
+        words = [
+            pickle.SHORT_BINUNICODE + bytes([len(word)]) + word.encode() for word in (module, name, f"mkdir {ran}")
+        ]
+        ends = pickle.STACK_GLOBAL, words[2], pickle.TUPLE1, pickle.REDUCE, pickle.STOP
+        return pickle.PROTO + b"\x04" + words[0] + words[1] + b"".join(ends)
+
+    return index
 
 
 def lists_of_lists() -> Any:
@@ -111,41 +94,63 @@ def lists_of_lists() -> Any:
     return found
 
 
+def index_of_lists(place: str) -> Callable[[Any, Path], bytes]:
+    def index(whole: Any, _: Path) -> bytes:
+        if place == "entries":
+            whole.state_dict_metadata = lists_of_lists()
+        elif place == "entry":
+            whole.state_dict_metadata["weight"].size = lists_of_lists()
+        return pickle.dumps(lists_of_lists() if place == "whole" else whole)
+
+    return index
+
+
+def index_of_tuples(made: bytes, tuples: bytes) -> Callable[[Any, Path], bytes]:
+    """Tuples within tuples for names: their hash would take years, or overflow the stack."""
+    return lambda *_: b"\x80\x04" + made % (b")" + tuples) + b"."
+
+
+METADATA = "torch.distributed.checkpoint.metadata"
+REACHED = {"torch": "load", "torch.serialization": "load", "builtins": "getattr", "pathlib.os": "system"}
+TUPLES = {"wide": (b"q\x000(" + b"h\x00" * 10 + b"t") * 40, "deep": b"\x85" * 200_000}
+"""Opcodes of pickle that replace what was made last by a tuple of ten of it, or of it alone."""
+NAMED = {
+    "SETITEM": b"}%bNs",
+    "SETITEMS": b"}(%bNu",
+    "DICT": b"(%bNd",
+    "ADDITEMS": b"\x8f(%b\x90",
+    "FROZENSET": b"(%b\x91",
+}
+INDEXES: dict[str, tuple[Callable[[Any, Path], bytes], str]] = {
+    "executes": (index_that_executes, "it names posix.mkdir"),
+    "leads outside": (index_that_leads_outside, "is outside the checkpoint"),
+    "is of an extension": (index_of_an_extension, "was written through an extension of torch"),
+    "has a name without a value": (lambda *_: b"\x80\x04}(X\x01\x00\x00\x00au.", "is shorter than"),
+    "changes the classes of torch": (index_that_changes_the_classes_of_torch, ""),
+    **{f"calls {module}.{name}": (index_that_calls(module, name), "") for module, name in REACHED.items()},
+    **{f"calls {name}": (index_that_calls(METADATA, name), "") for name in ("Metadata.__init__", "dataclass")},
+    **{f"lists for the {place}": (index_of_lists(place), "") for place in ("whole", "entries", "entry")},
+    **{
+        f"{size} tuples for names, by {name}": (index_of_tuples(made, tuples), "")
+        for name, made in NAMED.items()
+        for size, tuples in TUPLES.items()
+    },
+}
+
+
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("place", ["index", "entries", "entry"])
-def test_an_index_of_lists_within_lists_is_refused_at_once(tmp_path: Path, place: str) -> None:
-    path = saved(tmp_path / "ck")
-    index: Any = FileSystemReader(path).read_metadata()
-    if place == "index":
-        index = lists_of_lists()
-    elif place == "entries":
-        index.state_dict_metadata = lists_of_lists()
-    else:
-        index.state_dict_metadata["weight"].size = lists_of_lists()
-    (Path(path) / ".metadata").write_bytes(pickle.dumps(index))
-    with pytest.raises(LoaderError, match="is not the index of a checkpoint"):
-        read_state(path)
-
-
-TUPLE_OF_IT, TUPLE_OF_TEN = b"\x85", b"q\x000(" + b"h\x00" * 10 + b"t"
-"""Opcodes of pickle that replace what was made last."""
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("tuples", [TUPLE_OF_TEN * 40, TUPLE_OF_IT * 200_000], ids=["wide", "deep"])
-@pytest.mark.parametrize(
-    "made",
-    [b"}%bNs", b"}(%bNu", b"(%bNd", b"\x8f(%b\x90", b"(%b\x91"],
-    ids=["SETITEM", "SETITEMS", "DICT", "ADDITEMS", "FROZENSET"],
-)
-def test_an_index_with_tuples_within_tuples_for_names_is_refused_at_once(
-    tmp_path: Path, made: bytes, tuples: bytes
+@pytest.mark.parametrize("kind", INDEXES)
+def test_an_index_of_anything_else_is_refused_at_once_and_executes_and_reaches_nothing(
+    tmp_path: Path, kind: str
 ) -> None:
-    """Their hash would take years, or overflow the stack."""
-    path = saved(tmp_path / "ck")
-    (Path(path) / ".metadata").write_bytes(b"\x80\x04" + made % (b")" + tuples) + b".")
-    with pytest.raises(LoaderError, match="is not the index of a checkpoint"):
-        read_metadata(path)
+    path, ran = saved(tmp_path / "ck"), tmp_path / "executed"
+    index, (make, problem) = FileSystemReader(path).read_metadata(), INDEXES[kind]
+    (Path(path) / ".metadata").write_bytes(make(index, ran))
+    for read in (read_state, read_metadata, lambda path: load_checkpoint({}, path, no_dist=True)):
+        with pytest.raises(LoaderError, match=rf"\.metadata is not the index of a checkpoint: .*{problem}"):
+            read(path)
+    assert not ran.exists()
+    assert type(index).version is None
 
 
 @pytest.mark.timeout(120)
@@ -170,18 +175,26 @@ def test_a_file_that_would_execute_something_is_refused_and_does_not(tmp_path: P
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize("is_zip", [True, False])
-def test_damaged_bytes_anywhere_in_a_file_are_no_checkpoint_or_change_nothing(tmp_path: Path, is_zip: bool) -> None:
-    file = tmp_path / "file.pt"
-    torch.save({"loader": cursor()}, file, _use_new_zipfile_serialization=is_zip)
+def zipped(path: Path, *, is_zip: bool = True) -> Path:
+    torch.save({"loader": cursor()}, path / "file.pt", _use_new_zipfile_serialization=is_zip)
+    return path / "file.pt"
+
+
+@pytest.mark.parametrize(
+    ("write", "step"),
+    [(zipped, 5), (partial(zipped, is_zip=False), 5), (lambda path: Path(saved(path / "ck")) / ".metadata", 1)],
+    ids=["zip", "pickle", "index"],
+)
+def test_damaged_bytes_anywhere_are_no_checkpoint_or_change_nothing(
+    tmp_path: Path, write: Callable[[Path], Path], step: int
+) -> None:
+    file = write(tmp_path)
     content = file.read_bytes()
-    for place in range(0, len(content), 5):
-        damaged = bytearray(content)
-        damaged[place] ^= 0x55
-        for bad in (bytes(damaged), content[:place]):
+    for place in range(0, len(content), step):
+        for bad in (content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :], content[:place]):
             file.write_bytes(bad)
-            with contextlib.suppress(UsageError):
-                read_state(str(file))
+            with contextlib.suppress(LoaderError if file.name == ".metadata" else UsageError):
+                read_metadata(str(file.parent)) if file.name == ".metadata" else read_state(str(file))
 
 
 def test_the_same_state_of_every_rank_is_one_state_and_those_of_two_loaders_are_refused(tmp_path: Path) -> None:
@@ -198,28 +211,6 @@ def test_a_state_in_json_that_is_nested_as_deeply_as_it_can_be_is_found(tmp_path
         (tmp_path / "state.json").write_text('{"a":' * depth + json.dumps(cursor()) + "}" * depth)
         with contextlib.suppress(UsageError):
             assert read_state(str(tmp_path / "state.json")).cursor == cursor()["cursor"]
-
-
-def test_an_index_that_leads_outside_of_the_checkpoint_is_refused(tmp_path: Path) -> None:
-    path = Path(saved(tmp_path / "ck"))
-    index = FileSystemReader(path).read_metadata()
-    for info in index.storage_data.values():
-        info.relative_path = "../" + info.relative_path
-    (path / ".metadata").write_bytes(pickle.dumps(index))
-    with pytest.raises(LoaderError, match="is outside the checkpoint"):
-        read_state(str(path))
-
-
-def test_damaged_bytes_anywhere_in_the_index_are_a_loader_error_or_change_nothing(tmp_path: Path) -> None:
-    path = Path(saved(tmp_path / "ck"))
-    content = (path / ".metadata").read_bytes()
-    for place in range(len(content)):
-        damaged = bytearray(content)
-        damaged[place] ^= 0x55
-        for bad in (bytes(damaged), content[:place]):
-            (path / ".metadata").write_bytes(bad)
-            with contextlib.suppress(LoaderError):
-                read_metadata(str(path))
 
 
 def test_damaged_data_of_a_checkpoint_is_a_loader_error_with_a_way_out(tmp_path: Path) -> None:

@@ -29,8 +29,9 @@ def one_corpus(**options: Any) -> StreamPlan:
 
 
 def take(loader: StreamingLoader, count: int) -> list[Batch]:
-    batches = []
-    for batch in loader:
+    """The next batches: what a loop receives that ends after so many."""
+    batches: list[Batch] = []
+    for batch in loader if count else ():
         batches.append(batch)
         if len(batches) == count:
             break
@@ -57,30 +58,7 @@ def expected_rows(plan: StreamPlan, samples: Iterable[int], cursor: Any = None) 
     return rows
 
 
-def rows_of_ranks(per_rank: list[list[Batch]]) -> list[dict[str, Any]]:
-    """The rows of all ranks, step by step, in the order of samples; padding comes last."""
-    return [
-        row
-        for step in zip(*per_rank, strict=True)
-        for row in sorted(rows_of(list(step)), key=lambda row: (row["sample_index"] < 0, row["sample_index"]))
-    ]
-
-
 def dataloader(dataset: StreamDataset, **options: Any) -> torch.utils.data.DataLoader[Batch]:
     from torch.utils.data import DataLoader
 
     return DataLoader(dataset, batch_size=None, sampler=dataset.sampler, **options)
-
-
-def global_rows(plan: StreamPlan, steps: int, *, batch: int, ranks: int, **options: Any) -> list[dict[str, Any]]:
-    """The rows of all ranks, step by step, in the order of samples."""
-    from tokshard.runtime.tensors import StreamingLoader
-
-    loaders = [
-        StreamingLoader(plan, global_batch_size=batch, dp_rank=rank, dp_world_size=ranks, **options)
-        for rank in range(ranks)
-    ]
-    per_rank = [take(loader, steps) for loader in loaders]
-    for loader in loaders:
-        loader.close()
-    return rows_of_ranks(per_rank)

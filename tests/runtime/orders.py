@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from tests.runtime.shuffle import Order, ranked
 from tests.runtime.sources import ListSource
+from tokshard.runtime import NumpyLoader
 from tokshard.runtime.order.permutation import KEY_WORDS, NUM_ROUNDS, Permutation, derive_key
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.tensors import StreamingLoader
 
 
 def key_of(seed: int, *, epoch: int = 0, window: int = 0) -> NDArray[np.uint64]:
@@ -101,40 +101,19 @@ class Shelf:
         return sum(self.lengths) // self.seq_len
 
     @property
-    def window_samples(self) -> int:
-        return self.window_blocks * self.block_tokens // self.seq_len
-
-    @property
     def long_spans(self) -> list[tuple[int, int]]:
         """Where the long documents are in the corpus."""
         stops = np.cumsum(self.lengths).tolist()
         return [(stops[number] - self.lengths[number], stops[number]) for number in self.long_documents]
 
-    def plan(self, seed: int, *, epochs: int = 1) -> StreamPlan:
-        return StreamPlan(
-            SortedSource(self.lengths),
-            seq_len=self.seq_len,
-            block_tokens=self.block_tokens,
-            window_blocks=self.window_blocks,
-            seed=seed,
-            epochs=epochs,
-        )
+    def rows(self, seed: int, *, epochs: int = 1) -> NDArray[np.int64]:
+        """Positions of the tokens of every sample: int64 [samples, seq_len]."""
+        sizes = {"seq_len": self.seq_len, "block_tokens": self.block_tokens, "window_blocks": self.window_blocks}
+        plan = StreamPlan(SortedSource(self.lengths), seed=seed, epochs=epochs, **sizes)
+        with NumpyLoader(plan, global_batch_size=BATCH) as loader:
+            return np.concatenate([batch["input_ids"] for batch in loader])
 
-    def rows(self, seed: int, *, epochs: int = 1, global_batch_size: int = 64) -> NDArray[np.int64]:
-        """Positions of the tokens of every sample, as two data-parallel ranks read them: int64 [samples, seq_len]."""
-        ranks, samples = [], []
-        for rank in (0, 1):
-            plan = self.plan(seed, epochs=epochs)
-            loader = StreamingLoader(plan, global_batch_size=global_batch_size, dp_rank=rank, dp_world_size=2)
-            batches = list(loader)
-            ranks.append(np.stack([batch["input_ids"].numpy() for batch in batches]))
-            samples.append(np.stack([batch["sample_index"].numpy() for batch in batches]))
-            loader.close()
-        rows: NDArray[np.int64] = np.concatenate(ranks, axis=1).reshape(-1, self.seq_len)
-        # the two parts of a step are turned; what both read is compared
-        return rows[np.argsort(np.concatenate(samples, axis=1).ravel())]
-
-    def numpys(self, seed: int, *, are_samples_shuffled: bool = True) -> NDArray[np.int64]:
+    def numpys(self, seed: int) -> NDArray[np.int64]:
         """The same of one epoch of a plan whose permutations are numpy's."""
         random = np.random.default_rng(seed)
         total, block = sum(self.lengths), self.block_tokens
@@ -148,8 +127,7 @@ class Shelf:
             pieces = random.permutation(np.flatnonzero(window_of_piece == number))
             size = lengths[pieces]
             tokens = np.arange(size.sum()) + np.repeat(starts[pieces] - (np.cumsum(size) - size), size)
-            rows = tokens.reshape(-1, self.seq_len)
-            found.append(random.permutation(rows) if are_samples_shuffled else rows)
+            found.append(random.permutation(tokens.reshape(-1, self.seq_len)))
         return np.concatenate(found)
 
 

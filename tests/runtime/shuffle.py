@@ -14,15 +14,13 @@ square the mean
 since two pairs can be the same, share a position, or be apart.
 
 References:
-    Wald and Wolfowitz, Annals of Mathematical Statistics 14 (1943): serial correlation of a permutation. Hoeffding,
-    ibid. 22 (1951): sums of a matrix along a permutation. Diaconis and Graham, JRSS B 39 (1977): displacement.
-    Dawson, American Statistician 8 (1954): chi-square of a table with given margins. Wilson and Hilferty, PNAS 17
-    (1931): chi-square as a normal score.
+    Wald and Wolfowitz, Annals of Mathematical Statistics 14 (1943): serial correlation of a permutation. Dawson,
+    American Statistician 8 (1954): chi-square of a table with given margins. Wilson and Hilferty, PNAS 17 (1931):
+    chi-square as a normal score.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from math import comb, prod, sqrt
 from typing import Any
@@ -71,29 +69,6 @@ def serial_correlation(order: Order) -> Floats:
     return np.array(found)
 
 
-def parity(order: Order) -> Floats:
-    """Whether one of two items that are a lag apart is even and the other odd. Moments as for `flipped_bits`.
-
-    The low bit of a linear congruential generator modulo 2**k alternates.
-
-    Returns:
-        z [lags].
-    """
-    num_items = len(order)
-    odd = (order & 1).astype(np.int8)
-    found = [
-        _flip_scores(
-            np.array([np.count_nonzero(odd[lag:] != odd[:-lag])]),
-            num_items,
-            np.array([num_items // 2]),
-            pairs=num_items - lag,
-            shared=max(0, num_items - 2 * lag),
-        )
-        for lag in lags(num_items)
-    ]
-    return np.concatenate(found)
-
-
 def flipped_bits(order: Order) -> Floats:
     """In how many pairs of positions, i with i + L and i with i xor L, a bit of the item differs, for every bit.
 
@@ -118,27 +93,6 @@ def flipped_bits(order: Order) -> Floats:
     return np.concatenate(found)
 
 
-def input_bits(order: Order) -> Floats:
-    """Each bit of the item against each bit of its position: how many positions have both.
-
-    With a positions and b items that have them the count is hypergeometric: mean ab / n, variance
-    ab (n-a)(n-b) / (n^2 (n-1)).
-
-    Returns:
-        z [bits * bits].
-    """
-    num_items, index = len(order), np.arange(len(order))
-    having = _bit_counts(index, np.zeros_like(index), num_items)[0].astype(np.float64)
-    kept = _is_common(having, num_items)
-    both = np.stack([_bit_counts(order, index >> bit & 1, num_items)[1] for bit in np.flatnonzero(kept).tolist()])
-    having = having[kept]
-    products = having[:, np.newaxis] * having
-    lacking = num_items - having
-    variance = products * lacking[:, np.newaxis] * lacking / (num_items**2 * (num_items - 1))
-    found: Floats = ((both[:, kept] - products / num_items) / np.sqrt(variance)).ravel()
-    return found
-
-
 def distances(order: Order) -> Floats:
     """Distances of items that are a lag apart, (order[i + L] - order[i]) mod n, in 16 bins: chi-square.
 
@@ -151,42 +105,7 @@ def distances(order: Order) -> Floats:
     num_items = len(order)
     if num_items < NORMAL_FROM:
         return np.empty(0)
-    return np.array([_binned(order[lag:] - order[:-lag], num_items, least=1) for lag in lags(num_items)])
-
-
-def neighbours(order: Order) -> Floats:
-    """How many successive items are one apart, up or down: a count, nearly Poisson. `neighbour_moments`."""
-    return np.array([np.count_nonzero(np.abs(np.diff(order)) == 1)], np.float64)
-
-
-def neighbour_moments(num_items: int) -> tuple[float, float]:
-    """Mean E = 2 (n-1) / n, variance E + 4 (n-2)^2 / (n (n-1)) - E^2."""
-    mean = 2 * (num_items - 1) / num_items
-    return mean, mean + 4 * (num_items - 2) ** 2 / (num_items * (num_items - 1)) - mean**2
-
-
-def fixed_points(order: Order) -> Floats:
-    """How many items are at their own position: a count, nearly Poisson. Mean 1, variance 1."""
-    return np.array([np.count_nonzero(order == np.arange(len(order)))], np.float64)
-
-
-def fixed_point_moments(num_items: int) -> tuple[float, float]:
-    """Mean 1, variance 1, from two items on."""
-    return 1.0, 1.0
-
-
-def displacement(order: Order) -> Floats:
-    """How far items are from their own position: the sum of abs(order[i] - i).
-
-    Mean (n^2 - 1) / 3, variance (n+1) (2n^2 + 7) / 45.
-
-    Returns:
-        z [1].
-    """
-    num_items = len(order)
-    total = float(np.abs(order - np.arange(num_items)).sum())
-    mean = (num_items**2 - 1) / 3
-    return np.array([(total - mean) / sqrt((num_items + 1) * (2 * num_items**2 + 7) / 45)])
+    return np.array([_binned(order[lag:] - order[:-lag], num_items) for lag in lags(num_items)])
 
 
 def topic_mix(order: Order) -> Floats:
@@ -211,35 +130,6 @@ def topic_excess(order: Order, *, num_batches: int, num_topics: int) -> float:
 
 
 # two orders of the same items
-
-
-def rank_correlation(one: Order, other: Order) -> Floats:
-    """Spearman's rho of two orders: mean 0, variance 1 / (n-1).
-
-    Returns:
-        z [1].
-    """
-    products = _centred_items(one) * _centred_items(other)
-    return np.array([products.sum() / _correlation_scale(len(one))])
-
-
-def equal_positions(one: Order, other: Order) -> Floats:
-    """How many items have the same position in both: a count, nearly Poisson. Mean 1, variance 1."""
-    return np.array([np.count_nonzero(one == other)], np.float64)
-
-
-def offsets(one: Order, other: Order) -> Floats:
-    """Distances of the items at one position, (other[i] - one[i]) mod n, in 16 bins: chi-square.
-
-    Each of 0 to n - 1 has the chance 1 / n; the covariance of bins is n / (n-1) times that of independent draws. As a
-    normal score.
-
-    Returns:
-        z [1]; none under 1,000 items.
-    """
-    if len(one) < NORMAL_FROM:
-        return np.empty(0)
-    return np.array([_binned(other - one, len(one), least=0)])
 
 
 def shifted_correlation(one: Order, other: Order) -> Floats:
@@ -292,31 +182,6 @@ def together(places: NDArray[np.int64], num_items: int) -> Floats:
     return np.array([(np.count_nonzero(np.diff(places) == 1) - mean) / sqrt(variance)])
 
 
-def span(places: NDArray[np.int64], num_items: int) -> Floats:
-    """The mean gap of K places among n, which is (last - first) / (K-1).
-
-    Last - first has the mean (K-1)(n+1) / (K+1) and the variance 2 (K-1)(n+1)(n-K) / ((K+1)^2 (K+2)).
-
-    Returns:
-        z [1].
-    """
-    size = len(places)
-    mean = (size - 1) * (num_items + 1) / (size + 1)
-    variance = 2 * (size - 1) * (num_items + 1) * (num_items - size) / ((size + 1) ** 2 * (size + 2))
-    return np.array([(float(places[-1] - places[0]) - mean) / sqrt(variance)])
-
-
-def mean_place(places: NDArray[np.int64], num_items: int) -> Floats:
-    """Their sum (Wilcoxon): mean K (n-1) / 2, variance K (n-K)(n+1) / 12.
-
-    Returns:
-        z [1].
-    """
-    size = len(places)
-    found = float(places.sum()) - size * (num_items - 1) / 2
-    return np.array([found / sqrt(size * (num_items - size) * (num_items + 1) / 12)])
-
-
 def touched_steps(places: NDArray[np.int64], num_items: int, *, global_batch_size: int) -> Floats:
     """How many of the n / B steps hold one of K places.
 
@@ -333,7 +198,7 @@ def touched_steps(places: NDArray[np.int64], num_items: int, *, global_batch_siz
     return np.array([found / sqrt(steps * missed + steps * (steps - 1) * both - (steps * missed) ** 2)])
 
 
-# small sets, and what statistics share
+# what statistics share
 
 
 def chi_square_score(chi_square: float, freedom: float) -> float:
@@ -346,19 +211,6 @@ def ranked(values: NDArray[Any]) -> Order:
     order = np.empty(len(values), np.int64)
     order[np.argsort(values)] = np.arange(len(values))
     return order
-
-
-def items_at_positions(orders: Sequence[Order]) -> float:
-    """How often each item was at each position of small orders, over many of them: chi-square as a normal score.
-
-    A count among S orders of n items has the mean S / n and the variance S (n-1) / n^2; rows and columns are given, so
-    chi-square times (n-1) / n has (n-1)^2 degrees of freedom.
-    """
-    num_orders, num_items = len(orders), len(orders[0])
-    cells = np.concatenate([np.arange(num_items) * num_items + order for order in orders])
-    counts = np.bincount(cells, minlength=num_items**2)
-    chi_square = float(((counts - num_orders / num_items) ** 2).sum()) * num_items / num_orders
-    return chi_square_score(chi_square * (num_items - 1) / num_items, (num_items - 1) ** 2)
 
 
 def _falling(number: float, count: int) -> float:
@@ -422,13 +274,13 @@ def _pair_score(found: float, num_items: int, *, pairs: int, shared: int) -> flo
     return float(found - mean) / sqrt(square - mean**2)
 
 
-def _binned(distance: Order, num_items: int, *, least: int) -> float:
-    """Distances mod n, each of `least` to n - 1 as likely, in `NUM_BINS` bins: chi-square as a normal score."""
-    wrapped = np.where(distance < 0, distance + num_items, distance)
+def _binned(distance: Order, num_items: int) -> float:
+    """Distances mod n, each of 1 to n - 1 as likely, in `NUM_BINS` bins: chi-square as a normal score."""
+    wrapped = np.where(distance < 0, distance + num_items, distance) - 1
     # as many in each bin as there are distances with that floor, which need not be the same number
-    bounds = [least + -(-number * (num_items - least) // NUM_BINS) for number in range(NUM_BINS + 1)]
-    expected = np.array([stop - start for start, stop in pairwise(bounds)]) * (len(wrapped) / (num_items - least))
-    counts = np.bincount((wrapped - least) * NUM_BINS // (num_items - least), minlength=NUM_BINS)
+    bounds = [-(-number * (num_items - 1) // NUM_BINS) for number in range(NUM_BINS + 1)]
+    expected = np.array([stop - start for start, stop in pairwise(bounds)]) * (len(wrapped) / (num_items - 1))
+    counts = np.bincount(wrapped * NUM_BINS // (num_items - 1), minlength=NUM_BINS)
     return chi_square_score(float(((counts - expected) ** 2 / expected).sum()), NUM_BINS - 1)
 
 

@@ -91,7 +91,9 @@ class ListSource(Source):
         return DocumentSpan("memory", document, stop - self.lengths[document], stop)
 
     def place_of(self, document: int) -> DocumentSpan:
-        stop = int(self.stops[range(len(self.stops))[document]])
+        if not 0 <= document < len(self.stops):
+            raise IndexError(document)
+        stop = int(self.stops[document])
         return DocumentSpan("memory", document, stop - self.lengths[document], stop)
 
     def documents(self) -> list[list[int]]:

@@ -1,143 +1,47 @@
-"""The loader without torch: the same batches and states, as numpy arrays."""
+"""What needs no torch: the loader of arrays, corpora that may only be read, rows of many documents, pickled plans."""
 
 from __future__ import annotations
 
+import pickle
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
-import threading
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.corpora import write_corpus
-from tests.runtime.loaders import two_corpora
+from tests.runtime.disk import write
+from tests.runtime.sources import ListSource
 from tokshard.errors import PlanError
 from tokshard.runtime import NumpyLoader, StreamPlan
-from tokshard.runtime.loader import NumpyBatch
-
-PREFETCH = "tokshard-prefetch"
 
 
-@pytest.fixture(scope="module")
-def streaming_loader() -> Any:
-    pytest.importorskip("torch")
-    from tokshard.runtime import StreamingLoader
-
-    return StreamingLoader
-
-
-def first(loader: Any, count: int) -> list[Any]:
-    return [batch for _, batch in zip(range(count), loader, strict=False)]
-
-
-def as_lists(batches: list[Any]) -> list[dict[str, Any]]:
-    return [{key: (str(value.dtype)[-5:], value.tolist()) for key, value in batch.items()} for batch in batches]
-
-
-@pytest.mark.parametrize("options", [{}, {"dp_rank": 1, "dp_world_size": 3, "uneven": "pad"}])
-def test_batches_are_those_of_the_streaming_loader(options: dict[str, Any], streaming_loader: Any) -> None:
-    plan = two_corpora()
-    arrays = NumpyLoader(plan, global_batch_size=4, **options)
-    tensors = streaming_loader(plan, global_batch_size=4, **options)
-    with arrays, tensors:
-        assert as_lists(first(arrays, 5)) == as_lists(first(tensors, 5))
-        assert arrays.stats()["bytes_read"] == tensors.stats()["bytes_read"]
-
-
-def test_a_batch_holds_numpy_arrays() -> None:
-    with NumpyLoader(two_corpora(), global_batch_size=4) as loader:
-        batch: NumpyBatch = next(iter(loader))
-    assert {key: (type(value), value.dtype, value.shape) for key, value in batch.items()} == {
-        "input_ids": (np.ndarray, np.int64, (4, 6)),
-        "labels": (np.ndarray, np.int64, (4, 6)),
-        "position_ids": (np.ndarray, np.int64, (4, 6)),
-        "corpus_index": (np.ndarray, np.int64, (4,)),
-        "sample_index": (np.ndarray, np.int64, (4,)),
-        "cu_seqlens": (np.ndarray, np.int32, (64,)),
-        "max_seqlen": (np.ndarray, np.int64, ()),
-    }
-
-
-def test_a_state_of_either_loader_continues_the_other(streaming_loader: Any) -> None:
-    plan = two_corpora()
-    with NumpyLoader(plan, global_batch_size=4) as arrays, streaming_loader(plan, global_batch_size=4) as tensors:
-        first(arrays, 3)
-        tensors.load_state_dict(arrays.state_dict())
-        first(tensors, 2)
-        arrays.load_state_dict(tensors.state_dict())
-        assert next(iter(arrays))["sample_index"].tolist() == [20, 21, 22, 23]
-
-
-def test_leaving_the_block_closes_the_loader() -> None:
-    with NumpyLoader(two_corpora(), global_batch_size=4) as loader:
-        first(loader, 1)
-        assert loader.stats()["queue"] >= 0
-        assert PREFETCH in {thread.name for thread in threading.enumerate()}
-    assert PREFETCH not in {thread.name for thread in threading.enumerate()}
-
-
-def test_a_loader_says_what_it_reads_and_where_it_is() -> None:
-    plan = two_corpora()
-    with NumpyLoader(plan, global_batch_size=4, dp_rank=1, dp_world_size=2) as loader:
-        first(loader, 3)
-        shown = repr(loader)
-    assert shown == f"<NumpyLoader of {plan!r} at sample 12: global batches of 4, rank 1 of 2>"
-
-
-@pytest.mark.parametrize("variable", ["WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"])
-def test_without_a_rank_a_job_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
-    monkeypatch.setenv(variable, "2")
-    with pytest.raises(PlanError, match=f"{variable} is 2: the job has several processes") as caught:
-        NumpyLoader(two_corpora(), global_batch_size=2)
-    assert "give dp_rank and dp_world_size" in caught.value.hint
-    NumpyLoader(two_corpora(), global_batch_size=2, dp_rank=0, dp_world_size=2)
-
-
-def test_it_reads_resumes_and_uses_workers_where_torch_cannot_be_imported() -> None:
+def test_it_reads_and_resumes_where_torch_cannot_be_imported() -> None:
     program = """
         import sys
 
         sys.modules["torch"] = None  # an import of it fails
-        from tests.runtime.sources import ListSource
-        from tokshard.runtime import NumpyLoader, StreamPlan, expand
+        from tests.runtime.loaders import expected_rows, one_corpus, rows_of, take
+        from tokshard.runtime import NumpyLoader, expand
 
-        if __name__ == "__main__":
-            plan = StreamPlan(
-                {"a": ListSource([5, 9, 1, 30, 12] * 4)}, seq_len=6, block_tokens=12, allow_small_blocks=True,
-                window_blocks=3, epochs=2,
-            )
-            with NumpyLoader(plan, global_batch_size=4) as loader:
-                samples = []
-                for batch in loader:
-                    samples += batch["sample_index"].tolist()
-                    if len(samples) == 8:
-                        state = loader.state_dict()
-            with NumpyLoader(plan, global_batch_size=4, prefetch_factor=0) as loader:
-                loader.load_state_dict(state)
-                for batch in loader:
-                    assert batch["sample_index"].tolist() == samples[loader.cursor.sample - 4:][:4] or (
-                        loader.cursor.sample == plan.num_samples
-                    )
-            with NumpyLoader(plan, global_batch_size=4, compact=True) as loader:
-                assert expand(next(iter(loader)))["sample_index"].tolist() == samples[:4]
-            print(sum(sample >= 0 for sample in samples), plan.num_samples)
-            try:
-                from tokshard.runtime import StreamingLoader
-            except ModuleNotFoundError as error:
-                print(error.name, "pip install 'tokshard[torch]'" in str(error))
+        plan = one_corpus(epochs=2)
+        with NumpyLoader(plan, global_batch_size=4) as loader, NumpyLoader(plan, prefetch_factor=0,
+            global_batch_size=4, compact=True) as narrow:
+            rows = rows_of(take(loader, 2))
+            narrow.load_state_dict(loader.state_dict())
+            rows += rows_of(list(map(expand, narrow)))
+        assert [row for row in rows if row["sample_index"] >= 0] == expected_rows(plan, range(plan.num_samples))
+        try:
+            from tokshard.runtime import StreamingLoader
+        except ModuleNotFoundError as error:
+            print(error.name, "pip install 'tokshard[torch]'" in str(error))
     """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["76", "76", "torch", "True"]
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "torch True\n"), done.stderr
 
 
 def test_the_batch_size_of_a_plans_file_is_that_of_its_loaders_unless_they_are_given_another(tmp_path: Path) -> None:
@@ -146,14 +50,91 @@ def test_the_batch_size_of_a_plans_file_is_that_of_its_loaders_unless_they_are_g
 
     corpus = write_corpus(tmp_path / "corpus", [[1, 2, 3, 0]] * 40)
     mix = tmp_path / "mix.toml"
-    for size in ("global_batch_size = 3\n", ""):
-        mix.write_text(f'{size}seq_len = 4\ncorpora = {{ a = "{corpus}" }}\n')
-        plan = StreamPlan.load(mix)
-        assert len(next(iter(NumpyLoader(plan, global_batch_size=2)))["input_ids"]) == 2
-        if size:
-            assert len(next(iter(NumpyLoader(plan)))["input_ids"]) == 3
-            assert len(next(iter(StreamingLoader(plan)))["input_ids"]) == 3
-            assert StreamDataset(plan)[next(iter(StreamDataset(plan).sampler))]["input_ids"].shape == (3, 4)
-        else:
-            with pytest.raises(PlanError, match="global_batch_size is not given"):
-                StreamingLoader(plan)
+    mix.write_text(f'global_batch_size = 3\nseq_len = 4\ncorpora = {{ a = "{corpus}" }}\n')
+    plan = StreamPlan.load(mix)
+    assert len(next(iter(NumpyLoader(plan, global_batch_size=2)))["input_ids"]) == 2
+    assert len(next(iter(NumpyLoader(plan)))["input_ids"]) == 3
+    assert len(next(iter(StreamingLoader(plan)))["input_ids"]) == 3
+    assert StreamDataset(plan)[next(iter(StreamDataset(plan).sampler))]["input_ids"].shape == (3, 4)
+    mix.write_text(f'seq_len = 4\ncorpora = {{ a = "{corpus}" }}\n')
+    with pytest.raises(PlanError, match="global_batch_size is not given"):
+        StreamingLoader(StreamPlan.load(mix))
+
+
+READ_ONLY = r"""
+import os, sys
+written = []
+def watch(event, arguments):
+    if event == "open":
+        path, mode, flags = arguments
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND):
+            written.append(str(path))
+    elif event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"):
+        written.append(f"{event} {arguments}")
+from tokshard.runtime import StreamPlan, NumpyLoader
+from tokshard.runtime.bytes.corpus import CorpusSource
+def read(access):
+    plan = StreamPlan({"corpus": CorpusSource(sys.argv[1], access=access)}, seq_len=8, epochs=1)
+    loader = NumpyLoader(plan, global_batch_size=2)
+    rows = sum(int((batch["sample_index"] >= 0).sum()) for batch in loader)
+    print(rows, loader.state_dict()["cursor"][:20])
+    loader.close()
+read("mmap")  # imports what is imported late, which another user may not be allowed to
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    open(os.path.join(sys.argv[1], "probe"), "wb")
+    raise SystemExit("the directory can be written to: this test means nothing")
+except PermissionError:
+    pass
+sys.addaudithook(watch)
+read("mmap")
+read("pread")
+print(written)
+"""
+
+
+@pytest.mark.slow
+def test_a_corpus_that_may_only_be_read_is_enough_and_nothing_is_written_anywhere() -> None:
+    directory = Path(tempfile.mkdtemp())  # tmp_path is closed to other users
+    try:
+        corpus = write(directory / "corpus", ListSource([9, 4, 30, 1, 12, 8]), shard_tokens=20)
+        for path in sorted(corpus.rglob("*")):
+            path.chmod(0o444)
+        corpus.chmod(0o555)
+        directory.chmod(0o555)
+        before = {path.name: path.stat().st_mtime_ns for path in corpus.iterdir()}
+        command = [sys.executable, "-c", READ_ONLY, corpus]
+        done = subprocess.run(
+            command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.stdout.splitlines() == ['8 {"tokshard_cursor":1'] * 3 + ["[]"], done.stderr
+        assert {path.name: path.stat().st_mtime_ns for path in corpus.iterdir()} == before
+    finally:
+        for path in (directory, directory / "corpus"):
+            path.chmod(0o755)
+        shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("seq_len", [1, 63, 64, 65, 128])
+def test_the_boundaries_of_any_number_of_pieces_are_there_and_the_end_fills_up_a_power_of_two(seq_len: int) -> None:
+    plan = StreamPlan(ListSource([1] * 300), seq_len=seq_len)  # as many pieces as tokens
+    bounds = plan.sample(0)["cu_seqlens"].tolist()
+    assert bounds[: seq_len + 1] == list(range(seq_len + 1))
+    assert set(bounds[seq_len:]) == {seq_len}
+    assert len(bounds) >= 64
+    assert len(bounds).bit_count() == 1
+
+
+def test_a_plan_pickles_to_an_equal_plan_without_the_tables_and_permutations_that_it_read_with() -> None:
+    corpora = {"a": ListSource([5] * 4_000), "b": ListSource([30], name="b")}
+    plan = StreamPlan(corpora, seq_len=4, block_tokens=16, num_streams=4)
+    before = len(pickle.dumps(plan))
+    expected = plan.sample(3)["input_ids"].tolist()
+    next(iter(NumpyLoader(plan, global_batch_size=4, prefetch_factor=0)))
+    content = pickle.dumps(plan)
+    assert len(content) < before + 1_000
+    again = pickle.loads(content)
+    assert again.fingerprint == plan.fingerprint
+    assert again.sample(3)["input_ids"].tolist() == expected

@@ -2,55 +2,51 @@
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import itertools
-import os
 import random
 import threading
-import warnings
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.examples import examples, some
+from tests.examples import some
+from tests.ranks import forked, worst_of
 from tests.runtime.loaders import expected_rows, rows_of, take
 from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import DamagedCorpusError
-from tokshard.runtime.loader import narrow_batches
+from tokshard.runtime.loader import NumpyLoader, narrow_batches
 from tokshard.runtime.order import pieces
 from tokshard.runtime.order.pieces import AHEAD, PieceReader
 from tokshard.runtime.order.windows import CorpusOrder, Shape
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows import steps
 from tokshard.runtime.rows.steps import RankRows
-from tokshard.runtime.tensors import StreamingLoader
 
 SEQ_LEN, BLOCK, WINDOW = 8, 64, 32
 BATCH = 4
 
 
 class Watch:
-    """Counts the tables that are made, and those of them that are needed before they are ready."""
+    """The windows of the tables that are made, and how many of them are made before they are needed."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.made = self.ahead = 0
+        self.made: list[int] = []
+        self.ahead = 0
         make, prepare = pieces.table_steps, PieceReader._look_ahead
 
-        def counted(*arguments: Any) -> Any:
-            yield from make(*arguments)
-            self.made += 1
+        def counted(order: Any, window: Any, *blocks: Any) -> Any:
+            yield from make(order, window, *blocks)
+            self.made.append(window.index)
 
         def watched(*arguments: Any) -> None:
-            before = self.made
+            before = len(self.made)
             prepare(*arguments)
-            self.ahead += self.made - before
+            self.ahead += len(self.made) - before
 
         patch.setattr(pieces, "table_steps", counted)
         patch.setattr(PieceReader, "_look_ahead", watched)
@@ -60,7 +56,7 @@ class Watch:
 
     @property
     def late(self) -> int:
-        return self.made - self.ahead
+        return len(self.made) - self.ahead
 
 
 @pytest.fixture
@@ -71,12 +67,6 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 def plan_of(*sources: Any, **options: Any) -> StreamPlan:
     named = {f"corpus {number}": source for number, source in enumerate(sources)}
     return StreamPlan(named, seq_len=SEQ_LEN, block_tokens=BLOCK, window_blocks=WINDOW, seed=2, **options)
-
-
-def steps_of(plan: StreamPlan, count: int) -> Iterator[NDArray[np.int64]]:
-    made = narrow_batches(plan, RankRows(global_batch_size=BATCH), plan.cursor())
-    for _, narrow in zip(range(count), made, strict=False):
-        yield narrow.sample_index
 
 
 FULL = WINDOW * BLOCK
@@ -98,7 +88,8 @@ FULL = WINDOW * BLOCK
 )
 def test_no_step_waits_for_a_table(watch: Watch, sizes: list[int]) -> None:
     plan = plan_of(*(PeriodicSource(size, 9 + number) for number, size in enumerate(sizes)))
-    for _ in steps_of(plan, 1500):
+    made = narrow_batches(plan, RankRows(global_batch_size=BATCH), plan.cursor())
+    for _ in zip(range(1500), made, strict=False):
         pass
     assert watch.late == len(sizes), "only the first table of each corpus is waited for"
     assert watch.ahead >= len(sizes) * 5
@@ -111,7 +102,7 @@ def test_a_job_that_begins_in_a_window_makes_the_next_table_late_in_what_is_left
     plan, window = plan_of(PeriodicSource(3 * FULL, 9)), FULL // SEQ_LEN
     first = int(begun * window)
     made = narrow_batches(plan, RankRows(global_batch_size=BATCH), plan.cursor().advanced(first))
-    tables_made = [watch.made for _ in zip(range((window - first) // BATCH), made, strict=False)]
+    tables_made = [len(watch.made) for _ in zip(range((window - first) // BATCH), made, strict=False)]
     assert watch.late == 1, "only the first table is waited for"
     assert tables_made[0] == 1
     assert tables_made[-1] == 2
@@ -124,63 +115,25 @@ def test_samples_that_are_asked_for_alone_prepare_nothing(watch: Watch) -> None:
     assert (watch.late, watch.ahead) == (3, 0)
 
 
-lengths = st.lists(st.integers(1, 40), min_size=1, max_size=60)
-
-
-@settings(max_examples=examples(20))
-@given(
-    lengths=lengths,
-    seq_len=st.integers(1, 30),
-    block=st.integers(1, 64),
-    window=st.integers(1, 5),
-    asked=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 10**6)), max_size=20),
-)
-def test_samples_that_are_asked_for_in_between_change_nothing(
-    lengths: list[int], seq_len: int, block: int, window: int, asked: list[tuple[int, int]]
-) -> None:
-    def plan() -> StreamPlan:
-        sources = {"a": ListSource(lengths), "b": ListSource([5, 17, 2], first_token=5000)}
-        options = {"seq_len": seq_len, "block_tokens": block, "window_blocks": window}
-        return StreamPlan(sources, weights={"a": 2, "b": 1}, seed=1, allow_small_blocks=True, **options)
-
-    reference, read = plan(), plan()
-    ranks = RankRows(global_batch_size=2)
-    for step, narrow in zip(range(20), narrow_batches(read, ranks, read.cursor()), strict=False):
-        for moment, sample in asked:
-            if moment == step:
-                assert read.sample(sample)["input_ids"].tolist() == plan().sample(sample)["input_ids"].tolist()
-        for row in range(2):
-            expected = reference.sample(2 * step + row)["input_ids"].tolist()
-            assert narrow.tokens[row].tolist() == expected
-
-
 @pytest.mark.slow
 def test_another_thread_and_another_loader_that_read_anywhere_change_nothing() -> None:
-    def plan() -> StreamPlan:
-        return plan_of(ListSource([9, 14, 30, 1, 12] * 100), ListSource([17, 5] * 150, name="other", first_token=9000))
-
-    shared, expected = plan(), expected_rows(plan(), range(800))
-    failures: list[Any] = []
+    plan = plan_of(ListSource([9, 14, 30, 1, 12] * 100), ListSource([17, 5] * 150, name="other", first_token=9000))
+    expected = expected_rows(plan.copy(), range(800))
 
     def ask(seed: int) -> None:
-        rng = random.Random(seed)
-        for _ in range(100):
-            sample = rng.randrange(800)
-            if shared.sample(sample)["input_ids"].tolist() != expected[sample]["input_ids"]:
-                failures.append(sample)
+        for sample in random.Random(seed).choices(range(800), k=100):
+            assert plan.sample(sample)["input_ids"].tolist() == expected[sample]["input_ids"]
 
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(2)]
-    one, other = StreamingLoader(shared, global_batch_size=4), StreamingLoader(shared, global_batch_size=4)
-    other.skip(400)
-    for thread in threads:
-        thread.start()
-    assert rows_of(take(one, 100)) == expected[:400]
-    assert rows_of(take(other, 100)) == expected[400:]
-    for thread in threads:
-        thread.join()
-    one.close()
-    other.close()
-    assert failures == []
+    with (
+        NumpyLoader(plan, global_batch_size=4) as one,
+        NumpyLoader(plan, global_batch_size=4) as other,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        other.skip(400)
+        asked = pool.map(ask, range(2))
+        assert rows_of(take(one, 100)) == expected[:400]
+        assert rows_of(take(other, 100)) == expected[400:]
+        assert list(asked) == [None, None]
 
 
 class BrokenSource(ListSource):
@@ -197,67 +150,41 @@ class BrokenSource(ListSource):
 def test_damage_that_is_met_while_preparing_is_raised_and_the_job_goes_on_when_it_is_repaired() -> None:
     source = BrokenSource([9, 14, 30, 1, 12] * 100)
     plan = StreamPlan({"a": source}, seq_len=8, block_tokens=32, window_blocks=8, seed=2)
-    loader = StreamingLoader(plan, global_batch_size=2, prefetch_factor=1)
-    rows = rows_of(take(loader, 1))
+    loader = NumpyLoader(plan, global_batch_size=2, prefetch_factor=1)
+    take(loader, 1)
     source.broken = True
     with pytest.raises(DamagedCorpusError, match="shard-7"):
         take(loader, 1000)
-    assert loader.cursor.sample > 0
-    position = loader.cursor.sample
+    assert (position := loader.cursor.sample) > 0
     source.broken = False
     rows = rows_of(take(loader, 60))
     loader.close()
-    fresh = StreamPlan({"a": ListSource(source.lengths)}, seq_len=8, block_tokens=32, window_blocks=8, seed=2)
-    assert rows == expected_rows(fresh, range(position, position + 120))
+    assert rows == expected_rows(plan, range(position, position + 120))
 
 
-def count_tables(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by one for each table that is made from now on."""
-    made: list[int] = []
-    make = pieces.table_steps
-
-    def counted(order: Any, window: Any, *blocks: Any) -> Any:
-        made.append(window.index)
-        return make(order, window, *blocks)
-
-    monkeypatch.setattr(pieces, "table_steps", counted)
-    return made
-
-
-def test_samples_that_are_asked_for_beside_a_loader_do_not_make_its_tables_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    plan, made = plan_of(PeriodicSource(20 * FULL, 9)), count_tables(monkeypatch)
-    loader, other = (StreamingLoader(plan, global_batch_size=BATCH) for _ in range(2))
+def test_samples_beside_a_loader_and_changed_weights_do_not_make_its_tables_again(watch: Watch) -> None:
+    plan = plan_of(PeriodicSource(20 * FULL, 9))
+    loader, other = (NumpyLoader(plan, global_batch_size=BATCH) for _ in range(2))
     other.skip(1_000 * BATCH)
-    for _ in range(60):
+    for step in range(60):
         take(loader, 1)
         take(other, 1)
         plan.sample(3_000)
+        loader.set_weights({"corpus 0": 1.0 + step})
     for one in (loader, other):
         one.close()
-    assert {0, 11, 15} <= set(made)  # each reads elsewhere
-    assert len(made) == len(set(made))
+    assert {0, 11, 15} <= set(watch.made)  # each reads elsewhere
+    assert len(watch.made) == len(set(watch.made))
 
 
-def test_changed_weights_do_not_make_the_tables_of_a_loader_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, made = plan_of(PeriodicSource(20 * FULL, 9), PeriodicSource(20 * FULL, 11)), count_tables(monkeypatch)
-    loader = StreamingLoader(plan, global_batch_size=BATCH)
-    for step in range(20):
-        take(loader, 1)
-        loader.set_weights({"corpus 0": 1.0, "corpus 1": 1.0 + step})
-    loader.close()
-    assert len(made) <= 2 * 3
-
-
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("num_calls", [5, 40], ids=["the first table", "the next table"])
 def test_a_forked_child_reads_while_a_thread_of_its_parent_makes_a_table(
     monkeypatch: pytest.MonkeyPatch, num_calls: int
 ) -> None:
     source, reached, go_on = PeriodicSource(3 * FULL, 9), threading.Event(), threading.Event()
     plan, ends_of, calls = plan_of(source), source.ends_of, itertools.count(1)
-    samples = np.array([7, 300])
-    expected = read(plan.reader(), samples)
+    expected = expected_rows(plan.copy(), [7, 300])
 
     def slow(start: int, stop: int) -> Any:
         if threading.current_thread() is thread and next(calls) == num_calls:
@@ -273,24 +200,10 @@ def test_a_forked_child_reads_while_a_thread_of_its_parent_makes_a_table(
     monkeypatch.setattr(source, "ends_of", slow)
     thread.start()
     assert reached.wait(30)
-    receiving, sending = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # a fork while there are threads
-        child = os.fork()
-    if not child:
-        faulthandler.dump_traceback_later(20, exit=True)
-        os.write(sending, str(read(plan, samples)).encode())
-        os._exit(0)
+    child = forked(lambda: int(expected_rows(plan, [7, 300]) != expected), seconds=20)
     go_on.set()
     thread.join()
-    os.close(sending)
-    with os.fdopen(receiving) as pipe:
-        assert pipe.read() == str(expected)
-    assert os.waitpid(child, 0)[1] == 0
-
-
-def read(plan: StreamPlan, samples: NDArray[np.int64]) -> list[list[int]]:
-    return [plan.sample(sample)["input_ids"].tolist() for sample in samples.tolist()]
+    assert worst_of([child]) == 0
 
 
 def reader_of(source: Any, window_blocks: int, **options: Any) -> PieceReader:
@@ -311,18 +224,21 @@ class AskedSource(ListSource):
         super().__init__(lengths)
         self.asked: list[tuple[str, list[tuple[int, int]]]] = []
 
+    def noted(self, name: str, starts: Any, stops: Any) -> None:
+        self.asked.append((name, list(zip(starts.tolist(), stops.tolist(), strict=True))))
+
     def ends(self, starts: Any, stops: Any) -> Any:
-        self.asked.append(("ends", list(zip(starts.tolist(), stops.tolist(), strict=True))))
+        self.noted("ends", starts, stops)
         return super().ends(starts, stops)
 
     def will_read(self, starts: Any, stops: Any) -> None:
-        self.asked.append(("will_read", list(zip(starts.tolist(), stops.tolist(), strict=True))))
+        self.noted("will_read", starts, stops)
 
     def has_read(self, starts: Any, stops: Any) -> None:
-        self.asked.append(("has_read", list(zip(starts.tolist(), stops.tolist(), strict=True))))
+        self.noted("has_read", starts, stops)
 
 
-def test_a_source_is_told_the_blocks_of_a_window_and_then_asked_for_their_documents_in_one_call() -> None:
+def test_a_source_is_told_the_blocks_of_a_window_asked_for_their_documents_and_told_when_they_are_read() -> None:
     source = AskedSource([9, 14, 30, 1, 12] * 10)
     reader = reader_of(source, 8)
     reader.table(reader.order.window(0, 0, 1))
@@ -331,6 +247,21 @@ def test_a_source_is_told_the_blocks_of_a_window_and_then_asked_for_their_docume
     assert len(blocks) == 13 % 8 + 1
     assert blocks[-1] == (650, 660), "the tail"
     assert {stop - start for start, stop in blocks[:-1]} == {50}
+    del reader
+    gc.collect()
+    assert source.asked[2:] == [("has_read", blocks)]
+
+
+def test_where_reading_begins_a_source_of_two_windows_is_told_all_of_its_blocks_those_read_first_before() -> None:
+    source = AskedSource([9, 14, 30, 1, 12] * 10)
+    reader = reader_of(source, 8)
+    read_on(reader, 0, 1)
+    (_, told), (_, first) = source.asked
+    assert told[:8] == first
+    assert sorted(told) == [(start, min(660, start + 50)) for start in range(0, 660, 50)]
+    del reader
+    gc.collect()
+    assert sorted(block for _, blocks in source.asked[2:] for block in blocks) == sorted(told)
 
 
 def test_a_slow_source_is_told_the_blocks_of_a_window_little_by_little_and_asked_for_them_later(
@@ -373,6 +304,24 @@ def test_a_slow_source_is_told_the_blocks_of_a_window_little_by_little_and_asked
     assert not set(released[0]) & set(blocks), "the window that is read now stays, and what is ahead"
 
 
+def test_a_source_in_memory_is_asked_for_the_ends_of_documents_in_small_steps_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pieces, "STEP_TOKENS", 4 * 50)
+    source = AskedSource([9] * 800)
+    source.is_in_memory = True
+    reader = reader_of(source, 48)
+    reader.table(reader.order.window(0, 0, 0))
+    asked: dict[int, int] = {}
+    for sample in range(48 * 50 // 8):
+        source.asked.clear()
+        read_on(reader, sample)
+        if stretches := [stretch for _, stretches in source.asked for stretch in stretches]:
+            asked[sample] = len(stretches)
+    assert list(asked.values()) == [4] * 12
+    assert min(asked) > 0.6 * 300
+
+
 def test_nothing_beyond_the_end_of_a_finite_pass_is_announced() -> None:
     source = AskedSource([9] * 800)
     reader = reader_of(source, 48, epochs=Fraction(2, 3))
@@ -381,12 +330,3 @@ def test_nothing_beyond_the_end_of_a_finite_pass_is_announced() -> None:
         read_on(reader, sample)
     told = [stretch for name, stretches in source.asked if name == "will_read" for stretch in stretches]
     assert len(told) == len(set(told)) == 2 * 48
-
-
-def test_a_reader_that_is_gone_needs_its_blocks_no_more() -> None:
-    source = AskedSource([9, 14, 30, 1, 12] * 10)
-    reader = reader_of(source, 8)
-    reader_of(source, 8).table(reader.order.window(0, 0, 0))
-    gc.collect()
-    (_, announced), _, (name, released) = source.asked
-    assert (name, released) == ("has_read", announced)

@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 
+from tests.contract.small import reads_that_hang
+from tests.runtime.disk import write
 from tests.runtime.loaders import dataloader, expected_rows, one_corpus, rows_of, take, two_corpora
 from tests.runtime.sources import ListSource
 from tokshard.errors import LoaderError
 from tokshard.forking import cached_property
-from tokshard.runtime import prefetch
+from tokshard.runtime import NumpyLoader, prefetch
+from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 
@@ -219,6 +222,8 @@ def test_a_forked_child_computes_what_a_thread_of_its_parent_was_computing() -> 
 LOOP = """
 import multiprocessing, os, signal, sys, threading, time
 from torch.utils.data import DataLoader
+from tests.contract.small import reads_that_hang
+from tests.runtime.disk import write
 from tests.runtime.loaders import expected_rows, rows_of, two_corpora
 from tokshard.runtime import StreamDataset, belong_to_the_loop
 
@@ -319,6 +324,23 @@ def test_seconds_in_which_a_job_is_suspended_do_not_count_as_waiting_for_a_batch
     assert len(take(loader, 2)) == 2
     assert time.monotonic() - started > 5
     loader.close()
+
+
+def test_a_read_that_hangs_is_an_error_that_names_the_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = write(tmp_path / "corpus", ListSource([9, 4, 30, 1, 12, 3] * 5), shard_tokens=60)
+    source = CorpusSource(corpus, access="pread")
+    shard = corpus / source.corpus.shards[2].name
+    monkeypatch.setattr(prefetch, "STOP_SECONDS", 0.05)  # what reads comes back when the test is over
+    loader = NumpyLoader(
+        StreamPlan(source, seq_len=8, block_tokens=32, window_blocks=3), global_batch_size=2, timeout_seconds=1
+    )
+    started = time.monotonic()
+    with (
+        reads_that_hang(shard.name),
+        pytest.raises(LoaderError, match=f"no batch came for 1 s; the last reads were in .*{shard}"),
+    ):
+        take(loader, 1000)
+    assert time.monotonic() - started < 60, "the read takes 100 s"
 
 
 # loops of a DataLoader

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tokshard.runtime.order.windows import Window
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.state import save_state
 
+MODULES = ("loader", "plan", "state", "prefetch", "rows.narrow", "rows.expand", "rows.transforms", "order.windows")
 README = Path(__file__).parents[2] / "tokshard" / "runtime" / "README.md"
 SOURCE = ListSource([5, 6, 3, 7, 4])
 PLAN = StreamPlan({"letters": SOURCE}, seq_len=4, block_tokens=8, window_blocks=2, seed=111, allow_small_blocks=True)
@@ -120,3 +122,15 @@ def test_the_worked_example_is_what_the_code_does() -> None:
     assert ORDER_VERSION == 1
     shown = [*examples_in(README), *examples_in(README.with_name("NOTES.md"))]
     assert shown == [blocks_example(), windows_example(), slices_example(), rows_example(), state_example()]
+
+
+def test_the_types_of_the_page_exist() -> None:
+    modules = [import_module(f"tokshard.runtime.{name}") for name in MODULES]
+    known = {key: value for module in modules for key, value in vars(module).items()}
+    text = README.read_text(encoding="utf-8").partition("looks for every name -->\n")[2].partition("\n\n")[0]
+    names = re.findall("`([^`]+)`", text)
+    assert len(names) > 20
+    assert [line.partition(".")[0] for line in text.splitlines()] == [str(number) for number in range(1, 11)]
+    for name in names:
+        first, _, member = name.partition(".")
+        assert hasattr(known[first], member or "__doc__"), name

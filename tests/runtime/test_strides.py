@@ -14,57 +14,50 @@ from tokshard.runtime.bytes.ranged import Strides
 shards = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
 
-def table_of(lengths: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.cumsum([0, *lengths]).astype(np.int64)
-
-
 @given(lengths=shards, size=st.integers(1, 6), of_stride=st.integers(1, 2), data=st.data())
 def test_parts_of_pieces_are_their_tokens_each_in_its_chunk(
     lengths: list[int], size: int, of_stride: int, data: st.DataObject
 ) -> None:
-    first, strides = table_of(lengths), Strides(table_of(lengths), size * of_stride, of_stride)
-    padded = [-(-length // (size * of_stride)) * of_stride for length in lengths]
-    content, row = np.full((sum(padded), size), -1), 0
-    for base, length, chunks in zip(first.tolist(), lengths, padded, strict=False):
-        for chunk in range(chunks):
-            part = np.arange(base + chunk * size, base + min((chunk + 1) * size, length))
-            content[row, : len(part)] = part
-            row += 1
+    first = np.cumsum([0, *lengths]).astype(np.int64)
+    strides = Strides(first, size * of_stride, of_stride)
+    bases = np.cumsum([0, *(-(-length // (size * of_stride)) * of_stride for length in lengths)])
+
+    def place_of(token: int) -> tuple[int, int]:
+        shard = int(np.searchsorted(first, token, "right")) - 1
+        chunk, place = divmod(token - int(first[shard]), size)
+        return int(bases[shard]) + chunk, place
+
     pieces = []
     for _ in range(data.draw(st.integers(1, 8))):
         shard = data.draw(st.integers(0, len(lengths) - 1))
         start = data.draw(st.integers(0, lengths[shard] - 1))
         pieces.append((int(first[shard]) + start, data.draw(st.integers(1, lengths[shard] - start))))
     starts, counts = np.array(pieces, np.int64).T
-    at = np.cumsum(counts) - counts
-    parts = strides.cut(starts, counts, at)
-    out = np.full(int(counts.sum()), -1)
-    for chunk, start, length, place in zip(parts.chunks, parts.starts, parts.lengths, parts.at, strict=True):
-        assert start + length <= size
-        out[place : place + length] = content[chunk, start : start + length]
-    assert out.tolist() == [token for start, count in pieces for token in range(start, start + count)]
-    covering = strides.covering(starts, starts + counts)
-    everything = covering.tolist()
-    of_strides = {int(chunk) // of_stride for chunk in parts.chunks}
-    for start, count in pieces:
-        alone = strides.cut(np.array([start]), np.array([count]), np.array([0])).chunks
-        first, last = int(alone.min()) // of_stride * of_stride, (int(alone.max()) // of_stride + 1) * of_stride
-        assert covering[: last - first].tolist() == list(range(first, last))
-        covering = covering[last - first :]
-    assert not len(covering)
-    assert sorted(set(everything)) == [
-        stride * of_stride + part for stride in sorted(of_strides) for part in range(of_stride)
+    parts = strides.cut(starts, counts, np.cumsum(counts) - counts)
+    found = [
+        (chunk, start + place)
+        for chunk, start, length in zip(
+            *(each.tolist() for each in (parts.chunks, parts.starts, parts.lengths)), strict=True
+        )
+        for place in range(length)
     ]
+    assert found == [place_of(token) for start, count in pieces for token in range(start, start + count)]
+    assert parts.at.tolist() == (np.cumsum(parts.lengths) - parts.lengths).tolist()
+    covered = [
+        chunk
+        for start, count in pieces
+        for stride in range(place_of(start)[0] // of_stride, place_of(start + count - 1)[0] // of_stride + 1)
+        for chunk in range(stride * of_stride, (stride + 1) * of_stride)
+    ]
+    assert strides.covering(starts, starts + counts).tolist() == covered
 
 
 @given(lengths=shards, size=st.integers(1, 12), of_stride=st.integers(1, 2), longest=st.integers(1, 5), data=st.data())
 def test_runs_are_the_strides_in_order_and_stay_in_their_shard(
     lengths: list[int], size: int, of_stride: int, longest: int, data: st.DataObject
 ) -> None:
-    strides, counts = (
-        Strides(table_of(lengths), size * of_stride, of_stride),
-        [-(-length // (size * of_stride)) for length in lengths],
-    )
+    counts = [-(-length // (size * of_stride)) for length in lengths]
+    strides = Strides(np.cumsum([0, *lengths]).astype(np.int64), size * of_stride, of_stride)
     chunks = data.draw(st.lists(st.integers(0, sum(counts) * of_stride - 1), unique=True, max_size=12))
     found = []
     with pytest.MonkeyPatch.context() as patch:
@@ -75,10 +68,6 @@ def test_runs_are_the_strides_in_order_and_stay_in_their_shard(
             assert stop <= sum(counts[: shard + 1])
             found += range(first, stop)
     assert found == list(dict.fromkeys(chunk // of_stride for chunk in chunks))
-
-
-def memory_of(num_slots: int) -> Memory:
-    return Memory(num_slots, 4)
 
 
 def put(memory: Memory, *strides: int) -> None:
@@ -95,7 +84,7 @@ def held(memory: Memory, among: int = 50) -> dict[int, int]:
 
 
 def test_what_was_announced_stays_until_its_last_reader_is_done_with_it() -> None:
-    memory = memory_of(4)
+    memory = Memory(4, chunk_bytes=4)
     memory.announce([1, 2, 3, 4])
     memory.announce([4])
     put(memory, 1, 2, 3, 4, 5)
@@ -109,7 +98,7 @@ def test_what_was_announced_stays_until_its_last_reader_is_done_with_it() -> Non
 
 
 def test_memory_that_was_used_is_used_again_before_more_is() -> None:
-    memory = memory_of(100)
+    memory = Memory(100, chunk_bytes=4)
     for first in range(0, 40, 4):
         window = range(first, first + 4)
         memory.announce(window)
@@ -119,7 +108,7 @@ def test_memory_that_was_used_is_used_again_before_more_is() -> None:
 
 
 def test_a_slot_that_is_being_filled_is_nobody_elses_and_not_seen() -> None:
-    memory = memory_of(2)
+    memory = Memory(2, chunk_bytes=4)
     memory.announce([1, 2])
     first, second = memory.reserve([1]), memory.reserve([1, 2])
     assert len({slot for _, slot in first + second}) == 2
@@ -133,7 +122,14 @@ def test_a_slot_that_is_being_filled_is_nobody_elses_and_not_seen() -> None:
 
 @pytest.mark.parametrize("num_slots", [0, 1, 3])
 def test_without_room_nothing_is_kept_and_nothing_fails(num_slots: int) -> None:
-    memory = memory_of(num_slots)
+    memory = Memory(num_slots, chunk_bytes=4)
     memory.announce(range(10))
     put(memory, *range(10))
     assert len(held(memory)) == num_slots
+
+
+def test_a_slot_for_a_chunk_that_another_fetch_brought_first_is_used_again() -> None:
+    memory = Memory(2, chunk_bytes=4)
+    for fetch in [memory.reserve([1]), memory.reserve([1])]:
+        memory.publish(fetch)
+    assert len(memory.reserve([2, 3])) == 2

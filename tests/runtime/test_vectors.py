@@ -1,45 +1,54 @@
-"""The order is the one that the golden values say, whatever becomes of the code and of the model."""
+"""The order is the one that the golden values and the example of ORDER.md say, whatever becomes of code and model."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.spec.order import packed
 from tests.vectors import order, runs
+from tokshard.runtime.order.packing import Sizes, placed, result_of
+from tokshard.runtime.order.permutation import ORDER_VERSION
 
-EXPECTED = json.loads(order.FILE.read_text(encoding="utf-8"))
-EXPECTED_RUNS = json.loads(runs.FILE.read_text(encoding="utf-8"))
-
-
-@pytest.fixture(scope="module")
-def made() -> Any:
-    return json.loads(order.text(order.made()))
+PAGE = Path(__file__).parents[2] / "tokshard" / "runtime" / "ORDER.md"
 
 
-@pytest.mark.parametrize("part", ["located", "pieces", "rows", "num_samples"])
-@pytest.mark.parametrize("plan", order.PLANS)
-def test_the_order_equals_the_golden_values(made: Any, plan: str, part: str) -> None:
-    assert made["plans"][plan][part] == EXPECTED["plans"][plan][part], (
+@pytest.mark.parametrize("plan", order.FACTS["plans"])
+def test_the_order_equals_the_golden_values(plan: str) -> None:
+    facts = order.FACTS["plans"][plan]
+    # through JSON, as the file is: a tuple is a list
+    assert json.loads(json.dumps({**facts, **order.values_of(facts)})) == facts, (
         "the order changed: if that is meant, bump ORDER_VERSION and run 'python -m tests.vectors.order'"
     )
 
 
-def test_the_golden_values_are_those_of_this_version_and_of_these_plans(made: Any) -> None:
-    assert made == EXPECTED
-
-
-@pytest.fixture(scope="module")
-def made_runs() -> Any:
-    return json.loads(runs.text(runs.made()))
-
-
-@pytest.mark.parametrize("run", runs.RUNS)
-def test_a_run_reads_and_saves_what_the_golden_values_say(made_runs: Any, run: str) -> None:
-    for found, expected in zip(made_runs["runs"][run]["events"], EXPECTED_RUNS["runs"][run]["events"], strict=True):
+@pytest.mark.parametrize("run", runs.FACTS["runs"])
+def test_a_run_reads_and_saves_what_the_golden_values_say(run: str) -> None:
+    facts = runs.FACTS["runs"][run]
+    for found, expected in zip(json.loads(json.dumps(runs.events_of(facts))), facts["events"], strict=True):
         assert found == expected, "runs changed: if that is meant, run 'python -m tests.vectors.runs'"
 
 
-def test_the_golden_values_of_runs_are_those_of_these_runs(made_runs: Any) -> None:
-    assert made_runs == EXPECTED_RUNS
+def test_the_golden_values_are_those_of_this_version() -> None:
+    assert order.FACTS["order_version"] == ORDER_VERSION
+
+
+def test_ten_chunks_are_placed_as_the_page_places_them() -> None:
+    lines = dict(re.findall(r"^(permutation|row 0) +(.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    names, sizes = zip(*re.findall(r"([a-j])([1-8])", lines["permutation"]), strict=True)
+    lengths = [int(size) for size in sizes]
+    expected = [row.split() for row in re.split(r" +row \d +", lines["row 0"].replace(", padding", ""))]
+
+    chunks = [range(100 * number, 100 * number + length) for number, length in enumerate(lengths)]
+    assert [[names[piece.start // 100] for piece in row] for row in packed(chunks, 4, 8)] == expected
+    assert 8 * 4 - sum(lengths) == 1  # place of padding
+
+    rows, late = result_of(placed(np.array(lengths), 4, Sizes(block=1024, section=8, row=8, is_counted=False)))
+    assert [names[number] for number in late] == ["i"]
+    assert [[name for name, row in zip(names, rows, strict=True) if row == number] for number in range(4)] == [
+        [name for name in row if name != "i"] for row in expected
+    ]

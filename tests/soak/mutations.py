@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ def other_bytes(rng: random.Random, content: bytes) -> bytes:
     if not content:
         return rng.randbytes(1 + rng.randrange(8))
     for _ in range(20):
-        found = rng.choice(_CHANGES)(rng, content)
+        found = rng.choice(_CHANGES)(rng, content, _at(rng, content))
         if found != content:
             return found
     return content + b"\0"
@@ -35,84 +34,50 @@ def other_bytes(rng: random.Random, content: bytes) -> bytes:
 
 def _at(rng: random.Random, content: bytes) -> int:
     """A place, more often near an end, where files have what describes them."""
-    near = rng.choice([0, 0, 1, 2])
-    if near == 0:
-        return rng.randrange(len(content))
     reach = rng.randrange(min(600, len(content)))
-    return reach if near == 1 else len(content) - 1 - reach
+    return rng.choice([rng.randrange(len(content)), rng.randrange(len(content)), reach, len(content) - 1 - reach])
 
 
 def _set(content: bytes, at: int, new: bytes) -> bytes:
-    return content[:at] + new + content[at + len(new) :]
+    return content[:at] + new[: len(content) - at] + content[at + len(new) :]
 
 
-def _flip(rng: random.Random, content: bytes) -> bytes:
-    at = _at(rng, content)
+def _flip(rng: random.Random, content: bytes, at: int) -> bytes:
     return _set(content, at, bytes([content[at] ^ (1 << rng.randrange(8))]))
 
 
-def _byte(rng: random.Random, content: bytes) -> bytes:
-    return _set(content, _at(rng, content), bytes([rng.choice([0, 255, rng.randrange(256)])]))
-
-
-def _number(rng: random.Random, content: bytes) -> bytes:
-    form, bits = rng.choice([("<q", 64), ("<i", 32), ("<h", 16)])
-    at = _at(rng, content) // 4 * 4
-    new = struct.pack(form, ((rng.choice(NUMBERS) + 2 ** (bits - 1)) % 2**bits) - 2 ** (bits - 1))
-    return _set(content, at, new)[: max(len(content), at)]
-
-
-def _slightly(rng: random.Random, content: bytes) -> bytes:
-    """Add a little to a number of 8, 4 or 2 bytes."""
+def _number(rng: random.Random, content: bytes, at: int) -> bytes:
+    """Another number of 8, 4 or 2 bytes: a little more or less, or one at which something may overflow."""
     size = rng.choice([8, 4, 2])
-    at = _at(rng, content) // size * size
+    at = at // size * size
     old = int.from_bytes(content[at : at + size], "little")
-    new = (old + rng.choice([-8, -2, -1, 1, 2, 8])) % 2 ** (8 * size)
-    return _set(content, at, new.to_bytes(size, "little"))[: len(content)]
+    new = rng.choice([*NUMBERS, *(old + step for step in (-8, -2, -1, 1, 2, 8) * 3)])
+    return _set(content, at, (new % 2 ** (8 * size)).to_bytes(size, "little"))
 
 
-def _zeros(rng: random.Random, content: bytes) -> bytes:
-    at = _at(rng, content)
-    return _set(content, at, bytes(min(1 + rng.randrange(64), len(content) - at)))
+def _cut_out(rng: random.Random, content: bytes, at: int) -> bytes:
+    return content[:at] + content[at + rng.choice([1, 16, len(content)]) :]
 
 
-def _cut(rng: random.Random, content: bytes) -> bytes:
-    return content[: _at(rng, content)]
+def _inserted(rng: random.Random, content: bytes, at: int) -> bytes:
+    at = rng.choice([at, len(content)])
+    return content[:at] + rng.choice([b"\0", b"\n", b'"', b"{", b"9", rng.randbytes(9), content]) + content[at:]
 
 
-def _without(rng: random.Random, content: bytes) -> bytes:
-    at = _at(rng, content)
-    return content[:at] + content[at + 1 + rng.randrange(16) :]
+def _copied(rng: random.Random, content: bytes, at: int) -> bytes:
+    """Bytes of another place, or zeros."""
+    start = rng.randrange(len(content))
+    return _set(content, at, rng.choice([content[start : start + 64], bytes(64)])[: 1 + rng.randrange(64)])
 
 
-def _inserted(rng: random.Random, content: bytes) -> bytes:
-    at = _at(rng, content)
-    return content[:at] + rng.choice([b"\0", b"\n", b'"', b"{", b"9", rng.randbytes(9)]) + content[at:]
+_CHANGES = [_flip, _flip, _number, _number, _cut_out, _inserted, _copied]
 
 
-def _longer(rng: random.Random, content: bytes) -> bytes:
-    return content + rng.choice([b"\0", b"\n", rng.randbytes(9), content])
-
-
-def _copied(rng: random.Random, content: bytes) -> bytes:
-    size = min(1 + rng.randrange(64), len(content))
-    start = rng.randrange(len(content) - size + 1)
-    return _set(content, rng.randrange(len(content) - size + 1), content[start : start + size])
-
-
-_CHANGES: list[Callable[[random.Random, bytes], bytes]] = [
-    _flip,
-    _flip,
-    _byte,
-    _number,
-    _slightly,
-    _zeros,
-    _cut,
-    _without,
-    _inserted,
-    _longer,
-    _copied,
-]
+def other_content(rng: random.Random, content: bytes) -> bytes:
+    """The content with one change; if it is JSON, often one that leaves it JSON."""
+    if content[:1] in (b"{", b"[") and content.count(b"\n{") == 0 and rng.random() < 0.65:
+        return json.dumps(other_json(rng, json.loads(content))).encode()
+    return other_bytes(rng, content)
 
 
 def other_json(rng: random.Random, value: Value) -> Value:
@@ -198,7 +163,7 @@ def _other_cell(rng: random.Random, value: Value, kind: Any) -> Value:  # noqa: 
         numbers[at] = _other_number(rng, numbers[at], kind.value_type)
         return numbers
     if isinstance(value, bytes):
-        return _flip(rng, value)
+        return other_bytes(rng, value)[: len(value)]
     if isinstance(value, str):
         return rng.choice([*TEXTS, value[:-1], value.replace("0", "1", 1)])
     if value is None:

@@ -1,29 +1,74 @@
-"""A process that tries seeds of one kind, so that a trial that crashes or hangs is a trial that failed.
-
-Run as ``python -m tests.soak.worker KIND FOLDER``: reads a seed per line, and answers each with a line of JSON.
-"""
+"""A process that tries seeds of one kind, so that one that crashes or hangs is a trial that failed; and the record."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import multiprocessing
 import os
-import select
 import shutil
 import signal
-import subprocess
 import sys
+import threading
 import time
 import traceback
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from tests.soak.kinds import KINDS, Kind
-from tests.soak.record import Trial
+from tests.soak.kinds import Kind
 
-ROOT = Path(__file__).parents[2]
 START_SECONDS = 300
 """Seconds in which a process must have imported and made what its trials need."""
+
+Answer = tuple[str, str]
+"""``held`` or ``failed``, and what came of it."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was tried, and in a few words what came of it; of one that failed, all that is known."""
+
+    kind: str
+    seed: int
+    outcome: str
+    what: str
+    seconds: float
+
+
+class Record:
+    """The trials of a file, a line for each. Threads may share it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]  # a kill may have cut the last line
+        path.write_bytes(whole)
+        self.trials = [Trial(**json.loads(line)) for line in whole.splitlines()]
+        self._taken = {(trial.kind, trial.seed) for trial in self.trials}
+
+    def next_seed(self, kind: str, first: int, most: float) -> int | None:
+        """The next seed of a kind that was not tried, and is not being tried; from now on it is. None after `most`."""
+        with self._lock:
+            taken = {seed for name, seed in self._taken if name == kind}
+            if len(taken) >= most:
+                return None
+            seed = next(seed for seed in itertools.count(first) if seed not in taken)
+            self._taken.add((kind, seed))
+            return seed
+
+    def add(self, trial: Trial) -> None:
+        """Write a trial down."""
+        with self._lock, self._path.open("a") as file:
+            file.write(json.dumps(asdict(trial)) + "\n")
+            self.trials.append(trial)
+
+    def of(self, kind: str) -> list[Trial]:
+        """The trials of one kind."""
+        with self._lock:
+            return [trial for trial in self.trials if trial.kind == kind]
 
 
 class UnpreparedError(RuntimeError):
@@ -31,17 +76,12 @@ class UnpreparedError(RuntimeError):
 
 
 class Worker:
-    """The side that asks. A context."""
+    """The side that asks: it starts the process again after a crash or a hang. Close it."""
 
     def __init__(self, name: str, kind: Kind, folder: Path) -> None:
         self._name, self._kind, self._folder = name, kind, folder
         self._process: Any = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
+        self._pipe: Any = None
 
     def try_(self, seed: int) -> Trial:
         """Try a seed.
@@ -52,79 +92,60 @@ class Worker:
         if self._process is None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir(parents=True)
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.soak.worker", self._name, str(self._folder)],
-                cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RUST_BACKTRACE": "0"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-            if (problem := self._ask("", START_SECONDS)) != {"ready": True}:
-                self._end()
-                raise UnpreparedError(f"{self._name}: what its trials need could not be made: {problem['problem']}")
+            context = multiprocessing.get_context("spawn")
+            self._pipe, theirs = context.Pipe()
+            self._process = context.Process(target=serve, args=(self._kind, self._folder, theirs))
+            self._process.start()
+            theirs.close()
+            outcome, what = self._answer(START_SECONDS)
+            if outcome == "failed":
+                self.close()
+                raise UnpreparedError(f"{self._name}: what its trials need could not be made: {what}")
         start = time.monotonic()
-        answer = self._ask(str(seed), self._kind.limit_seconds)
-        seconds = round(time.monotonic() - start, 3)
-        if "outcome" not in answer:
-            return self._failed(seed, answer["problem"], seconds)
-        return Trial(kind=self._name, seed=seed, outcome=answer["outcome"], what=answer["what"], seconds=seconds)
+        self._pipe.send(seed)
+        outcome, what = self._answer(self._kind.limit_seconds)
+        return Trial(self._name, seed, outcome, what, round(time.monotonic() - start, 3))
 
-    def _failed(self, seed: int, what: str, seconds: float) -> Trial:
-        self._end()
-        return Trial(kind=self._name, seed=seed, outcome="failed", what=what, seconds=seconds)
+    def _answer(self, limit_seconds: float) -> Answer:
+        """What the process answers. One that hangs or has ended is gone then."""
+        try:
+            if self._pipe.poll(limit_seconds):
+                found: Answer = self._pipe.recv()
+                return found
+            problem = f"no end in {limit_seconds:,.0f} s"
+        except (EOFError, OSError):
+            self._process.join()
+            problem = f"the process ended with {self._process.exitcode}"
+        self.close()
+        return "failed", problem
 
-    def _ask(self, line: str, limit_seconds: float) -> dict[str, Any]:
-        """The answer to a line; of a process that hangs or has ended, the problem."""
-        if line:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.write(line + "\n")
-                self._process.stdin.flush()
-        if not select.select([self._process.stdout], [], [], limit_seconds)[0]:
-            return {"problem": f"no end in {limit_seconds:,.0f} s"}
-        if not (answer := self._process.stdout.readline()):
-            return {"problem": f"the process ended with {self._process.wait()}"}
-        found: dict[str, Any] = json.loads(answer)
-        return found
-
-    def _end(self) -> None:
+    def close(self) -> None:
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(10)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process.stdin.close()
-            self._process.stdout.close()
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, number)
+                self._process.join(10)
+            self._pipe.close()
             self._process = None
 
 
-def _try(attempt: Any, seed: int) -> dict[str, str]:
+def serve(kind: Kind, folder: Path, pipe: Any) -> None:
+    """Answer seeds until the other side is gone."""
+    os.setsid()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    os.dup2(2, 1)  # what trials print is no part of the table
+    with contextlib.ExitStack() as stack, contextlib.suppress(EOFError, BrokenPipeError):
+        prepared: list[Any] = []
+        pipe.send(_outcome(lambda: prepared.append(kind.prepare(folder, stack))))
+        while True:
+            seed = pipe.recv()
+            pipe.send(_outcome(lambda seed=seed: prepared[0](seed)))
+
+
+def _outcome(call: Any) -> Answer:
     try:
-        return {"outcome": "held", "what": attempt(seed)}
+        return "held", str(call())
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        return {"outcome": "failed", "what": "".join(traceback.format_exception(error))[-6_000:]}
-
-
-def main(name: str, folder: Path) -> None:
-    """Answer every seed on standard input."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what trials print is no answer
-    with contextlib.ExitStack() as stack, contextlib.suppress(BrokenPipeError):  # the process that asks has ended
-        attempt = KINDS[name].prepare(folder, stack)
-        for answer in [{"ready": True}]:
-            answers.write(json.dumps(answer) + "\n")
-            answers.flush()
-        for line in sys.stdin:
-            answers.write(json.dumps(_try(attempt, int(line))) + "\n")
-            answers.flush()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+        return "failed", "".join(traceback.format_exception(error))[-6_000:]

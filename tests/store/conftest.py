@@ -5,27 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.store.faulty_proxy import FaultyProxy
-from tests.store.servers import BUCKET, S3_SERVERS, file_server
+from tests.store.servers import BUCKET, file_server, seaweedfs_server
+from tests.store.small_s3 import small_s3_server
 
 
 @pytest.fixture(scope="session")
-def s3_ports() -> Iterator[Callable[[str], int]]:
-    """Gives the port of a server that speaks S3 by its name. Each is started once, and runs for the whole session."""
-    ports: dict[str, int] = {}
-    with contextlib.ExitStack() as stack:
-
-        def port_of(name: str) -> int:
-            if name not in ports:
-                ports[name] = stack.enter_context(S3_SERVERS[name]())
-            return ports[name]
-
-        yield port_of
+def seaweedfs_port() -> Iterator[int]:
+    """The port of a SeaweedFS that runs for the whole session."""
+    with seaweedfs_server() as port:
+        yield port
 
 
 def empty_folder(port: int, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -38,18 +32,19 @@ def empty_folder(port: int, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def moto(s3_ports: Callable[[str], int], monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URI of an empty folder."""
-    return empty_folder(s3_ports("moto"), monkeypatch)
+def small_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URI of an empty folder. The server checks no signatures, so that requests may be changed on their way."""
+    with small_s3_server() as server:
+        yield empty_folder(server.server_port, monkeypatch)
 
 
 @pytest.fixture
-def seaweedfs(s3_ports: Callable[[str], int], monkeypatch: pytest.MonkeyPatch) -> str:
+def seaweedfs(seaweedfs_port: int, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URI of an empty folder."""
-    return empty_folder(s3_ports("seaweedfs"), monkeypatch)
+    return empty_folder(seaweedfs_port, monkeypatch)
 
 
-@pytest.fixture(params=S3_SERVERS)
+@pytest.fixture(params=["small_s3", pytest.param("seaweedfs", marks=pytest.mark.remote)])
 def s3(request: pytest.FixtureRequest) -> str:
     """The URI of an empty folder; a test that asks for it runs on each server."""
     return request.getfixturevalue(request.param)
@@ -69,9 +64,9 @@ def s3_proxy(s3: str, s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @pytest.fixture
-def moto_proxy(moto: str, s3_ports: Callable[[str], int], monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """The same for moto: it checks no signatures, so that requests may be changed on their way."""
-    with proxy_to(s3_ports("moto"), monkeypatch) as proxy:
+def small_s3_proxy(small_s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """The same for `small_s3`."""
+    with proxy_to(int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]), monkeypatch) as proxy:
         yield proxy
 
 

@@ -39,38 +39,36 @@ def status(code: int, text: str = "SlowDown") -> Fault:
     return answer
 
 
+def altered(change: Callable[[bytes, bytes], bytes]) -> Fault:
+    """Send something else than the head and the body of the server's answer."""
+
+    def answer(proxy: FaultyProxy, request: Request, client: socket.socket) -> None:
+        head, _, body = proxy.forward(request).partition(b"\r\n\r\n")
+        client.sendall(change(head + b"\r\n\r\n", body))
+
+    return answer
+
+
+passed_on = altered(lambda head, body: head + body)
+"""No fault."""
+short = altered(lambda head, body: head + body[:-3])
+"""Close the connection in the middle of the body."""
+shorter_length = altered(
+    lambda head, body: re.sub(rb"(?i)content-length: \d+", b"Content-Length: %d" % (len(body) - 3), head) + body[:-3]
+)
+"""Leave out the last bytes, and say so in Content-Length alone: a whole answer, but not to this request."""
+as_whole = altered(lambda head, body: re.sub(rb"(?i) 206 partial content", b" 200 OK", head) + body)
+"""Send a part of a file with the status of a whole one, as some servers do."""
+wrong_bytes = altered(lambda head, body: head + body[:-1] + bytes([body[-1] ^ 1]))
+"""Flip a bit of the body."""
+lost_answer = altered(lambda head, body: b"")
+"""Let the server do what was asked, and close the connection without a word."""
+
+
 def reset(proxy: FaultyProxy, request: Request, client: socket.socket) -> None:
     """Answer half, then reset the connection."""
-    answer = proxy.forward(request)
-    client.sendall(answer[: len(answer) - (len(answer) - answer.index(b"\r\n\r\n") - 4) // 2 - 1])
+    altered(lambda head, body: head + body[: len(body) // 2])(proxy, request, client)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-
-def short(proxy: FaultyProxy, request: Request, client: socket.socket) -> None:
-    """Close the connection in the middle of the body."""
-    answer = proxy.forward(request)
-    client.sendall(answer[:-3])
-
-
-def shorter_length(proxy: FaultyProxy, request: Request, client: socket.socket) -> None:
-    """Leave out the last bytes, and say so in Content-Length alone: a whole answer, but not to this request."""
-    head, _, body = proxy.forward(request).partition(b"\r\n\r\n")
-    head = re.sub(rb"(?i)content-length: \d+", b"Content-Length: %d" % (len(body) - 3), head)
-    client.sendall(head + b"\r\n\r\n" + body[:-3])
-
-
-def as_whole(proxy: FaultyProxy, request: Request, client: socket.socket) -> None:
-    """Send a part of a file with the status of a whole one, as some servers do."""
-    status_line, _, rest = proxy.forward(request).partition(b"\r\n")
-    client.sendall(status_line.replace(b"206 Partial Content", b"200 OK").replace(b"206 PARTIAL CONTENT", b"200 OK"))
-    client.sendall(b"\r\n" + rest)
-
-
-def wrong_bytes(proxy: FaultyProxy, request: Request, client: socket.socket) -> None:
-    """Flip a bit of the body."""
-    answer = bytearray(proxy.forward(request))
-    answer[-1] ^= 1
-    client.sendall(answer)
 
 
 def stall(seconds: float) -> Fault:
@@ -116,11 +114,6 @@ def refusing(header: str) -> Fault:
             client.sendall(proxy.forward(request))
 
     return answer
-
-
-def lost_answer(proxy: FaultyProxy, request: Request, client: socket.socket) -> None:
-    """Let the server do what was asked, and close the connection without a word."""
-    proxy.forward(request)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Servers on the loopback interface: one for files, with ranges and entity tags, and two that speak S3."""
+"""Servers on the loopback interface: one for files, with ranges and entity tags, and one that speaks S3."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import http.server
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -14,20 +13,11 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-_S3 = """
-import sys
-from werkzeug.serving import WSGIRequestHandler, make_server
-from moto.server import DomainDispatcherApplication, create_backend_app
-WSGIRequestHandler.log_request = lambda *arguments: None
-server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
+from tokshard.store import files_below, open_store
 
 
 class FileHandler(http.server.BaseHTTPRequestHandler):
@@ -92,23 +82,6 @@ def file_server(directory: Path, *, has_tags: bool = True) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def moto_server() -> Iterator[int]:
-    """Moto, which answers in a millisecond and checks no signatures; gives the port."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    process = subprocess.Popen([sys.executable, "-c", _S3], stdout=subprocess.PIPE, env=environment, text=True)
-    try:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        make_bucket(port, BUCKET)
-        yield port
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
-
-
-@contextlib.contextmanager
 def seaweedfs_server() -> Iterator[int]:
     """SeaweedFS, a server that people run; gives the port. It takes three seconds to start."""
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
@@ -147,10 +120,16 @@ def seaweedfs_server() -> Iterator[int]:
                 process.wait()
 
 
-S3_SERVERS: dict[str, Callable[[], AbstractContextManager[int]]] = {"moto": moto_server, "seaweedfs": seaweedfs_server}
-"""Servers with the empty bucket `BUCKET`, by name."""
-
 BUCKET = "bucket"
+"""The one that servers have, empty."""
+
+
+def copied(directory: str | Path, location: str) -> str:
+    """Put the files of a directory to a location of a store, which is returned."""
+    store, here = open_store(location), open_store(directory)
+    for name in files_below(here, ""):
+        store.put(name, here.get(name))
+    return location
 
 
 def free_ports(number: int) -> list[int]:

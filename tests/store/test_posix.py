@@ -17,6 +17,14 @@ def store(tmp_path):
     return open_store(tmp_path / "store")
 
 
+@pytest.fixture
+def theirs(tmp_path):
+    """A folder with a file that belong to somebody else."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "data").write_text("theirs")
+    return tmp_path / "theirs"
+
+
 @pytest.mark.parametrize("use", ["stat", "get", "open", "list", "names", "below"])
 def test_a_path_with_a_zero_byte_is_an_error_of_a_file(store, use):
     with pytest.raises(OSError, match="no path has a zero byte"):
@@ -59,33 +67,30 @@ def test_an_attempt_that_another_took_over_from_puts_nothing_and_opens_nothing(s
     assert os.listdir(store.where("work/partial")) == ["two"]
 
 
-def test_links_are_deleted_and_not_followed(store, tmp_path):
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "data").write_text("theirs")
+def test_links_are_deleted_and_not_followed(store, theirs):
     store.put("work/a", b"")
-    os.symlink(tmp_path / "theirs", store.where("work/link"))
+    os.symlink(theirs, store.where("work/link"))
     assert obstacle(store, "work/link") == "a link"
     assert sorted(files_below(store, "work")) == ["work/a", "work/link"]
+    os.makedirs(store.where("work/empty/deep"))
     store.delete("work/link/", "work/")
     assert list(store.names()) == []
-    assert (tmp_path / "theirs" / "data").read_text() == "theirs"
+    assert (theirs / "data").read_text() == "theirs"
 
 
-def test_a_location_may_itself_be_a_link(tmp_path):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    store = open_store(tmp_path / "link")
-    store.put("a", b"x")
-    assert obstacle(store, "") is None
-    assert (tmp_path / "real" / "a").read_bytes() == b"x"
-
-
-def test_a_location_that_is_a_file_is_told(tmp_path):
-    (tmp_path / "file").write_text("")
-    store = open_store(tmp_path / "file")
-    assert obstacle(store, "") == "a file"
+def test_what_stands_in_the_place_of_a_folder_is_told_and_a_location_may_itself_be_a_link(store, theirs, tmp_path):
+    for name in ("a", "b/c"):
+        store.put(name, b"")
+    assert (obstacle(store, "a"), obstacle(store, "b"), obstacle(store, "c")) == ("a file", None, None)
+    in_a_file = open_store(theirs / "data")
+    assert obstacle(in_a_file, "") == "a file"
     with pytest.raises(NotADirectoryError):
-        store.put("a", b"")
+        in_a_file.put("a", b"")
+    (tmp_path / "link").symlink_to(theirs)
+    linked = open_store(tmp_path / "link")
+    linked.put("a", b"x")
+    assert obstacle(linked, "") is None
+    assert (theirs / "a").read_bytes() == b"x"
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
@@ -109,24 +114,10 @@ def test_a_disk_that_is_full_leaves_nothing(store, monkeypatch):
     assert list(store.names()) == []
 
 
-def test_what_stands_in_the_place_of_a_folder_is_told(store):
-    store.put("a", b"")
-    store.put("b/c", b"")
-    assert (obstacle(store, "a"), obstacle(store, "b"), obstacle(store, "c")) == ("a file", None, None)
-
-
-def test_empty_folders_go_with_the_folder_that_they_are_in(store):
-    os.makedirs(store.where("work/empty/deep"))
-    store.delete("work/")
-    assert list(store.names()) == []
-
-
-def test_links_to_folders_are_followed_when_a_folder_is_listed_unless_they_lead_back(store, tmp_path):
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "data").write_text("theirs")
-    (tmp_path / "theirs" / "back").symlink_to(store.location)
+def test_links_to_folders_are_followed_when_a_folder_is_listed_unless_they_lead_back(store, theirs):
+    (theirs / "back").symlink_to(store.location)
     store.put("a/b", b"")
-    os.symlink(tmp_path / "theirs", store.where("a/link"))
+    os.symlink(theirs, store.where("a/link"))
     os.symlink("nowhere", store.where("a/nothing"))
     os.symlink("b", store.where("a/other"))
     found = {entry.name: entry for entry in store.list("a")}
@@ -161,16 +152,16 @@ def test_a_version_shows_when_the_file_was_modified(store, time_ns, expected):
     assert store.stat("a").version == expected
 
 
-@pytest.mark.parametrize(("location", "expected"), [("a", (".", "a")), ("a/b/", ("a", "b")), ("/a", ("/", "a"))])
-def test_a_path_is_located_by_its_directory(location, expected):
-    store, name = locate(location.rstrip("/"))
-    assert (store.location, name) == expected
-
-
-def test_the_directory_that_a_program_runs_in_is_located_by_its_name(tmp_path, monkeypatch):
+def test_a_path_is_located_by_its_directory_and_the_working_directory_by_its_name(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    store, name = locate(".")
-    assert (store.location, name) == (str(tmp_path), "here")
+    for location, expected in {
+        "a": (".", "a"),
+        "a/b": ("a", "b"),
+        "/a": ("/", "a"),
+        ".": (str(tmp_path), "here"),
+    }.items():
+        store, name = locate(location)
+        assert (store.location, name) == expected
     (tmp_path / "link").symlink_to("here")
     assert real_location(tmp_path / "link") == real_location(".") == os.path.realpath(tmp_path / "here")

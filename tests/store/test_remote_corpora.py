@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,23 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.contract.test_promise_01_faults import write_tokenizer
 from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_of, write_corpus
 from tests.store import faulty_proxy as faults
-from tokshard import build_corpus, open_corpus
+from tests.store.memory import SCHEME, MemoryStore
+from tests.store.servers import copied
+from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import DamagedCorpusError, StoreError
 from tokshard.inspect.verify.verification import verify_corpus
-from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan
-from tokshard.store import files_below, open_store
+from tokshard.runtime import Cache, NumpyLoader, StreamingLoader, StreamPlan
+from tokshard.store import STORES_BY_SCHEME, open_store
 
-pytestmark = [pytest.mark.remote, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 SIZES = {"seq_len": 64, "block_tokens": 256, "window_blocks": 8, "allow_small_blocks": True}
 
 
 @pytest.fixture
-def local(tmp_path) -> Path:
+def local(tmp_path: Path) -> Path:
     """A corpus of some shards with kept columns."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 200, 300).tolist()
@@ -40,17 +40,19 @@ def local(tmp_path) -> Path:
     )
 
 
-def copy_to(location: str, directory: Path) -> str:
-    store = open_store(location)
-    for name in files_below(open_store(directory), ""):
-        store.put(name, (directory / name).read_bytes())
-    return location
+@pytest.fixture
+def remote(s3: str, local: Path) -> str:
+    """The same corpus in a bucket."""
+    return copied(local, f"{s3}/corpus")
 
 
 @pytest.fixture
-def remote(s3, local) -> str:
-    """The same corpus in a bucket."""
-    return copy_to(f"{s3}/corpus", local)
+def grown(local: Path) -> Path:
+    """The corpus on this machine, with three generations more."""
+    for number in range(3):
+        source = Source(documents=documents_of([40 + number, 7]), metadata={"name": ["a", "b"]})
+        append_generation(local, sources=[source], columns={"name": "string"})
+    return local
 
 
 def shards_of(directory: Path) -> list[str]:
@@ -66,110 +68,87 @@ def rows(loader: NumpyLoader | StreamingLoader, count: int) -> list[list[list[in
     return [next(batches)["input_ids"].tolist() for _ in range(count)]
 
 
-def read_all(plan: StreamPlan) -> None:
-    """More samples than the corpus has blocks."""
-    for sample in range(200):
-        plan.sample(sample)
+def first_rows(plan: StreamPlan, count: int) -> list[list[list[int]]]:
+    with NumpyLoader(plan, global_batch_size=8) as loader:
+        return rows(loader, count)
 
 
-# reading
+def all_that_is_said(location: str, other: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The batches of a corpus, also resumed and in a mixture; its documents; what commands print."""
+    plan, mixed = plan_of(location), plan_of(location, other, start_epoch={"c1": 9})
+    with NumpyLoader(plan, global_batch_size=8) as loader:
+        batches = rows(loader, 10)
+    with StreamingLoader(plan, global_batch_size=8) as resumed:
+        resumed.load_state_dict(loader.state_dict())
+        batches += rows(resumed, 10)
+    corpus, second = open_corpus(location), open_corpus(location, generation=2)
+    sizes = ["--seq-len", "64", "--global-batch-size", "4"]
+    printed = []
+    for command, *options in (["inspect"], ["plan", *sizes], ["trace", *sizes, "--sample", "3"]):
+        assert run([command, location, *options, "--json"]) == 0
+        printed.append(capsys.readouterr().out.replace(location, "CORPUS"))
+    return {
+        "fingerprints": (plan.fingerprint, corpus.fingerprint),
+        "batches": batches,
+        "mixed": first_rows(mixed, 10),
+        "traces": [plan.trace(sample) for sample in (0, 7, 100)],
+        "found": [list(plan.find("c0", document)) for document in (123, 305)],
+        "documents": [document.tolist() for document in corpus],
+        "sources": (corpus.sources(), [corpus.provenance(index) for index in (0, 299, 300, 305)]),
+        "generations": (corpus.num_generations, second.num_documents),
+        "checked": [
+            (report.problems, report.num_generations, report.checked_bytes)
+            for report in (verify_corpus(location, is_quick=is_quick) for is_quick in (False, True))
+        ],
+        "printed": printed,
+    }
 
 
-def test_a_corpus_in_a_bucket_has_the_batches_of_its_copy_on_this_machine(local, remote):
-    assert plan_of(remote).fingerprint == plan_of(local).fingerprint
-    with NumpyLoader(plan_of(local), global_batch_size=8) as here:
-        expected = rows(here, 20)
-    with NumpyLoader(plan_of(remote), global_batch_size=8) as there:
-        assert rows(there, 10) == expected[:10]
-        state = there.state_dict()
-    with StreamingLoader(plan_of(remote), global_batch_size=8) as resumed:
-        resumed.load_state_dict(state)
-        assert rows(resumed, 10) == expected[10:]
+REMOTE = ["http", "small_s3", pytest.param("seaweedfs", marks=pytest.mark.remote)]
 
 
-def test_a_mixture_of_a_bucket_and_a_directory_has_the_batches_of_two_directories(local, remote, tmp_path):
-    shutil.copytree(local, tmp_path / "other")
-    with NumpyLoader(plan_of(local, tmp_path / "other", start_epoch={"c1": 9}), global_batch_size=8) as here:
-        expected = rows(here, 10)
-    with NumpyLoader(plan_of(remote, tmp_path / "other", start_epoch={"c1": 9}), global_batch_size=8) as there:
-        assert rows(there, 10) == expected
+@pytest.mark.parametrize("place", ["memory", *REMOTE])
+def test_all_that_is_said_of_a_corpus_is_the_same_wherever_it_lies(
+    place, grown, tmp_path, files, request, monkeypatch, capsys
+):
+    """A web server lists no files."""
+    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
+    shutil.copytree(grown, tmp_path / "other")
+    if place == "http":
+        shutil.copytree(grown, files / "corpus")
+        location = f"{request.getfixturevalue(place)}/corpus"
+    else:
+        root = f"{SCHEME}:/{tmp_path}" if place == "memory" else request.getfixturevalue(place)
+        location = copied(grown, f"{root}/corpus")
+    here = all_that_is_said(str(grown), tmp_path / "other", capsys)
+    assert here["generations"] == (4, 304)
+    assert [problems for problems, *_ in here["checked"]] == [(), ()]
+    assert all_that_is_said(location, tmp_path / "other", capsys) == here
 
 
-def test_documents_are_found_in_a_bucket_as_on_this_machine(local, remote):
-    here, there = plan_of(local), plan_of(remote)
-    for sample in (0, 7, 100):
-        assert there.trace(sample) == here.trace(sample)
-    assert list(there.find("c0", 123)) == list(here.find("c0", 123))
-
-
-def test_batches_over_a_bad_network_are_the_same(local, s3, s3_proxy):
-    remote = copy_to(f"{s3}/corpus", local)
-    with NumpyLoader(plan_of(local), global_batch_size=8) as here:
-        expected = rows(here, 5)
-    plan = plan_of(remote)
-    s3_proxy.fail(faults.status(503), faults.reset, faults.short, faults.lost_answer, matches="GET .*shard-")
-    with NumpyLoader(plan, global_batch_size=8) as there:
-        assert rows(there, 5) == expected
-    assert s3_proxy.faults == []
-
-
-def test_a_shard_that_is_replaced_by_other_tokens_under_a_running_job_is_refused_by_name(local, remote):
-    plan = plan_of(remote)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (lambda before: bytes(len(before)), r"s3://.*/shard-.*\.arrow: tokens .* have the hash .*, expected"),
+        (None, r"shard-.*\.arrow is missing"),
+        (lambda _: b"short", r"shard-.*\.arrow: the file ends at byte 5, before \d+"),
+    ],
+    ids=["replaced", "gone", "of another size"],
+)
+def test_a_shard_that_changes_under_a_running_job_is_refused_by_name(local, remote, content, message):
+    plan, store = plan_of(remote, cache=Cache(memory_bytes=0)), open_store(remote)
     plan.sample(0)
     for name in shards_of(local):
-        content = bytearray((local / name).read_bytes())
-        content[len(content) // 2] ^= 1
-        open_store(remote).put(name, bytes(content))
-    with pytest.raises(DamagedCorpusError, match=r"s3://.*/shard-.*\.arrow: tokens .* have the hash .*, expected"):
-        read_all(plan)
-
-
-def test_a_shard_that_vanishes_under_a_running_job_is_named(local, remote):
-    plan = plan_of(remote)
-    open_store(remote).delete(*shards_of(local))
-    with (
-        NumpyLoader(plan, global_batch_size=8) as loader,
-        pytest.raises(DamagedCorpusError, match=r"shard-.*\.arrow is missing"),
-    ):
-        next(iter(loader))
-
-
-def test_a_shard_of_another_size_is_refused_by_name(local, remote):
-    plan = plan_of(remote)
-    for name in shards_of(local):
-        open_store(remote).put(name, b"short")
-    with pytest.raises(DamagedCorpusError, match=r"shard-.*\.arrow: the file ends at byte 5, before \d+"):
-        plan.sample(0)
-
-
-def test_a_step_asks_for_its_ranges_together_and_not_for_whole_shards(s3, s3_proxy, local):
-    remote = copy_to(f"{s3}/corpus", local)
-    plan = plan_of(remote)
-    s3_proxy.fail()
-    plan.sample(0)
-    shards = [line for line in s3_proxy.requests if "shard-" in line]
-    assert 1 <= len([line for line in shards if line.startswith("GET")]) <= 3 * len(shards_of(local))
-
-
-# web servers
-
-
-def test_a_corpus_is_read_from_a_web_server_although_that_lists_no_files(http, files, local):
-    shutil.copytree(local, files / "corpus")
-    here, there = plan_of(local), plan_of(f"{http}/corpus")
-    for sample in range(20):
-        assert there.sample(sample)["input_ids"].tolist() == here.sample(sample)["input_ids"].tolist()
-    assert verify_corpus(f"{http}/corpus").is_ok
-    (files / "corpus" / shards_of(local)[0]).unlink()
-    plan = plan_of(f"{http}/corpus")
-    with pytest.raises(DamagedCorpusError, match=r"shard-.* is missing"):
-        read_all(plan)
+        store.delete(name)
+        if content:
+            store.put(name, content((local / name).read_bytes()))
+    with pytest.raises(DamagedCorpusError, match=message):
+        [plan.sample(sample) for sample in range(200)]  # more than the corpus has blocks
 
 
 def test_bytes_that_change_on_the_way_never_reach_a_batch(http_proxy, files, local):
     shutil.copytree(local, files / "corpus")
-    with NumpyLoader(plan_of(local), global_batch_size=8) as here:
-        expected = rows(here, 20)
+    expected = first_rows(plan_of(local), 20)
     plan = plan_of(f"http://127.0.0.1:{http_proxy.port}/corpus")
     http_proxy.fail(faults.wrong_bytes, faults.wrong_bytes, matches="GET .*shard-")
     with NumpyLoader(plan, global_batch_size=8) as there:
@@ -177,140 +156,21 @@ def test_bytes_that_change_on_the_way_never_reach_a_batch(http_proxy, files, loc
         assert there.stats()["fetched"]["wrong_strides"] > 0
     plan = plan_of(f"http://127.0.0.1:{http_proxy.port}/corpus")
     http_proxy.fail(matches="GET .*shard-", for_ever=faults.wrong_bytes)
-    with (
-        NumpyLoader(plan, global_batch_size=8) as there,
-        pytest.raises(DamagedCorpusError, match=r"shard-.*: tokens \d+ to \d+, from byte \d+ on, have the hash"),
-    ):
-        next(iter(there))
+    with pytest.raises(DamagedCorpusError, match=r"shard-.*: tokens \d+ to \d+, from byte \d+ on, have the hash"):
+        first_rows(plan, 1)
 
 
-# verify
-
-
-@pytest.mark.parametrize("is_quick", [False, True])
-def test_a_whole_corpus_in_a_bucket_is_ok(local, remote, is_quick):
-    found, expected = verify_corpus(remote, is_quick=is_quick), verify_corpus(local, is_quick=is_quick)
-    assert found.is_ok
-    assert found.checked_bytes == expected.checked_bytes
-
-
-@pytest.mark.parametrize("place", range(3))
-def test_one_flipped_bit_in_any_file_is_found_in_a_bucket(local, remote, place):
-    for name in files_below(open_store(local), ""):
-        if name == "build-report.json":
-            continue
-        content = (local / name).read_bytes()
-        changed = bytearray(content)
-        changed[place * (len(content) - 1) // 2] ^= 4
-        open_store(remote).put(name, bytes(changed))
-        (local / name).write_bytes(bytes(changed))
-        assert not verify_corpus(remote).is_ok
-        assert verify_corpus(remote).problems == verify_corpus(local).problems
-        open_store(remote).put(name, content)
-        (local / name).write_bytes(content)
-
-
-def test_what_is_missing_and_what_is_foreign_is_found_in_a_bucket(local, remote):
-    first, second = shards_of(local)[:2]
+def test_what_is_wrong_in_a_bucket_is_found_and_a_store_that_does_not_answer_is_no_damage(local, remote, s3_proxy):
+    first, second, third = shards_of(local)[:3]
     store = open_store(remote)
     store.delete(first)
     store.put(second, store.get(second)[:-8])
     store.put("notes.txt", b"x")
+    s3_proxy.fail(matches=f"GET .*{third}", for_ever=faults.wrong_bytes)
     found = {problem.file: problem.message for problem in verify_corpus(remote).problems}
-    assert found[first] == "is missing"
+    assert found.keys() == {first, second, third, "notes.txt"}
+    assert (found[first], found["notes.txt"]) == ("is missing", "is not part of this corpus")
     assert found[second].startswith("has ")
-    assert found["notes.txt"] == "is not part of this corpus"
-
-
-def test_bytes_that_change_on_the_way_are_found(s3, s3_proxy, local):
-    remote = copy_to(f"{s3}/corpus", local)
-    name = shards_of(local)[1]
-    s3_proxy.fail(matches=f"GET .*{name}", for_ever=faults.wrong_bytes)
-    found = verify_corpus(remote)
-    assert {problem.file for problem in found.problems} == {name}
-
-
-def test_a_store_that_does_not_answer_is_no_damage(s3, s3_proxy, local):
-    remote = copy_to(f"{s3}/corpus", local)
-    s3_proxy.fail(matches=f"GET .*{shards_of(local)[1]}", for_ever=faults.status(403, "AccessDenied"))
+    s3_proxy.fail(matches=f"GET .*{third}", for_ever=faults.status(403, "AccessDenied"))
     with pytest.raises(StoreError, match="access denied: 403"):
         verify_corpus(remote)
-
-
-# corpora that grew
-
-
-@pytest.fixture
-def grown(local) -> Path:
-    """The corpus on this machine, with three generations more."""
-    for number in range(3):
-        source = Source(documents=documents_of([40 + number, 7]), metadata={"name": ["a", "b"]})
-        append_generation(local, sources=[source], columns={"name": "string"})
-    return local
-
-
-@pytest.mark.parametrize("place", ["moto", "seaweedfs", "http"])
-def test_a_corpus_that_grew_is_read_and_verified_where_it_lies(place, grown, files, request):
-    if place != "http":
-        location = copy_to(f"{request.getfixturevalue(place)}/corpus", grown)
-    else:
-        location = f"{request.getfixturevalue('http')}/corpus"
-        shutil.copytree(grown, files / "corpus")
-    here, there = open_corpus(grown), open_corpus(location)
-    assert (there.num_generations, there.fingerprint) == (4, here.fingerprint)
-    assert [document.tolist() for document in there] == [document.tolist() for document in here]
-    assert there.sources() == here.sources()
-    assert [there.provenance(index) for index in (0, 299, 300, 305)] == [
-        here.provenance(index) for index in (0, 299, 300, 305)
-    ]
-    assert open_corpus(location, generation=2).num_documents == 304
-    plans = [plan_of(grown), plan_of(location)]
-    assert plans[0].fingerprint == plans[1].fingerprint
-    assert plans[0].sample(100)["input_ids"].tolist() == plans[1].sample(100)["input_ids"].tolist()
-    report = verify_corpus(location)
-    assert (report.problems, report.num_generations) == ((), 4)
-
-
-def test_a_corpus_in_a_bucket_is_appended_to_again_and_again(s3, tmp_path):
-    options = {"tokenizer": write_tokenizer(tmp_path), "workers": 1, "validation_fraction": 0.3, "dedup": "exact"}
-    for number in range(4):
-        source = tmp_path / f"{number}.jsonl"
-        source.write_text("".join(f'{{"text": "text {line}"}}\n' for line in range(10 * number, 10 * number + 15)))
-        for out in (tmp_path / "corpus", f"{s3}/corpus"):
-            build_corpus(source, out=out, append=number > 0, **options)
-    for split in ("train", "validation"):
-        here, there = open_store(tmp_path / "corpus" / split), open_store(f"{s3}/corpus/{split}")
-        found = sorted(files_below(there, ""))
-        assert found == sorted(files_below(here, ""))
-        assert [name for name in found if "report" not in name and there.get(name) != here.get(name)] == []
-        assert verify_corpus(f"{s3}/corpus/{split}").problems == ()
-        assert open_corpus(f"{s3}/corpus/{split}").num_generations == 4
-
-
-# commands
-
-
-def test_a_plan_of_uris_is_shown_and_traced_like_one_of_directories(local, remote, tmp_path, capsys):
-    keys = "seq_len = 64\nglobal_batch_size = 4\nblock_tokens = 256\nwindow_blocks = 8\nallow_small_blocks = true\n"
-    outputs = []
-    for name, corpus in (("here", local), ("there", remote)):
-        mix = tmp_path / f"{name}.toml"
-        mix.write_text(f'corpora = {{ code = "{corpus}" }}\n{keys}')
-        for command in (["plan", str(mix), "--json"], ["trace", str(mix), "--sample", "3", "--json"]):
-            assert run(command) == 0, capsys.readouterr().err
-            outputs.append(capsys.readouterr().out.replace(str(corpus), "CORPUS"))
-    assert outputs[1] == outputs[3]
-    here, there = json.loads(outputs[0]), json.loads(outputs[2])
-    assert there == here
-    assert run(["plan", remote, "--seq-len", "64", "--global-batch-size", "4"]) == 0
-    assert "corpus" in capsys.readouterr().out
-
-
-def test_a_corpus_in_a_bucket_is_verified_and_inspected_by_the_command_line(local, remote, capsys):
-    assert run(["verify", remote]) == 0
-    assert capsys.readouterr().out.startswith(f"ok: {remote}: 300 documents")
-    name = shards_of(local)[0]
-    content = open_store(remote).get(name)
-    open_store(remote).put(name, content[:-1] + bytes([content[-1] ^ 1]))
-    assert run(["verify", remote]) == 1
-    assert name in capsys.readouterr().out

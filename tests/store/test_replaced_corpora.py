@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ import pytest
 
 from tests.corpora import TINY_TOKENIZER, change_table, write_corpus
 from tests.store.memory import SCHEME, MemoryStore
+from tests.store.servers import copied
 from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
 from tokshard.runtime import Cache, CorpusSource, NumpyLoader, StreamPlan
-from tokshard.store import STORES_BY_SCHEME, files_below, open_store
+from tokshard.store import STORES_BY_SCHEME
 from tokshard.store.record_cache import RecordCache, RecordFile
 
 SIZES: dict[str, Any] = {"seq_len": 64, "block_tokens": 256, "window_blocks": 8, "allow_small_blocks": True}
@@ -30,7 +30,7 @@ def corpus_of(directory: Path, token: int) -> Path:
     return write_corpus(directory, documents, shard_tokens=3_000, tokenizer=TINY_TOKENIZER)
 
 
-def swapped(directory: Path, other: Path) -> Callable[[], None]:
+def swapped(directory: Path, other: Path) -> Callable[[], object]:
     def swap() -> None:
         directory.rename(directory.with_name("before"))
         other.rename(directory)
@@ -38,39 +38,33 @@ def swapped(directory: Path, other: Path) -> Callable[[], None]:
     return swap
 
 
-def put(location: str, directory: Path) -> str:
-    store = open_store(location)
-    for name in files_below(open_store(directory), ""):
-        store.put(name, (directory / name).read_bytes())
-    return location
-
-
-def tokens_until_it_is_refused(source: CorpusSource, swap: Callable[[], None]) -> tuple[list[int], int, str]:
-    """The ids that were yielded, how many batches those were, and the message with its hint."""
-    found, count = set[int](), 0
-    with NumpyLoader(StreamPlan({"a": source}, **SIZES), global_batch_size=4, prefetch_factor=1) as loader:
-        with pytest.raises(DamagedCorpusError) as error:  # noqa: PT012 - batches are taken until it is raised
-            for batch in loader:
-                found |= set(batch["input_ids"].ravel().tolist())
-                count += 1
-                if count == 1:
-                    swap()
-        return sorted(found), count, f"{error.value} {error.value.hint}"
-
-
-def check(source: CorpusSource, swap: Callable[[], None], name: str) -> None:
-    tokens, count, message = tokens_until_it_is_refused(source, swap)
-    assert count >= 1
-    assert tokens == [0, OLD]
-    assert name in message
-    assert "replaced" in message
-    assert "put the files back that the job began with" in message
-
-
-@pytest.mark.parametrize(("access", "name"), [("mmap", names.MANIFEST), ("pread", names.STRIDE_HASHES)])
-def test_a_folder_that_is_swapped_under_a_job_gives_no_wrong_token(tmp_path: Path, access: str, name: str) -> None:
-    directory, other = corpus_of(tmp_path / "corpus", OLD), corpus_of(tmp_path / "other", NEW)
-    check(CorpusSource(directory, access=access), swapped(directory, other), str(directory / name))
+@pytest.mark.parametrize("place", ["mmap", "pread", "memory", "small_s3", "http"])
+def test_a_corpus_that_is_swapped_under_a_job_gives_no_wrong_token(
+    place: str, files: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
+    directory, other = corpus_of(files / "corpus", OLD), corpus_of(files / "other", NEW)
+    location, swap, access = str(directory), swapped(directory, other), "pread"
+    if place == "mmap":
+        access = place
+    elif place == "http":
+        location = f"{request.getfixturevalue(place)}/corpus"
+    elif place != "pread":
+        root = f"{SCHEME}:/{files}" if place == "memory" else request.getfixturevalue(place)
+        location = copied(directory, f"{root}/corpus")
+        swap = lambda: copied(other, location)  # noqa: E731
+    found: list[int] = []
+    plan = StreamPlan({"a": CorpusSource(location, access=access)}, **SIZES)
+    with NumpyLoader(plan, global_batch_size=4, prefetch_factor=1) as loader:
+        batches = iter(loader)
+        found += next(batches)["input_ids"].ravel().tolist()
+        swap()
+        with pytest.raises(DamagedCorpusError) as error:
+            found.extend(token for batch in batches for token in batch["input_ids"].ravel().tolist())
+    assert {*found} == {0, OLD}
+    assert f"corpus/{names.MANIFEST if place == 'mmap' else names.STRIDE_HASHES}" in error.value.problem
+    assert "replaced" in error.value.problem + error.value.hint
+    assert "put the files back that the job began with" in error.value.hint
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
@@ -80,7 +74,7 @@ def test_a_folder_that_is_moved_away_and_back_is_read_on(tmp_path: Path, access:
     plan.sample(0)
     shutil.copytree(directory, tmp_path / "copy")
     swapped(directory, tmp_path / "copy")()
-    assert {token for sample in range(0, 400, 7) for token in plan.sample(sample)["input_ids"].tolist()} == {0, OLD}
+    assert tokens_of(plan) == {0, OLD}
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
@@ -98,30 +92,12 @@ def test_documents_are_not_looked_up_in_another_corpus(tmp_path: Path, access: s
             look_up()
 
 
-def test_a_corpus_that_is_swapped_in_a_store_without_conditions_gives_no_wrong_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
-    directory, other = corpus_of(tmp_path / "corpus", OLD), corpus_of(tmp_path / "other", NEW)
-    location = put(f"{SCHEME}:/{directory}", directory)
-    check(CorpusSource(location), lambda: put(location, other) and None, f"{location}/{names.STRIDE_HASHES}")
-
-
-@pytest.mark.remote
-def test_a_corpus_that_is_swapped_on_a_web_server_gives_no_wrong_token(files: Path, http: str, tmp_path: Path) -> None:
-    directory, other = corpus_of(files / "corpus", OLD), corpus_of(tmp_path / "other", NEW)
-    check(CorpusSource(f"{http}/corpus"), swapped(directory, other), f"/corpus/{names.STRIDE_HASHES}")
-
-
-@pytest.mark.remote
-def test_a_corpus_that_is_swapped_in_a_bucket_gives_no_wrong_token(moto: str, tmp_path: Path) -> None:
-    directory, other = corpus_of(tmp_path / "corpus", OLD), corpus_of(tmp_path / "other", NEW)
-    location = put(f"{moto}/corpus", directory)
-    check(CorpusSource(location), lambda: put(location, other) and None, f"{location}/{names.STRIDE_HASHES}")
-
-
 def ids_of(location: Path, **cache: Any) -> set[int]:
-    plan = StreamPlan({"a": CorpusSource(location, access="pread", cache=Cache(memory_bytes=0, **cache))}, **SIZES)
+    source = CorpusSource(location, access="pread", cache=Cache(memory_bytes=0, **cache))
+    return tokens_of(StreamPlan({"a": source}, **SIZES))
+
+
+def tokens_of(plan: StreamPlan) -> set[int]:
     return {token for sample in range(0, 400, 7) for token in plan.sample(sample)["input_ids"].tolist()}
 
 
@@ -142,11 +118,3 @@ def test_a_corpus_that_claims_the_hashes_of_another_one_does_not_poison_the_disk
     assert ids_of(liar, cache_dir=tmp_path / "cache") == {0, NEW}
     assert any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
     assert ids_of(honest, cache_dir=tmp_path / "cache") == {0, OLD}
-
-
-def test_the_shard_table_vouches_for_the_hashes_of_strides(tmp_path: Path) -> None:
-    directory = corpus_of(tmp_path / "corpus", OLD)
-    corpus = CorpusSource(directory).corpus
-    for index in range(len(corpus.shards)):
-        hashes = corpus.stride_hashes(index)
-        assert corpus.shards.group_hashes(index).tolist() == [zlib.crc32(hashes.tobytes())]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
-from pathlib import Path
 
 import pytest
 
 from tests.corpora import TINY_TOKENIZER, append_generation, documents_of, write_corpus
 from tests.store import memory
 from tests.store.memory import MemoryStore
-from tokshard.format.opening import open_corpus
-from tokshard.store import STORES_BY_SCHEME, files_below, open_store, side_by_side
+from tests.store.servers import copied
+from tokshard import open_corpus
+from tokshard.store import STORES_BY_SCHEME, open_store, side_by_side
 
 _NUMBERS = itertools.count()
 
@@ -54,37 +55,21 @@ def test_an_error_comes_in_its_turn_and_ends_the_questions(remote):
     assert max(asked) < 100
 
 
-class MeetingStore(MemoryStore):
-    """One whose manifests from generation 2 on are given out in pairs."""
-
-    meeting: threading.Barrier
-
-    def below(self, folder: str) -> MemoryStore:
-        return type(self)(self.where(folder))
-
-    def get(self, name: str) -> bytes:
-        place = self.where(name)
-        number = place.partition("/generation-")[2][:2]
-        if number and int(number) >= 2 and name == "manifest.json":
-            self.meeting.wait()
-        return super().get(name)
-
-
-@pytest.fixture
-def meeting_store(monkeypatch: pytest.MonkeyPatch) -> str:
-    kind = type("_Store", (MeetingStore,), {"meeting": threading.Barrier(2, timeout=10), "__slots__": ()})
-    monkeypatch.setitem(STORES_BY_SCHEME, "meeting", kind)
-    return f"meeting://grown-{next(_NUMBERS)}"
-
-
-def test_the_generations_of_a_corpus_are_asked_for_side_by_side(meeting_store, tmp_path):
-    corpus: Path = write_corpus(tmp_path / "corpus", documents_of([3, 5]), tokenizer=TINY_TOKENIZER)
+def test_the_generations_of_a_corpus_are_asked_for_side_by_side(tmp_path, monkeypatch):
+    corpus = write_corpus(tmp_path / "corpus", documents_of([3, 5]), tokenizer=TINY_TOKENIZER)
     for number in range(3):
         append_generation(corpus, documents_of([4 + number]))
-    store = open_store(meeting_store)
-    for name in files_below(open_store(corpus), ""):
-        store.put(name, (corpus / name).read_bytes())
-    grown, here = open_corpus(meeting_store), open_corpus(corpus)
+    monkeypatch.setitem(STORES_BY_SCHEME, memory.SCHEME, MemoryStore)
+    location = copied(corpus, f"{memory.SCHEME}:/{tmp_path}/corpus")
+    get, meeting = MemoryStore.get, threading.Barrier(2, timeout=10)
+
+    def get_in_pairs(store: MemoryStore, name: str) -> bytes:
+        if re.search(r"/generation-0[23]/manifest\.json$", store.where(name)):
+            meeting.wait()
+        return get(store, name)
+
+    monkeypatch.setattr(MemoryStore, "get", get_in_pairs)
+    grown, here = open_corpus(location), open_corpus(corpus)
     assert grown.num_generations == 4
     assert [document.tolist() for document in grown] == [document.tolist() for document in here]
     assert grown.sources() == here.sources()

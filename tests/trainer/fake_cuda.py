@@ -30,7 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tokshard.run_files.model_shape import Shape
 from tokshard.run_files.recipe import Optimizer
 from tokshard.runtime import expand
-from tokshard.trainer.attention import Documents, attend
+from tokshard.trainer.attention import Documents
 from tokshard.trainer.backports.chunked_loss import token_losses
 from tokshard.trainer.model import Transformer
 from tokshard.trainer.optimizer import make_optimizer
@@ -153,21 +153,6 @@ def compiled(model: Transformer) -> Transformer:
     return model
 
 
-def check_attention() -> None:
-    """The kernel of documents, in both precisions that CUDA takes, with groups of heads."""
-    for dtype, kv_heads in product((torch.bfloat16, torch.float16), (1, 2, 4)):
-        query, key, value = (
-            torch.empty(50, heads, 64, dtype=dtype, device="cuda", requires_grad=True)
-            for heads in (4, kv_heads, kv_heads)
-        )
-        bounds = torch.empty(5, dtype=torch.int32, device="cuda")
-        mixed = attend(query, key, value, Documents(cu_seqlens=bounds, max_seqlen=50))
-        assert facts_of(mixed) == facts_of(query)
-        for tensor, gradient in zip((query, key, value), gradients(mixed, [query, key, value]), strict=True):
-            assert gradient is not None
-            assert facts_of(gradient) == facts_of(tensor)
-
-
 SHAPES = (SHAPE, replace(SHAPE, tied_embeddings=True, qk_norm=True, rope_factor=8.0))
 RECOMPUTE = ("none", "selective", "full")
 
@@ -232,7 +217,6 @@ def check_expand() -> None:
 
 
 CHECKS: dict[str, Callable[[], None]] = {
-    "attention": check_attention,
     "model": check_model,
     "compile": check_compile,
     "float8": check_float8,

@@ -14,12 +14,14 @@ import subprocess
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.ranks import free_port
-from tests.trainer.runs import ROOT, SMALL, configuration, corpora, fork_rank, steps_of
+from tests.trainer.runs import ROOT, SMALL, configuration, corpora, fork_rank, steps_of, train_jobs
 from tests.trainer.test_equality import assert_equal_training
 
 NUM_STEPS = 100
@@ -62,8 +64,8 @@ class Job:
     """Ranks of a run, in processes of their own."""
 
     def __init__(self, fields: dict[str, Any], world_size: int, on_record: Any = None) -> None:
-        port = free_port()
-        self.running = [fork_rank(rank, world_size, port, [fields], on_record) for rank in range(world_size)]
+        port, train_this = free_port(), partial(train_jobs, [fields], on_record)
+        self.running = [fork_rank(rank, world_size, port, train_this) for rank in range(world_size)]
 
     def is_running(self) -> bool:
         """Whether all ranks are."""
@@ -80,59 +82,54 @@ class Job:
             os.kill(pid, signal.SIGKILL)
 
 
-def moments(rng: random.Random, out: Path) -> dict[str, Callable[[Job], None]]:
-    """Ways to wait for the moment of a kill."""
-
-    def until(is_there: Callable[[], bool], job: Job) -> None:
-        while not is_there() and job.is_running():
-            time.sleep(0.001)
-
-    def at_the_start(_: Job) -> None:
-        time.sleep(rng.uniform(0, 1.5))
-
-    def in_a_step(job: Job) -> None:
-        log = out / "metrics.jsonl"
-        lines = rng.randint(1, 8) + (log.read_bytes().count(b"\n") if log.exists() else 0)
-        until(lambda: log.exists() and log.read_bytes().count(b"\n") >= lines, job)
-        time.sleep(rng.uniform(0, 0.05))
-
-    def in_a_save(job: Job) -> None:
-        newest = steps_saved(out)[-1:] or [0]
-        until(lambda: steps_saved(out)[-1:] > newest, job)
-        until(lambda: bool(list(out.glob("checkpoints/*.partial"))), job)
-        time.sleep(rng.uniform(0, 0.15))
-
-    return {"start": at_the_start, "step": in_a_step, "save": in_a_save}
-
-
 def steps_saved(out: Path) -> list[int]:
     """Steps of the complete checkpoints."""
     return sorted(int(path.parent.name.removeprefix("step-")) for path in out.glob("checkpoints/step-*[0-9]/COMPLETE"))
 
 
+def is_saving(out: Path) -> bool:
+    return any(out.glob("checkpoints/*.partial"))
+
+
+def wait_for(kind: str, job: Job, out: Path, rng: random.Random) -> None:
+    """Wait for a moment of a kill: at the start, in a step, or in a save."""
+    log, saved = out / "metrics.jsonl", steps_saved(out)
+
+    def num_lines() -> int:
+        return log.read_bytes().count(b"\n") if log.exists() else 0
+
+    enough = num_lines() + rng.randint(1, 8)
+    is_there, seconds = {
+        "start": (lambda: True, 1.5),
+        "step": (lambda: num_lines() >= enough, 0.05),
+        "save": (lambda: steps_saved(out)[-1:] > (saved[-1:] or [0]) and is_saving(out), 0.15),
+    }[kind]
+    while not is_there() and job.is_running():
+        time.sleep(0.001)
+    time.sleep(rng.uniform(0, seconds))
+
+
 def run_with_kills(start: Callable[[], Job], out: Path, rng: random.Random, num_kills: int) -> str:
     """Run to the end, with kills before; returns what was killed."""
-    done, in_saves, saved = {"start": 0, "step": 0, "save": 0}, 0, [0]
-    while sum(done.values()) < num_kills:
-        kind, wait = rng.choice(list(moments(rng, out).items()))
-        job = start()
-        wait(job)
+    done, in_saves = Counter[str](), 0
+    while done.total() < num_kills:
+        kind, saved, job = rng.choice(["start", "step", "save"]), steps_saved(out), start()
+        wait_for(kind, job, out, rng)
         if not job.is_running():
             sys.exit(f"a rank ended before it was killed: {job.wait()}")
         victims = rng.sample(job.running, rng.randint(1, len(job.running)))
         job.kill(victims)
         time.sleep(rng.choice((0.0, 0.5)))  # then a launcher ends the others
         job.kill([pid for pid in job.running if pid not in victims])
-        in_saves += bool(list(out.glob("checkpoints/*.partial")))
+        in_saves += is_saving(out)
         if all(code == 0 for code in job.wait()):
             sys.exit("all ranks had ended before the kill")
-        before, saved = saved, steps_saved(out) or [0]
-        if saved[-1] < before[-1]:
-            sys.exit(f"step {before[-1]} was saved, {saved[-1]} is the newest now")
+        if steps_saved(out)[-1:] < saved[-1:]:
+            sys.exit(f"step {saved[-1]} was saved, {steps_saved(out)} is the newest now")
         done[kind] += 1
     if any(start().wait()):
         sys.exit("the run that was not killed failed")
-    return f"killed {done}, {in_saves} of them left a save unfinished"
+    return f"killed {dict(done)}, {in_saves} of them left a save unfinished"
 
 
 def main(directory: Path, seed: int, num_kills: int, mode: str) -> None:

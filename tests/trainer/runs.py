@@ -11,6 +11,9 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,9 @@ from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 
 VOCABULARY = 64
 SMALL = {"preset": "10M", "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}
+UNTIMED = ("tokens_per_second", "loader_wait_seconds", "memory_bytes", "mfu", "mfu_full_rows")
+"""What differs from run to run."""
+
 Phase = tuple[int, list[dict[str, Any]]]
 
 
@@ -93,11 +99,18 @@ def configuration(paths: dict[str, str], out: Path, **changes: Any) -> dict[str,
     return fields
 
 
-def train_on(phases: list[Phase], directory: Path, forks: Forks) -> None:
-    """Train phase after phase: (ranks, configurations that they train one after another)."""
-    path = directory / "phases.json"
-    path.write_text(json.dumps(phases))
-    forks.run(["python", "-m", "tests.trainer.runs", str(path)], ROOT, seconds=350)
+def as_toml(fields: dict[str, dict[str, Any]]) -> str:
+    lines = []
+    for section, values in fields.items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {_inline(value)}" for key, value in values.items()]
+    return "\n".join(lines)
+
+
+def _inline(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {json.dumps(item)}" for name, item in value.items()) + "}"
+    return json.dumps(value)
 
 
 def lines_of(out: Path) -> list[dict[str, Any]]:
@@ -113,31 +126,101 @@ def evaluations_of(out: Path) -> dict[int, dict[str, dict[str, float]]]:
     return {line["step"]: line["evaluation"] for line in lines_of(out) if "evaluation" in line}
 
 
-def fork_rank(rank: int, world_size: int, port: int, jobs: list[dict[str, Any]], on_record: Any = None) -> int:
+@dataclass(frozen=True)
+class Runs:
+    """Runs of a tiny model in this process, on one rank: four rows of 16 tokens a step, saved at the end alone."""
+
+    paths: dict[str, str]
+    directory: Path
+    usual: dict[str, Any] = field(default_factory=dict)
+    """What else their recipes have, unless they say otherwise."""
+
+    def fields(self, out: str = "out", **changes: Any) -> dict[str, Any]:
+        """The recipe of a run in a directory of that name."""
+        sizes = {
+            "data__global_batch_size": 4,
+            "data__seq_len": 16,
+            "checkpoint__every": 0,
+            "optimizer__warmup_steps": 0,
+        }
+        return configuration(self.paths, self.directory / out, **sizes | self.usual | changes) | {"model": SMALL}
+
+    def recipe(self, out: str = "out", **changes: Any) -> Any:
+        from tokshard.run_files.recipe import resolve
+
+        return resolve(self.fields(out, **changes))
+
+    def end_of(self, out: str = "out", *, on_record: Any = None, **changes: Any) -> int:
+        """Train; the number of the signal that ended it, or 0."""
+        from tokshard.trainer.loop import train
+
+        return train(self.recipe(out, **changes), on_record=on_record)
+
+    def __call__(self, out: str = "out", *, on_record: Any = None, **changes: Any) -> list[dict[str, Any]]:
+        """Train to the end; the steps on record, without what differs from run to run."""
+        assert self.end_of(out, on_record=on_record, **changes) == 0
+        return [{key: of[key] for key in of if key not in UNTIMED} for of in steps_of(self.directory / out)]
+
+    def saved(self, out: str = "out") -> list[str]:
+        folder = self.directory / out / "checkpoints"
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+    def tensors(self, step: int, out: str = "out") -> dict[str, Any]:
+        """Those of a checkpoint, by name."""
+        import torch
+        from torch.distributed.checkpoint import FileSystemReader, load
+
+        path = self.directory / out / "checkpoints" / f"step-{step:08}"
+        index = FileSystemReader(path).read_metadata().state_dict_metadata
+        tensors = {name: torch.empty(of.size, dtype=of.properties.dtype) for name, of in index.items()}
+        load(tensors, checkpoint_id=path, no_dist=True)
+        return tensors
+
+
+def train_on(phases: list[Phase], directory: Path, forks: Forks) -> None:
+    """Train phase after phase: (ranks, configurations that they train one after another)."""
+    path = directory / "phases.json"
+    path.write_text(json.dumps(phases))
+    forks.run(["python", "-m", "tests.trainer.runs", str(path)], ROOT, seconds=350)
+
+
+def fork_rank(rank: int, world_size: int, port: int, act: Callable[[], object], *, seconds: int = 0) -> int:
+    """The process of a rank, which finds the others at `port`."""
+
+    def run() -> object:
+        place = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
+        return act()
+
+    return forked(run, seconds=seconds)
+
+
+def run_ranks(world_size: int, act: Callable[[int], object], *, seconds: int = 0) -> None:
+    """Call `act` on all ranks of a job, as forks of this process, and wait for them."""
+    port = free_port()
+    ranks = {fork_rank(rank, world_size, port, partial(act, rank), seconds=seconds) for rank in range(world_size)}
+    while ranks:
+        pid, status = os.wait()
+        ranks.discard(pid)
+        if status:  # the others wait for it; whoever started this process ends them
+            sys.exit(f"a rank of {world_size} ended with {os.waitstatus_to_exitcode(status)}")
+
+
+def train_jobs(jobs: list[dict[str, Any]], on_record: Any = None) -> bool:
+    """Train recipe after recipe on this rank."""
     from tokshard.run_files.recipe import Parallel, resolve
     from tokshard.trainer.loop import train
     from tokshard.trainer.parallel import process_group
 
-    def run() -> bool:
-        place = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
-        with process_group(Parallel(device="cpu")):
-            return any(train(resolve(job), on_record=on_record) for job in jobs)
-
-    return forked(run)
+    with process_group(Parallel(device="cpu")):
+        return any(train(resolve(job), on_record=on_record) for job in jobs)
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     phases: list[Phase] = json.loads(Path(sys.argv[1]).read_text())
     for world_size, jobs in phases:
-        port = free_port()
-        ranks = {fork_rank(rank, world_size, port, jobs) for rank in range(world_size)}
-        while ranks:
-            pid, status = os.wait()
-            ranks.discard(pid)
-            if status:  # the others wait for it; whoever started this process ends them
-                sys.exit(f"a rank of {world_size} ended with {os.waitstatus_to_exitcode(status)}")
+        run_ranks(world_size, lambda _, jobs=jobs: train_jobs(jobs))
 
 
 if __name__ == "__main__":

@@ -1,38 +1,32 @@
-"""Ways to compute the same losses and gradients: attention, compilation, recomputation, chunks of logits."""
+"""Ways to compute the same losses and gradients: attention, compilation, recomputation, chunks of logits, float8."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import nullcontext
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, distributed
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 from torch.nn import functional
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.forks import ROOT, Forks
 from tests.runtime.sources import ListSource
-from tokshard.errors import UsageError
+from tests.trainer.runs import configuration
 from tokshard.run_files.model_shape import Shape
-from tokshard.run_files.recipe import Compute, Optimizer, Parallel, check_ranks, resolve
+from tokshard.run_files.recipe import Compute, Parallel, resolve
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer import attention
 from tokshard.trainer.attention import Documents, attend
 from tokshard.trainer.losses import sum_of_losses
 from tokshard.trainer.model import Transformer, initialise
-from tokshard.trainer.optimizer import make_optimizer
-from tokshard.trainer.parallel import sharded_model
-
-if TYPE_CHECKING:
-    from torch._dynamo.testing import CompileCounterWithBackend
+from tokshard.trainer.parallel import make_mesh, process_group, sharded_model
 
 # of torch's compiler: it looks at every tensor, and imports what torch calls deprecated
 pytestmark = pytest.mark.filterwarnings(
@@ -125,37 +119,32 @@ def test_attention_that_is_not_causal_is_refused_on_the_cpu() -> None:
         attention.varlen_attn(heads, heads, heads, bounds, bounds, 4, 4)
 
 
-def compiled(backend: str, **options: Any) -> tuple[Transformer, CompileCounterWithBackend]:
+@pytest.mark.parametrize(
+    ("backend", "recompute"),
+    [
+        pytest.param("eager", "none", marks=pytest.mark.slow),
+        *(
+            pytest.param(*case, marks=pytest.mark.soak)
+            for case in product(("aot_eager", "inductor"), ("none", "selective", "full"))
+        ),
+    ],
+)
+def test_blocks_are_compiled_once_for_batches_with_different_documents(backend: str, recompute: str) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend  # takes a second in each process
 
     torch._dynamo.reset()
-    net, counter = model(**options), CompileCounterWithBackend(backend)
-    for layer in net.layers:
-        layer.compile(fullgraph=True, backend=counter)
-    net.head.token_losses = torch.compile(net.head.token_losses, fullgraph=True, backend=backend)
-    return net, counter
-
-
-def check_compiled(backend: str, recompute: str, num_batches: int) -> None:
-    (net, counter), eager = compiled(backend, recompute=recompute), model()
-    numbers = set()
-    for batch in batches(num_batches):
-        numbers.add(len(batch["cu_seqlens"]))
-        assert differences(gradients(net, batch), gradients(eager, batch)) < 1e-5
-    assert counter.frame_count == 1  # both blocks, all batches; a graph break would have been an error
+    counter: Any = CompileCounterWithBackend(backend)
+    with process_group(Parallel(device="cpu")) as device:
+        mesh = make_mesh(Parallel(), device)
+        net = sharded_model(SHAPE, mesh, Parallel(), Compute(compile=counter, recompute=recompute))
+        initialise(net, seed=0)
+        eager, numbers = model(), set()
+        for batch in batches(20):
+            numbers.add(len(batch["cu_seqlens"]))
+            found = {name: gradient.full_tensor() for name, gradient in gradients(net, batch).items()}
+            assert differences(found, gradients(eager, batch)) < 1e-5
+    assert counter.frame_count == 2  # both blocks, the losses, all batches; a graph break would have been an error
     assert len(numbers) > 3
-
-
-@pytest.mark.slow
-def test_blocks_are_compiled_once_for_batches_with_different_documents() -> None:
-    check_compiled("eager", "none", 20)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_blocks_are_compiled_once_by_every_backend_and_with_recomputation(backend: str, recompute: str) -> None:
-    check_compiled(backend, recompute, 20)
 
 
 @pytest.mark.parametrize(("recompute", "products"), [("none", 45), ("selective", 45), ("full", 57)])
@@ -197,51 +186,57 @@ def test_losses_in_chunks_give_no_gradient_if_rows_do_not_count_the_same() -> No
     assert net.head.weight.grad.isnan().all()
 
 
-@pytest.mark.parametrize(
-    ("size", "ramp", "rows", "divisors"),
-    [(4, (), "6", "1, 2, 3, 6"), (3, (), "", ""), (0, (), "", ""), (3, [[9, 16]], "6 and 8", "1, 2")],
-)
-def test_a_micro_batch_size_that_does_not_divide_the_rows_is_refused(
-    size: int, ramp: Any, rows: str, divisors: str
-) -> None:
-    data = {"corpora": {"a": "a"}, "seq_len": 8, "global_batch_size": 12, "batch_ramp": ramp}
-    settings = resolve({"data": data, "train": {"out": "o", "steps": 9, "micro_batch_size": size}})
-    with pytest.raises(UsageError, match=f"is {size}, but .* {rows} rows") if rows else nullcontext() as refused:
-        check_ranks(settings, num_ranks=2)
-    assert refused is None or refused.value.hint == f"give a divisor: {divisors}"
+def made(**compute: Any) -> Transformer:
+    settings = resolve(configuration({"a": "a"}, Path("out"), parallel__precision="bf16") | {"compute": compute})
+    model = sharded_model(SHAPE, make_mesh(settings.parallel, torch.device("cpu")), settings.parallel, settings.compute)
+    initialise(model, seed=0)
+    return model
 
 
-def test_fused_adamw_is_that_of_the_loop() -> None:
-    def stepped(is_fused: bool) -> Transformer:
-        net = model()
-        optimizer = make_optimizer(net, Optimizer(lr=1e-2))
-        assert all(group["fused"] for group in optimizer.param_groups)
-        assert {state["step"].device for state in optimizer.state.values()} == {CPU}
-        for group in optimizer.param_groups:
-            group.update(fused=is_fused, foreach=False)
-        for batch in batches(3):
-            gradients(net, batch)
-            optimizer.step()
-        return net
-
-    fused, looped = dict(stepped(is_fused=True).named_parameters()), dict(stepped(is_fused=False).named_parameters())
-    for name, parameter in fused.items():
-        torch.testing.assert_close(parameter, looped[name], atol=1e-6, rtol=1e-6)
+def gradients_of(model: Transformer) -> dict[str, Tensor]:
+    (batch,) = batches(1)
+    return {name: gradient.full_tensor() for name, gradient in gradients(model, batch).items()}
 
 
-def test_units_of_sharding_are_the_embedding_the_blocks_and_the_head() -> None:
-    """Gathered in the forward pass, blocks again in the backward pass. A fake group has two ranks in one process."""
-    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
-        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("shard",))
-        net = sharded_model(SHAPE, mesh, Parallel(), Compute(loss_chunk=24))
-        (batch,) = batches(1)
-        with Calls() as calls:
-            gradients(net, batch)
-    finally:
-        distributed.destroy_process_group()
-    assert calls.count["c10d._allgather_base_.default"] == 1 + 2 + 1 + 2
-    assert calls.count["c10d._reduce_scatter_base_.default"] == 1 + 2 + 1
-    assert {name: type(parameter) for name, parameter in net.named_parameters()} == dict.fromkeys(
-        dict(model().named_parameters()), DTensor
-    )
+def norm(tensors: Iterable[Tensor]) -> float:
+    return torch.cat([tensor.float().flatten() for tensor in tensors]).norm().item()
+
+
+@pytest.mark.interop
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+def test_float8_is_near_bf16_and_changes_no_name(recipe: str) -> None:
+    with process_group(Parallel(device="cpu")):
+        expected = gradients_of(made())
+        for options in ({}, {"compile": "aot_eager", "recompute": "selective"}):
+            torch._dynamo.reset()
+            model = made(float8=recipe, **options)
+            assert sum(type(module).__name__ == "Float8Linear" for module in model.modules()) == 2 * 7
+            found = gradients_of(model)
+            assert list(found) == list(expected)
+            assert 0.001 < norm(found[name] - expected[name] for name in expected) / norm(expected.values()) < 0.03
+
+
+def check(forks: Forks, *names: str) -> None:
+    """On a `cuda` device, by fake tensors: no GPU is needed."""
+    said = forks.run(["python", "-m", "tests.trainer.fake_cuda", *names], ROOT, seconds=280)
+    assert [line for line in said.splitlines() if line in names] == list(names)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_shapes_dtypes_and_devices_fit_on_cuda_in_passes_steps_and_batches(forks: Forks) -> None:
+    check(forks, "model", "optimizers", "expand")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_compiled_blocks_trace_on_cuda(forks: Forks) -> None:
+    check(forks, "compile")
+
+
+@pytest.mark.interop
+@pytest.mark.timeout(300)
+def test_float8_traces_on_cuda(forks: Forks) -> None:
+    pytest.importorskip("torchao")
+    check(forks, "float8")

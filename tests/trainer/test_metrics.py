@@ -10,7 +10,7 @@ import pytest
 from msgspec.json import decode
 
 from tokshard.errors import TrainerError
-from tokshard.trainer.metrics_file import MetricsFile
+from tokshard.trainer.metrics_file import MetricsFile, progress_line
 
 
 def lines(*steps: int) -> str:
@@ -80,3 +80,20 @@ def test_a_disk_that_is_full_for_a_while_loses_no_metrics(tmp_path: Path) -> Non
     assert "metrics.jsonl cannot be written: File too large" in str(log.failure)
     log.write({"step": 4})
     assert (tmp_path / "metrics.jsonl").read_text() == "".join(f'{{"step": {step}}}\n' for step in (1, 2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("changes", "end"),
+    [
+        ({}, "1,000 tokens/s  memory 0.50 GB"),
+        ({"loader_wait_seconds": 0.5}, "1,000 tokens/s  memory 0.50 GB  waiting for data 25%"),
+        ({"mfu": 0.5}, "1,000 tokens/s  MFU 50.0%  memory 0.50 GB"),
+    ],
+)
+def test_the_line_of_a_step_says_how_long_it_waited_for_data_if_that_matters(
+    changes: dict[str, float], end: str
+) -> None:
+    record = {"step": 9, "loss": 1.5, "loss_by_corpus": {"a": 1.25, "b": None}, "grad_norm": 2.0, "lr": 1e-3}
+    record |= {"tokens": 2_000, "tokens_per_second": 1_000.0, "mfu": None, "memory_bytes": 5e8}
+    line = progress_line({**record, "loader_wait_seconds": 0.01, **changes}, 100)
+    assert line == f"step   9/100  loss 1.500 (a 1.250)  grad 2.00  lr 1.0e-03  {end}"

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.runtime.sources import ListSource
 from tests.trainer.runs import corpora
-from tokshard.errors import UsageError
 from tokshard.run_files.model_shape import PRESETS, Model, Shape, model_shape
 from tokshard.run_files.recipe import Optimizer, vocabulary_of
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
-from tokshard.trainer.attention import Documents
 from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.model import Transformer, initialise
-from tokshard.trainer.optimizer import decay_groups, learning_rate
+from tokshard.trainer.optimizer import decay_groups, learning_rate, make_optimizer
 
 CPU = torch.device("cpu")
 SHAPE = Shape(dim=32, num_layers=2, num_heads=4, num_kv_heads=2, hidden_dim=48, vocab_size=200)
@@ -40,52 +39,20 @@ def one_epoch(seq_len: int, *, compact: bool = False) -> list[dict[str, torch.Te
     return batches
 
 
-def test_the_packed_loss_of_an_epoch_is_that_of_its_documents_one_by_one() -> None:
-    """Samples are as long as the corpus, so that no document is cut: attention sees each whole in both ways."""
-    net = model()
-    (batch,) = one_epoch(sum(LENGTHS))
-    alone = torch.zeros(())
-    for document in ListSource(LENGTHS).documents():
-        ids = torch.tensor(document)[None]
-        bounds = torch.tensor([0, len(document)], dtype=torch.int32)
-        documents = Documents(cu_seqlens=bounds, max_seqlen=len(document))
-        logits = net(ids, torch.arange(len(document))[None], documents)
-        alone += torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="sum")
-    packed = sum_of_losses(net, batch)
-    assert packed.sum().item() == pytest.approx(alone.item(), rel=1e-6)
-    assert (packed[1:] == 0).all()  # the rows that only fill up the batch
-
-
-def test_a_token_is_not_seen_by_other_documents_nor_by_earlier_tokens() -> None:
-    net, (batch, *_) = model(), one_epoch(16)
-    documents = Documents(cu_seqlens=batch["cu_seqlens"], max_seqlen=16)
-    before = net(batch["input_ids"], batch["position_ids"], documents)
-    start, stop = next((a, b) for a, b in pairwise(batch["cu_seqlens"].tolist()) if b - a > 4)
-    changed = batch["input_ids"].clone()
-    changed.view(-1)[start + 2] += 1
-    differs = (net(changed, batch["position_ids"], documents) != before).any(1).nonzero().flatten()
-    assert differs.tolist() == list(range(start + 2, stop))
-
-
 @pytest.mark.parametrize("num_rows", [1, 2, 4])
-def test_parts_of_a_batch_have_the_losses_of_the_whole(num_rows: int) -> None:
+def test_parts_of_a_compact_batch_have_the_content_and_the_losses_of_the_full_one(num_rows: int) -> None:
+    """Also the last batch of a pass, which has rows of padding."""
     net = model()
-    for batch, compact in zip(one_epoch(16), one_epoch(16, compact=True), strict=True):
-        whole = sum_of_losses(net, batch)
-        parts = [sum_of_losses(net, part) for part in micro_batches(compact, num_rows, CPU)]
-        assert len(parts) == 4 // num_rows
-        torch.testing.assert_close(torch.cat(parts), whole)
-
-
-@pytest.mark.parametrize("num_rows", [1, 2, 4])
-def test_a_compact_batch_trains_what_the_full_one_would(num_rows: int) -> None:
-    """Also the last batch of a pass, which has padding."""
     for batch, compact in zip(one_epoch(16), one_epoch(16, compact=True), strict=True):
         parts = list(micro_batches(compact, num_rows, CPU))
+        assert len(parts) == 4 // num_rows
         for name in ("input_ids", "labels", "position_ids", "corpus_index", "sample_index"):
             assert torch.equal(torch.cat([part[name] for part in parts]), batch[name])
         bounds = torch.cat([part["cu_seqlens"] for part in parts]).unique()
         assert torch.equal(bounds, batch["cu_seqlens"].unique())
+        losses = sum_of_losses(net, batch)
+        torch.testing.assert_close(torch.cat([sum_of_losses(net, part) for part in parts]), losses)
+        assert (losses[batch["sample_index"] < 0] == 0).all()
 
 
 def test_initial_values_depend_on_seed_and_name_alone() -> None:
@@ -105,7 +72,8 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
 
 
 def test_matrices_decay_and_norms_and_the_embedding_do_not() -> None:
-    decayed, kept = decay_groups(model())
+    net = model()
+    decayed, kept = decay_groups(net)
     assert len(decayed) == 2 * 7 + 1
     assert "head.weight" in decayed
     assert set(kept) == {
@@ -113,48 +81,55 @@ def test_matrices_decay_and_norms_and_the_embedding_do_not() -> None:
         "norm.weight",
         *(f"layers.{index}.{name}_norm.weight" for index in (0, 1) for name in ("attention", "feed_forward")),
     }
-
-
-def test_cosine_warms_up_linearly_and_ends_at_its_final_fraction() -> None:
-    settings = Optimizer(lr=1.0, warmup_steps=4, final_fraction=0.1)
-    rates = [learning_rate(settings, step, 24) for step in range(24)]
-    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
-    assert rates[13] == pytest.approx(0.55)  # half way
-    assert rates[-1] == pytest.approx(0.1)
-    assert all(after < before for before, after in pairwise(rates[3:]))
-
-
-def test_wsd_is_stable_and_then_falls_linearly() -> None:
-    settings = Optimizer(lr=1.0, schedule="wsd", warmup_steps=2, decay_steps=5, final_fraction=0.0)
-    rates = [learning_rate(settings, step, 12) for step in range(12)]
-    assert rates == pytest.approx([0.5, 1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.0])
+    groups = make_optimizer(net, Optimizer(weight_decay=0.3)).param_groups
+    assert [(len(group["params"]), group["weight_decay"], group["fused"]) for group in groups] == [
+        (len(decayed), 0.3, True),
+        (len(kept), 0.0, True),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("preset", "millions"), [("10M", 11.5), ("160M", 162), ("1B", 1_500), ("7B", 6_740), ("8B", 8_030), ("11B", 11_200)]
+    ("settings", "expected"),
+    [
+        ({"schedule": "wsd", "decay_steps": 5}, [0.5, 1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0]),
+        (
+            {"schedule": "wsd", "decay": "1-sqrt", "decay_steps": 4},
+            [0.5, 1, 1, 1, 1, 0.5, 1 - 0.5**0.5, 1 - 0.75**0.5, 0],
+        ),
+        ({"schedule": "linear", "final_fraction": 0.3}, [0.5, 1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3]),
+        (
+            {"final_fraction": 0.1},
+            [0.5, 1, *(0.1 + 0.9 * (1 + math.cos(math.pi * of / 7)) / 2 for of in range(1, 7)), 0.1],
+        ),
+    ],
+    ids=["wsd", "wsd by a square root", "linear", "cosine"],
 )
-def test_presets_have_the_size_of_their_name(preset: str, millions: float) -> None:
+def test_a_schedule_warms_up_linearly_and_ends_at_its_final_fraction(
+    settings: dict[str, Any], expected: list[float]
+) -> None:
+    made = Optimizer(**{"lr": 1.0, "warmup_steps": 2, "final_fraction": 0.0} | settings)
+    assert [learning_rate(made, step, 9) for step in range(9)] == pytest.approx(expected)
+
+
+PARAMETERS = {
+    "10M": (11_536_640, 10_000),
+    "160M": (162_220_800, 10_000),
+    "1B": (1_498_482_688, 500_000),
+    "7B": (6_738_415_616, 10_000),
+    "8B": (8_030_261_248, 500_000),
+    "11B": (11_222_758_400, 500_000),
+}
+"""Of each preset, and the base of its rotary embedding."""
+
+
+@pytest.mark.parametrize("preset", PARAMETERS)
+def test_presets_have_the_size_of_their_name(preset: str) -> None:
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in Transformer(PRESETS[preset]).parameters())
-    assert size / 1e6 == pytest.approx(millions, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        (Model(preset="9B"), "no preset '9B'"),
-        (Model(num_kv_heads=3), "do not divide"),
-        (Model(dim=250), "do not divide"),
-    ],
-)
-def test_impossible_model_sizes_are_refused(settings: Model, problem: str) -> None:
-    with pytest.raises(UsageError, match=problem):
-        model_shape(settings, 1)
+    assert (size, PRESETS[preset].rope_theta) == PARAMETERS[preset]
 
 
 def test_the_vocabulary_is_rounded_up_to_a_multiple_of_128_unless_the_recipe_names_one(tmp_path: Path) -> None:
     plan = StreamPlan(next(iter(corpora(tmp_path).values())), seq_len=8)  # of 64 ids
     assert model_shape(Model(), vocabulary_of(plan)).vocab_size == 128
     assert model_shape(Model(vocab_size=65), vocabulary_of(plan)).vocab_size == 65
-    with pytest.raises(UsageError, match="vocab_size is 63, the corpora have 64 ids"):
-        model_shape(Model(vocab_size=63), vocabulary_of(plan))

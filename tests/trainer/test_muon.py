@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +14,12 @@ import torch
 from torch import Tensor
 
 from tests.forks import Forks
-from tests.ranks import forked, free_port, worst_of
-from tests.trainer.runs import ROOT, SMALL, configuration, corpora, steps_of
+from tests.trainer.runs import ROOT, run_ranks
 from tokshard.run_files.model_shape import Shape
-from tokshard.run_files.recipe import Compute, Optimizer, Parallel, resolve
-from tokshard.trainer.loop import train
+from tokshard.run_files.recipe import Compute, Optimizer, Parallel
 from tokshard.trainer.model import Transformer, fill, initialise
-from tokshard.trainer.optimizer import learning_rate, make_optimizer
+from tokshard.trainer.optimizer import make_optimizer
 from tokshard.trainer.parallel import make_mesh, process_group, sharded_model
-
-# DCP of torch 2.13 itself warns
-pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 SHAPE = Shape(dim=20, num_layers=3, num_heads=2, num_kv_heads=1, hidden_dim=27, vocab_size=33, qk_norm=True)
 SETTINGS = Optimizer(name="muon", lr=0.02, momentum=0.9, weight_decay=0.1)
@@ -114,37 +107,7 @@ def test_on_any_ranks_every_update_is_that_of_one_rank(tmp_path: Path, forks: Fo
         assert_same(torch.load(tmp_path / name), trained(Transformer(SHAPE)))
 
 
-def test_a_run_with_muon_learns_and_resumes_bit_for_bit(tmp_path: Path) -> None:
-    paths = corpora(tmp_path / "corpora")
-
-    def fields(out: str, **changes: Any) -> dict[str, Any]:
-        sizes: dict[str, Any] = {"train__steps": 6, "checkpoint__every": 3, "optimizer__name": "muon"}
-        return configuration(paths, tmp_path / out, **sizes, **changes) | {"model": SMALL}
-
-    assert train(resolve(fields("straight"))) == 0
-    assert train(resolve(fields("stopped", train__stop_after=3))) == 0
-    assert train(resolve(fields("stopped"))) == 0
-    straight, stopped = (
-        [(step["loss"], step["grad_norm"], step["digest"]) for step in steps_of(tmp_path / name)]
-        for name in ("straight", "stopped")
-    )
-    assert straight == stopped
-    assert straight[-1][0] < straight[0][0]
-
-
-def test_wsd_falls_as_1_minus_the_square_root_and_a_linear_schedule_all_the_way() -> None:
-    late = Optimizer(lr=1.0, schedule="wsd", decay="1-sqrt", warmup_steps=2, decay_steps=4, final_fraction=0.0)
-    rates = [learning_rate(late, step, 8) for step in range(8)]
-    assert rates == pytest.approx([0.5, 1, 1, 1, 0.5, 1 - 0.5**0.5, 1 - 0.75**0.5, 0])
-    linear = Optimizer(lr=1.0, schedule="linear", warmup_steps=2, final_fraction=0.2)
-    rates = [learning_rate(linear, step, 6) for step in range(6)]
-    assert rates == pytest.approx([0.5, 1, 0.8, 0.6, 0.4, 0.2])
-    assert all(after < before for before, after in pairwise(rates[1:]))
-
-
-def run_rank(path: Path, world_size: int, replicas: int, rank: int, port: int) -> None:
-    place = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}
-    os.environ |= {name: str(value) for name, value in place.items()}
+def train_rank(path: Path, replicas: int, rank: int) -> None:
     settings = Parallel(device="cpu", replicas=replicas)
     with process_group(settings) as device:
         found = trained(sharded_model(SHAPE, make_mesh(settings, device), settings, Compute()))
@@ -152,14 +115,7 @@ def run_rank(path: Path, world_size: int, replicas: int, rank: int, port: int) -
             torch.save(found, path)
 
 
-def main() -> None:
+if __name__ == "__main__":
     warnings.simplefilter("ignore")
     for name, (world_size, replicas) in JOBS.items():
-        port, path = free_port(), Path(sys.argv[1]) / name
-        ranks = range(world_size)
-        if worst_of([forked(partial(run_rank, path, world_size, replicas, rank, port), seconds=100) for rank in ranks]):
-            sys.exit(f"a rank of {name} failed")
-
-
-if __name__ == "__main__":
-    main()
+        run_ranks(world_size, partial(train_rank, Path(sys.argv[1]) / name, replicas), seconds=100)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, TextIO
 
 from tokshard.extras import version_of
 from tokshard.pipeline.judge import loss_warning
+from tokshard.pipeline.options import TEXT
 from tokshard.pipeline.progress import InputLeftOut, Note, Report, StageEnded, StageStarted
 from tokshard.pipeline.request import Build
-from tokshard.pipeline.sources.inputs import TEXT
+from tokshard.pipeline.spool import SPOOLING
 from tokshard.pipeline.tasks.planning import AnyTask, StepTask, StreamTask
-from tokshard.pipeline.workspace.places import DEAL, FIND, HASH, JOIN, WRITE
+from tokshard.pipeline.workspace.places import DEAL, FIND, HASH, WRITE
 from tokshard.pipeline.workspace.receipts import Key, Progress, Receipt, progress_of
 from tokshard.wording import bytes_text, clock, count_text, counted, one_line
 
@@ -28,8 +29,8 @@ _NOT_TINY = 1_000_000
 """Bytes of input that take about half a second with a slow encoder."""
 _MIN_BAR = 10
 """Columns."""
-_LABELS = {HASH: "hashing", JOIN: "duplicates", FIND: "duplicates", DEAL: "dealing"}
-"""What stands before everything, by stage; nothing for the one that writes."""
+_LABELS = {SPOOLING: "reading", HASH: "hashing", FIND: "duplicates", DEAL: "dealing"}
+"""The label of each line, by stage; none for the one that writes."""
 
 
 class BuildDisplay:
@@ -154,9 +155,9 @@ class StageDisplay:
         done: Progress,
         *,
         is_quiet: bool,
-        is_verbose: bool = False,
-        label: str = "",
-        stream: TextIO | None = None,
+        is_verbose: bool,
+        label: str,
+        stream: TextIO | None,
     ) -> None:
         self._build, self._stream = build, sys.stderr if stream is None else stream
         self._is_quiet, self._is_verbose = is_quiet, is_verbose
@@ -192,7 +193,7 @@ class StageDisplay:
                 self._bar.close()
 
     def progressed(self, progress: Progress) -> None:
-        """Count what was done, and show it if it is time."""
+        """Count finished work, and show it if it is time."""
         self._bytes += progress.input_bytes
         self._documents += progress.documents
         self._tokens += progress.tokens

@@ -1,39 +1,43 @@
-"""What ``tokshard build``, ``import`` and ``copy`` do once their options are parsed: estimate, run a job, or build."""
+"""The run of a build, import or copy after its options are parsed: an estimate, a job, or all of it."""
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from tokshard.cli.build_progress import BuildDisplay
-from tokshard.cli.build_text import build_json, build_lines, estimate_json, estimate_lines, job_json, job_lines
+from tokshard.cli.build_text import build_lines, estimate_lines, job_lines
 from tokshard.cli.corpus_text import brief_text, summary_text
 from tokshard.cli.job_array import job_of
+from tokshard.cli.options import print_json
 from tokshard.cli.recipe import CorpusRequest
+from tokshard.cli.tables import table
 from tokshard.errors import UsageError
-from tokshard.format.source_table import read_sources
+from tokshard.format.opening import open_corpus
+from tokshard.format.tables import read_sources
 from tokshard.pipeline.build import options_of, run_build
-from tokshard.pipeline.commit import BuildResult
 from tokshard.pipeline.estimate import estimate_build
-from tokshard.pipeline.executors.worker import leaving_the_program_alone
+from tokshard.pipeline.executors.worker import restoring_environment
 from tokshard.pipeline.jobs import Job, run_job
+from tokshard.pipeline.options import TOKENS, VIEW
+from tokshard.pipeline.progress import BuildResult
+from tokshard.pipeline.resolve import resolve
+from tokshard.pipeline.views import CellSize, preview_cells
+from tokshard.pipeline.workspace.receipts import progress_of
 from tokshard.store import open_store
 from tokshard.wording import aligned, one_line
 
 _RUN_OPTIONS = ("as_json", "dry_run", "job_index", "num_jobs", "quiet", "verbose")
 """Options of the command line that say nothing of the corpus."""
 
-MoreLines = Callable[[BuildResult], Mapping[str, str]]
-"""What else a command says of a result, as labels and values."""
+_SAMPLE_TOKENS = 32
 
 
-def run_all(
-    context: click.Context, requests: Sequence[CorpusRequest], *, reads: str, more: MoreLines = lambda _: {}
-) -> None:
+def run_all(context: click.Context, requests: Sequence[CorpusRequest], *, reads: str) -> None:
     """Build corpora one after another, or estimate them, or run a job of one; print the result.
 
     Raises:
@@ -50,15 +54,23 @@ def run_all(
         options = {name: value for name, value in request.options.items() if name not in _RUN_OPTIONS}
         tokenizer, out = options.pop("tokenizer", ""), options.pop("out")
         asked = options_of(tokenizer, out, {**options, "reads": reads})
-        with leaving_the_program_alone():
-            if given["dry_run"]:
+        with restoring_environment():
+            if given["dry_run"] and reads == VIEW:
+                cells = preview_cells(resolve(request.sources, asked)[0])
+                rows = [("view", "documents", "tokens"), *_cell_rows(asked.out, cells)]
+                if given["as_json"]:
+                    print_json({"cells": cells})
+                else:
+                    click.echo(f"{table(rows, width=None)}\n\ndry run: nothing was written to {one_line(asked.out)}")
+            elif given["dry_run"]:
                 estimate = estimate_build(request.sources, asked)
                 display.say_speed(reads, estimate.input_bytes)
-                _show(estimate_lines(estimate), estimate_json(estimate), given)
+                _show(estimate_lines(estimate), given, estimate, fits=estimate.fits)
                 fits = fits and estimate.fits
             elif job is not None:
                 done = run_job(request.sources, asked, job, display)
-                _show(job_lines(done), job_json(done), given)
+                facts = {"directory": done.directory, "is_new": done.is_new, "seconds": done.seconds}
+                _show(job_lines(done), given, facts, progress_of(done.written), tasks=len(done.receipts))
             else:
                 result = run_build(list(request.sources), asked, display)
                 show_result(
@@ -66,10 +78,25 @@ def run_all(
                     display,
                     as_json=bool(given["as_json"]),
                     is_verbose=bool(given["verbose"]),
-                    more=more(result),
+                    more=_sample(result) if reads == TOKENS else {},
                 )
     if not fits:
         context.exit(1)
+
+
+def _cell_rows(out: str, cells: Sequence[CellSize]) -> list[tuple[str, str, str]]:
+    places = (os.path.join(out, cell.folder) if cell.folder else out for cell in cells)
+    return [
+        (one_line(place), f"{cell.documents:,}", f"{cell.tokens:,}") for place, cell in zip(places, cells, strict=True)
+    ]
+
+
+def _sample(result: BuildResult) -> dict[str, str]:
+    """The start of the first document of an import as text, in which a wrong tokenizer shows."""
+    # all appended documents may go into one part of a split
+    directory = next(corpus.directory for corpus in result.corpora if corpus.manifest.num_documents)
+    with open_corpus(directory) as corpus:
+        return {"begins": corpus.decode(corpus.document(0)[:_SAMPLE_TOKENS])}
 
 
 def _job(given: Mapping[str, Any], *, is_recipe: bool) -> Job | None:
@@ -80,9 +107,9 @@ def _job(given: Mapping[str, Any], *, is_recipe: bool) -> Job | None:
     return job
 
 
-def _show(lines: list[tuple[str, str]], value: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def _show(lines: list[tuple[str, str]], given: Mapping[str, Any], *values: Any, **more: Any) -> None:
     if given["as_json"]:
-        click.echo(json.dumps(value))
+        print_json(*values, **more)
     else:
         click.echo(aligned(lines, width=shutil.get_terminal_size().columns))
 
@@ -100,7 +127,7 @@ def show_result(
     if as_json:
         for warning in result.warnings:
             click.echo(f"warning: {one_line(warning)}", err=True)
-        click.echo(json.dumps({**build_json(result), **more}))
+        print_json(result, **more)
         return
     for note in result.notes:
         if note not in display.notes:

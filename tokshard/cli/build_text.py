@@ -1,19 +1,15 @@
-"""What people see of a build: its result, its estimate, its status; each also as JSON."""
+"""The result of a build, its estimate and its status, in lines for people."""
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
-from typing import Any
 
-import msgspec
-
-from tokshard.pipeline.commit import BuildResult
 from tokshard.pipeline.estimate import Estimate
 from tokshard.pipeline.jobs import JobResult
+from tokshard.pipeline.progress import BuildResult
 from tokshard.pipeline.status import COMPLETE, UNFINISHED, BuildStatus
 from tokshard.pipeline.workspace.receipts import progress_of
-from tokshard.wording import bytes_text, clock, count_text, counted
+from tokshard.wording import as_typed_bytes, bytes_text, clock, count_text, counted
 
 _MANY_SHARDS, _SMALL_SHARE = 1_000, 4
 """So many shards of less than this part of ``--shard-tokens`` are explained."""
@@ -27,11 +23,13 @@ def build_lines(result: BuildResult) -> list[tuple[str, str]]:
     lines += _shard_lines(result)
     if result.is_new:
         processes = counted(max(1, result.num_workers), "process", "processes")
-        lines.append(("time", f"{result.seconds:.1f} s with {processes}, {result.cpu_seconds:.1f} CPU-seconds"))
+        speed = ""
         if result.tokens_written and result.seconds >= 1:  # else most of the time is the start of processes
             rate = count_text(result.tokens_written / result.seconds)
-            per_second = count_text(result.tokens_written / max(result.cpu_seconds, 1e-9))
-            lines.append(("speed", f"{rate} tokens/s, {per_second} per CPU-second"))
+            speed = (
+                f", {rate} tokens/s, {count_text(result.tokens_written / max(result.cpu_seconds, 1e-9))} per CPU-second"
+            )
+        lines.append(("time", f"{result.seconds:.1f} s with {processes}{speed}"))
     if result.ignored:
         counts = ", ".join(f"{count:,} x {suffix}" for suffix, count in result.ignored.items())
         lines.append(("not read", f"files of unknown format, or hidden: {counts}"))
@@ -43,48 +41,25 @@ def _shard_lines(result: BuildResult) -> list[tuple[str, str]]:
     found = result.manifest
     if found.num_shards < _MANY_SHARDS or found.num_tokens * _SMALL_SHARE > found.num_shards * found.build.shard_tokens:
         return []
-    mean, task = count_text(found.num_tokens / found.num_shards), bytes_text(found.build.task_bytes)
-    return [("shards", f"{mean} tokens each, because a shard ends with its task, of {task} here: see --task-bytes")]
-
-
-def build_json(result: BuildResult) -> dict[str, Any]:
-    """The result for ``--json``."""
-    return {
-        "directory": result.directory,
-        "is_new": result.is_new,
-        "seconds": result.seconds,
-        "cpu_seconds": result.cpu_seconds,
-        "tokens_written": result.tokens_written,
-        "workers": result.num_workers,
-        "peak_worker_bytes": result.peak_worker_bytes,
-        "ignored_files": dict(result.ignored),
-        "notes": list(result.notes),
-        "warnings": list(result.warnings),
-        "normalizer": result.normalizer,
-        "corpora": [
-            {"directory": corpus.directory, "manifest": msgspec.to_builtins(corpus.manifest)}
-            for corpus in result.corpora
-        ],
-    }
+    mean, task = count_text(found.num_tokens / found.num_shards), as_typed_bytes(found.build.task_bytes)
+    return [("shards", f"{mean} tokens each, because a shard ends with its task: see --task-bytes {task}")]
 
 
 def estimate_lines(estimate: Estimate) -> list[tuple[str, str]]:
     """The estimate as labels and values."""
     streams = f", {counted(estimate.num_streams, 'stream')} among them" if estimate.num_streams else ""
-    per_token = estimate.text_bytes / max(1, estimate.tokens)
+    of_text = f", {estimate.text_bytes / max(1, estimate.tokens):.2f} bytes of text each" if estimate.text_bytes else ""
+    bad = f", and {counted(estimate.sampled_bad, 'bad record')}" if estimate.sampled_bad else ""
     limit = ", by --max-documents" if estimate.is_limited else ""
     inputs = f"{counted(estimate.num_inputs, 'file')}, {bytes_text(estimate.input_bytes)}"
     processes = counted(estimate.num_workers, "process", "processes")
     free = "" if estimate.free_bytes is None else f", {bytes_text(estimate.free_bytes)} free"
     lines = [
         ("inputs", f"{inputs}, in {counted(estimate.num_tasks, 'task')}{streams}"),
-        (
-            "sample",
-            f"{counted(estimate.sampled_documents, 'document')}, and {counted(estimate.sampled_bad, 'bad record')}",
-        ),
+        ("sample", f"{counted(estimate.sampled_documents, 'document')}{bad}"),
         ("documents", f"about {count_text(estimate.documents)}{limit}"),
-        ("tokens", f"about {count_text(estimate.tokens)}, {per_token:.2f} bytes of text each"),
-        ("time", f"{_about(estimate.seconds)} with {processes}, {estimate.cpu_seconds:,.0f} CPU-seconds"),
+        ("tokens", f"about {count_text(estimate.tokens)}{of_text}"),
+        ("time", f"{_about(estimate.seconds)} with {processes}"),
         ("disk", f"about {bytes_text(estimate.disk_bytes)} needed{free}"),
     ]
     if not estimate.fits:
@@ -96,16 +71,11 @@ def _about(seconds: float) -> str:
     return f"about {clock(seconds)}" if seconds >= 1 else "under a second"
 
 
-def estimate_json(estimate: Estimate) -> dict[str, Any]:
-    """The estimate for ``--json``."""
-    return {**dataclasses.asdict(estimate), "fits": estimate.fits}
-
-
 def job_lines(result: JobResult) -> list[tuple[str, str]]:
-    """What a job did, as labels and values."""
+    """The work of a job, as labels and values."""
     if not result.is_new:
         return [("directory", result.directory), ("state", "complete: nothing to do")]
-    total = progress_of(result.receipts)
+    total = progress_of(result.written)
     return [
         ("directory", result.directory),
         ("done", f"{counted(len(result.receipts), 'task')} in this run"),
@@ -113,13 +83,6 @@ def job_lines(result: JobResult) -> list[tuple[str, str]]:
         ("time", f"{result.seconds:.1f} s"),
         ("next", f"when all jobs are done, tokshard commit {shlex.quote(result.directory)}"),
     ]
-
-
-def job_json(result: JobResult) -> dict[str, Any]:
-    """The job for ``--json``."""
-    done = msgspec.to_builtins(progress_of(result.receipts))
-    facts = {"directory": result.directory, "is_new": result.is_new, "seconds": result.seconds}
-    return {**facts, "tasks": len(result.receipts), **done}
 
 
 def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
@@ -131,36 +94,34 @@ def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
     else:
         passes = f", pass {status.passes_done + 1} of {status.passes}" if status.passes > 1 else ""
         appended = f" of generation {status.generation}" if status.generation else ""
+        doing = f", {status.stage}{appended}{passes}"
+        if status.is_built:
+            doing = f": all tasks{appended} are done, and the corpus is not published yet"
         more = f", and {counted(status.segments_done, 'segment')} of streams" if status.segments_done else ""
         failed = f"; {counted(status.failed, 'failed task')} to try again" if status.failed else ""
         of_what = " of all passes" if status.passes > 1 else ""
         share = f" of {bytes_text(status.total_bytes)} ({_share(status):.0%}{of_what})"
         total = f" of {status.num_tasks:,}" if status.num_tasks else ""
         lines += [
-            ("state", f"{status.state}, {_doing(status)}{appended}{passes}"),
+            ("state", status.state + doing),
             *(("", holder) for holder in status.holders),
             ("tasks", f"{status.tasks_done:,}{total} done{more}{failed}"),
-            ("read", bytes_text(status.bytes_done) + ("" if status.read_once else share)),
+            ("read", bytes_text(status.bytes_done) + share),
             ("written", _written(status)),
         ]
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in status.left_out.items())
     lines.append(("left out", reasons or "nothing"))
     if status.damaged_inputs and status.state != COMPLETE:
         lines.append(("", f"{counted(status.damaged_inputs, 'damaged input')}, whole"))
-    if status.state == UNFINISHED and status.read_once:
-        once = ", ".join(status.read_once)
-        lines.append(("continue", f"not possible: {once} can be read once only; start over with --force"))
-    elif status.is_built:
+    if status.is_built:
         lines.append(("next", f"tokshard commit {shlex.quote(status.directory)}"))
-    elif status.state == UNFINISHED and status.command:
+    elif status.state == UNFINISHED and not status.command:
+        lines.append(("continue", "run the Python program again: the build reads an iterable of it"))
+    elif status.state == UNFINISHED:
         lines.append(("continue", f"cd {shlex.quote(status.working_directory)} && {shlex.join(status.command)}"))
         if "--num-jobs" in status.command:
             lines.append(("", f"with any job number, then tokshard commit {shlex.quote(status.directory)}"))
     return lines
-
-
-def _doing(status: BuildStatus) -> str:
-    return "all tasks are done: what is left is to publish the corpus" if status.is_built else status.stage
 
 
 def _share(status: BuildStatus) -> float:
@@ -171,9 +132,3 @@ def _share(status: BuildStatus) -> float:
 
 def _written(status: BuildStatus) -> str:
     return f"{counted(status.documents, 'document')}, {counted(status.tokens, 'token')}"
-
-
-def status_json(status: BuildStatus) -> dict[str, Any]:
-    """The status for ``--json``."""
-    plain = dataclasses.asdict(dataclasses.replace(status, config=None, tokenizer=None))
-    return {**plain, "config": msgspec.to_builtins(status.config), "tokenizer": msgspec.to_builtins(status.tokenizer)}

@@ -15,7 +15,7 @@ from tokshard.pipeline.jobs import commit_corpus
 @json_option
 @debug_option
 def commit(directory: str, as_json: bool) -> None:
-    """Publish the corpus in DIR when all jobs are done, or say what is missing and the command to run.
+    """Publish the corpus in DIR when all jobs are done, or list the missing tasks and the commands that run them.
 
     Bytes and errors are the same as in a build by one process. The command may be repeated.
     """

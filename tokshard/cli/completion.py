@@ -13,19 +13,7 @@ class _Files(shell_completion.ShellComplete):
         return super().get_completions(args, incomplete) or [CompletionItem(incomplete, type="file")]
 
 
-class _Bash(_Files, shell_completion.BashComplete):
-    pass
-
-
-class _Zsh(_Files, shell_completion.ZshComplete):
-    pass
-
-
-class _Fish(_Files, shell_completion.FishComplete):
-    pass
-
-
 def complete_files() -> None:
     """Let the shells complete names of files, too."""
-    for shell in (_Bash, _Zsh, _Fish):
-        shell_completion.add_completion_class(shell)
+    for shell in (shell_completion.BashComplete, shell_completion.ZshComplete, shell_completion.FishComplete):
+        shell_completion.add_completion_class(type(shell.__name__, (_Files, shell), {}))

@@ -1,15 +1,15 @@
-"""``tokshard diff``: what differs between two corpora, or two mixes."""
+"""``tokshard diff``: the differences between two corpora, or two mixes."""
 
 from __future__ import annotations
 
-import json
 import shlex
+import shutil
 
 import click
 
-from tokshard.cli.document_text import difference_json, difference_text
+from tokshard.cli.document_text import difference_text
 from tokshard.cli.inspect import is_mix
-from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.options import debug_option, json_option, print_json
 from tokshard.cli.progress import byte_progress
 from tokshard.errors import UsageError
 from tokshard.format.opening import open_corpus
@@ -24,11 +24,12 @@ from tokshard.store import open_store
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
 @click.option("--hash", "is_hashed", is_flag=True, help="Hash every shard, and compare it with the manifest.")
+@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Show hashes and long values, too.")
 @json_option
 @debug_option
 @click.pass_context
-def diff(context: click.Context, *, first: str, second: str, is_hashed: bool, as_json: bool) -> None:
-    """Say whether two corpora hold the same tokens, or two mixes read the same samples, and what differs.
+def diff(context: click.Context, *, first: str, second: str, is_hashed: bool, is_verbose: bool, as_json: bool) -> None:
+    """List the differences between two corpora, or say that they hold the same tokens; or between two mixes.
 
     A and B are two corpora; or two folders with corpora of the same names, such as train and validation; or two mixes,
     each a mix.toml or a recipe of the trainer. Corpora are equal if their documents and kept columns are, in whatever
@@ -57,10 +58,11 @@ def diff(context: click.Context, *, first: str, second: str, is_hashed: bool, as
         found = [_compare(*pair, is_hashed=is_hashed) for pair in pairs]
     for number, (pair, difference) in enumerate(zip(pairs, found, strict=True)):
         if as_json:
-            click.echo(json.dumps({"first": pair[0], "second": pair[1], **difference_json(difference)}))
+            print_json({"first": pair[0], "second": pair[1]}, difference)
         else:
             heading = f"{'' if number == 0 else chr(10)}{short_names(pair)[0]}\n" if len(pairs) > 1 else ""
-            click.echo(heading + difference_text(difference, pair))
+            width = shutil.get_terminal_size().columns
+            click.echo(heading + difference_text(difference, short_names(pair), is_verbose=is_verbose, width=width))
     context.exit(0 if all(difference.is_equal for difference in found) else 1)
 
 

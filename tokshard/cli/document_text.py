@@ -1,23 +1,25 @@
-"""Documents, matches and differences, as text for people and as plain values for ``--json``."""
+"""Documents, matches and differences as text."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tokshard.format.corpus import Corpus
+from tokshard.cli.tables import table
 from tokshard.inspect.corpus.documents import DocumentView, Match, TokenPiece
 from tokshard.wording import counted, one_line, printable
 
 if TYPE_CHECKING:
     from tokshard.inspect.corpus.difference import Difference  # imports plans, too
 
+_MAX_VALUE = 40
+_DERIVED = ("fingerprints.", "document_lengths.counts", "num_bytes", "shards")
+"""Fields that follow from others, which only a program compares."""
+
 _BOUNDARY = "\u2502"
 _OPEN, _CLOSE = "\u27e6", "\u27e7"
-"""Around tokens that are trained."""
+"""Around targets."""
 
 
 def view_text(view: DocumentView) -> str:
@@ -25,9 +27,9 @@ def view_text(view: DocumentView) -> str:
     place = f"record {view.record_number:,} of {one_line(view.source)}"
     lines = [f"document {view.document:,}: {counted(view.num_tokens, 'token')}, {place}"]
     if view.loss_spans is not None:
-        trained = counted(sum(stop - start for start, stop in view.loss_spans), "trained token")
+        num_targets = sum(stop - start for start, stop in view.loss_spans)
         marks = f", between {_OPEN} and {_CLOSE}" if view.pieces and view.loss_spans else ""
-        lines.append(f"loss: {trained} in {counted(len(view.loss_spans), 'span')}{marks}")
+        lines.append(f"targets: {num_targets:,} in {counted(len(view.loss_spans), 'loss span')}{marks}")
     lines += [f"{one_line(name)}: {one_line(str(value))}" for name, value in view.metadata.items()]
     more = " ..." if view.is_excerpt else ""
     lines.append(printable(bounded_text(view.pieces) + more if view.pieces else view.text))
@@ -35,11 +37,11 @@ def view_text(view: DocumentView) -> str:
 
 
 def bounded_text(pieces: Iterable[TokenPiece]) -> str:
-    """The text of pieces, with a bar after each, and what is trained in brackets."""
+    """The text of pieces, with a bar after each, and targets in brackets."""
     parts = []
-    for is_trained, run in itertools.groupby(pieces, lambda piece: bool(piece.is_trained)):
+    for is_target, run in itertools.groupby(pieces, lambda piece: bool(piece.is_target)):
         text = "".join(piece.text + _BOUNDARY for piece in run)
-        parts.append(f"{_OPEN}{text}{_CLOSE}" if is_trained else text)
+        parts.append(f"{_OPEN}{text}{_CLOSE}" if is_target else text)
     return "".join(parts)
 
 
@@ -53,52 +55,29 @@ def match_text(match: Match) -> str:
     )
 
 
-def difference_text(difference: Difference, labels: tuple[str, str]) -> str:
-    """The verdict, and three lines for each field that differs."""
-    lines = [
-        f"{'equal' if difference.is_equal else 'different'}: {difference.verdict}",
-        *map(one_line, difference.notes),
-    ]
-    width = max(len(one_line(label)) for label in labels)
-    for field, values in difference.fields.items():
-        lines.append(one_line(field))
-        lines += [
-            f"  {one_line(label):<{width}}  {'(none)' if value is None else one_line(str(value))}"
-            for label, value in zip(labels, values, strict=True)
-        ]
-    return "\n".join(lines)
+def difference_text(difference: Difference, labels: Sequence[str], *, is_verbose: bool, width: int) -> str:
+    """The verdict, and a table of the fields that differ.
+
+    Args:
+        labels: of the two corpora or mixes.
+        is_verbose: show also the fields that say nothing to people, and long values as they are, in lines of their own.
+        width: characters per line of the table.
+    """
+    verdict = f"{'equal' if difference.is_equal else 'different'}: {difference.verdict}"
+    parts = ["\n".join([verdict, *map(one_line, difference.notes)])]
+    rows = [(one_line(name), *map(_value_text, values)) for name, values in difference.fields.items()]
+    shown = [row for row in rows if max(map(len, row[1:])) <= _MAX_VALUE and not row[0].startswith(_DERIVED)]
+    if shown:
+        parts.append(table([("field", *map(one_line, labels)), *shown], width=width))
+    hidden = [row for row in rows if row not in shown]
+    if is_verbose:
+        parts += ["\n".join([row[0], *(f"  {value}" for value in row[1:])]) for row in hidden]
+    elif hidden:
+        parts.append(f"different, too (see -v): {', '.join(row[0] for row in hidden)}")
+    return "\n\n".join(parts)
 
 
-def view_json(view: DocumentView) -> dict[str, Any]:
-    """A document as plain values."""
-    plain = asdict(view)
-    del plain["pieces"]
-    if view.pieces:
-        plain["pieces"] = [
-            {"ids": list(piece.ids), "text": piece.text}
-            | ({} if piece.is_trained is None else {"is_trained": piece.is_trained})
-            for piece in view.pieces
-        ]
-    plain["metadata"] = {name: plain_value(value) for name, value in view.metadata.items()}
-    return plain
-
-
-def plain_value(value: Any) -> Any:
-    """A metadata value as JSON can hold it: numbers that are not finite become text."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def match_json(match: Match, corpus: Corpus) -> dict[str, Any]:
-    """A match as plain values."""
-    return {"corpus": corpus.location, **asdict(match), "id": plain_value(match.id)}
-
-
-def difference_json(difference: Difference) -> dict[str, Any]:
-    """Differences as plain values."""
-    return {
-        "equal": difference.is_equal,
-        "hashed": difference.is_hashed,
-        "verdict": difference.verdict,
-        "fields": {name: list(values) for name, values in difference.fields.items()},
-        "notes": difference.notes,
-    }
+def _value_text(value: Any) -> str:
+    if value is None:
+        return "(none)"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else one_line(str(value))

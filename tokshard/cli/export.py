@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import shutil
 import time
 
 import click
 
-from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.options import debug_option, json_option, print_json
 from tokshard.cli.progress import byte_progress
-from tokshard.cli.sizes import BYTES, POSITIVE_COUNT
+from tokshard.cli.sizes import BYTES
 from tokshard.interop.export.export import FORMATS, Export, export_corpus
-from tokshard.wording import aligned, bytes_text, counted
+from tokshard.wording import aligned, as_typed_bytes, bytes_text, counted
+
+
+def _size(file_bytes: object) -> str:
+    return as_typed_bytes(file_bytes) if isinstance(file_bytes, int) else "one file"
 
 
 @click.command()
@@ -21,16 +23,11 @@ from tokshard.wording import aligned, bytes_text, counted
 @click.option(
     "--format",
     "format_name",
-    type=click.Choice(FORMATS),
+    type=click.Choice([*FORMATS]),
     required=True,
-    help="megatron: .bin and .idx; mds: MosaicML streaming; litdata: chunks for its TokensLoader; fms: Arrow files of "
-    "fms-fsdp; hf: a Hugging Face data set in parquet; olmo: files of ids and masks of OLMo-core; datatrove: .ds of "
-    "datatrove and nanotron; bridge: packs of Megatron-Bridge.",
+    help="; ".join(f"{name}: {each.summary}" for name, each in FORMATS.items()) + ".",
 )
-@click.option(
-    "--out", required=True, metavar="DIR", help="A new directory; for mds and litdata also a URI such as s3://."
-)
-@click.option("--split", metavar="NAME", help="Write to DIR/NAME, as a split of a data set.")
+@click.option("--out", required=True, metavar="DIR", help="A new directory; for mds also a URI such as s3://.")
 @click.option(
     "--drop-eos/--keep-eos",
     default=None,
@@ -42,11 +39,8 @@ from tokshard.wording import aligned, bytes_text, counted
     "--file-bytes",
     type=BYTES,
     metavar="SIZE",
-    help="Close a file before the document that would exceed SIZE.  [default: mds and litdata 64MiB, hf and bridge "
-    "512MiB, fms, olmo and datatrove 1GiB, megatron one file]",
-)
-@click.option(
-    "--pack-tokens", type=POSITIVE_COUNT, metavar="N", help="With bridge: put as many documents as fit into N."
+    help="Close a file before the document that would exceed SIZE.  "
+    f"[default: {', '.join(f'{name} {_size(each.file_bytes)}' for name, each in FORMATS.items())}]",
 )
 @click.option("--no-columns", is_flag=True, help="With hf: leave out the kept columns.")
 @json_option
@@ -56,12 +50,10 @@ def export(
     corpus: str,
     format_name: str,
     out: str,
-    split: str | None,
     drop_eos: bool | None,
     drop_bos: bool,
     drop_loss: bool,
     file_bytes: int | None,
-    pack_tokens: int | None,
     no_columns: bool,
     as_json: bool,
 ) -> None:
@@ -71,7 +63,7 @@ def export(
 
     \b
     tokshard export shards/code --format megatron --out megatron/code
-    tokshard export shards/code --format mds --out s3://bucket/code --split train
+    tokshard export shards/code --format mds --out s3://bucket/code/train
     tokshard export shards/code --format hf --out hf/code
     """  # noqa: D301 - click's mark for lines that are kept
     started = time.monotonic()
@@ -80,18 +72,16 @@ def export(
             corpus,
             format=format_name,  # type: ignore[arg-type] # one of the choices
             out=out,
-            split=split,
             drop_eos=drop_eos,
             drop_bos=drop_bos,
             drop_loss=drop_loss,
             file_bytes=file_bytes,
-            pack_tokens=pack_tokens,
             with_columns=not no_columns,
             on_progress=on_progress,
         )
     seconds = time.monotonic() - started
     if as_json:
-        click.echo(json.dumps({**dataclasses.asdict(done), "seconds": seconds}))
+        print_json(done, seconds=seconds)
     else:
         click.echo(_text(done, seconds))
 
@@ -104,7 +94,7 @@ def _text(done: Export, seconds: float) -> str:
         ("delimiters", _delimiters(done)),
     ]
     if done.num_targets is not None:
-        lines.append(("trained", f"{done.num_targets:,} of the tokens"))
+        lines.append(("targets", f"{done.num_targets:,} of the tokens"))
     if done.num_dropped_targets:
         what = "with the delimiters" if done.num_targets is not None else "readers train all tokens instead"
         lines.append(("left out", f"{counted(done.num_dropped_targets, 'target')}: {what}"))

@@ -2,72 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-Groups = Mapping[str, Sequence[str]]
-"""Heading to the names of parameters, in the order of the page."""
-
 ADVANCED = "Advanced"
-"""The last heading. Options that no group names come here."""
+"""The last heading: of options without a group."""
 
-DISPLAY = ("quiet", "verbose", "as_json")
+DISPLAY = "Display"
+"""The heading before it, with ``--json`` at its end."""
 
-OF_BUILDS: Groups = {
-    "Input": (
-        *("format", "text_field", "token_field", "loss_field", "text_unit"),
-        *("chat", "chat_date", "loss", "document_end"),
-        *("token_dtype", "source_eos", "id_field", "keep_field"),
-    ),
-    "Text": ("tokenizer", "eos", "bos", "special_tokens"),
-    "Output": (
-        *("out", "append", "force", "dry_run", "validation_fraction"),
-        *("shard_tokens", "shuffle", "columns", "no_columns"),
-    ),
-    "What is left out": (
-        *(
-            "where",
-            "source",
-            "drop_ids",
-            "hash_range",
-            "min_tokens",
-            "max_tokens",
-            "overlong",
-            "template_drops",
-            "dedup",
-        ),
-        *("max_documents", "on_bad_record", "max_bad_records", "max_document_bytes"),
-    ),
-    "Cluster": ("workers", "ray", "job_index", "num_jobs"),
-    "Display": DISPLAY,
-}
-"""Of build, import and copy. An option that a command does not have is passed over."""
+
+class GroupedOption(click.Option):
+    """An option with a heading.
+
+    Args:
+        group: the heading; "": `ADVANCED`.
+    """
+
+    def __init__(self, *args: Any, group: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.group = group
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists the options in groups.
+    """A command whose help lists the options under headings.
 
     Args:
-        groups: the headings; an option that none of them names is listed as advanced.
+        groups: the headings, in order.
     """
 
-    def __init__(self, *args: Any, groups: Groups, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, groups: tuple[str, ...], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.groups = groups
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One section for each group that the command has options of."""
-        records = {
-            param.name: record
-            for param in self.get_params(ctx)
-            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None
-        }
-        named = {name for names in self.groups.values() for name in names}
-        rest = [name for name in records if name not in named]
-        for heading, names in {**self.groups, ADVANCED: rest}.items():
-            rows = [records[name] for name in names if name in records]
-            if rows:
+        """One section for each heading that the command has options for."""
+        rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*self.groups, DISPLAY, ADVANCED)}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
+                heading = DISPLAY if param.name == "as_json" else getattr(param, "group", "") or ADVANCED
+                rows[heading].append(record)
+        for heading, records in rows.items():
+            if records:
                 with formatter.section(heading):
-                    formatter.write_dl(rows)
+                    formatter.write_dl(records)

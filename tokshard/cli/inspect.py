@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -13,24 +12,23 @@ import click
 
 from tokshard.cli.corpus_text import (
     comparison_text,
-    distribution_text,
-    report_json,
     report_text,
     shard_table,
+    token_lines,
 )
-from tokshard.cli.document_text import match_json, match_text, view_json, view_text
-from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.document_text import match_text, view_text
+from tokshard.cli.options import debug_option, json_option, print_json
 from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
+from tokshard.forking import cpu_count
 from tokshard.format.loss import kept_columns
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.documents import EXCERPT_CHARACTERS, DocumentView, search
 from tokshard.inspect.corpus.places import corpora_at
 from tokshard.inspect.corpus.report import CorpusReport, read_documents, read_report
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
-from tokshard.pipeline.executors.choice import cpu_count
-from tokshard.wording import one_line
+from tokshard.wording import aligned, one_line
 
 _SAMPLES = 3
 _TOKENS_OF_WORKER = 1 << 25
@@ -65,9 +63,9 @@ _TOKENS_OF_WORKER = 1 << 25
 )
 @click.option(
     "--workers",
-    type=click.IntRange(min=1),
+    type=POSITIVE_COUNT,
     metavar="N",
-    help="With --grep: number of processes.  [default: one for each CPU, if there is much to search]",
+    help="With --grep: number of processes.  [default: one per CPU, if there is much to search]",
 )
 @click.option("--limit", type=POSITIVE_COUNT, metavar="N", help="Stop after N matching documents.  [default: list all]")
 @click.option("--shards", is_flag=True, help="List every shard.")
@@ -90,7 +88,7 @@ def inspect(
     full: bool,
     as_json: bool,
 ) -> None:
-    """Show what is in each CORPUS: counts, tokenizer, settings, omitted records, document lengths, shards, tokens.
+    """Show each CORPUS: counts, tokenizer, settings, records left out, document lengths, shards, tokens.
 
     CORPUS may also be the folder of a corpus with a validation split, or a folder of corpora: then it means all of
     them. Several corpora are shown side by side. Unless --full is given, token statistics come from a sample, and
@@ -139,7 +137,7 @@ def corpus_report(
     with_boundaries: bool,
     characters: int = EXCERPT_CHARACTERS,
 ) -> CorpusReport:
-    """What is in a corpus, with a progress bar.
+    """Report on a corpus, with a progress bar.
 
     Raises:
         TokshardError: it is a mix, or cannot be read.
@@ -152,7 +150,6 @@ def corpus_report(
             num_samples=num_samples,
             characters=characters,
             is_full=is_full,
-            with_tokens=True,
             with_boundaries=with_boundaries,
             on_progress=on_progress,
         )
@@ -162,14 +159,13 @@ def _show(reports: list[CorpusReport], *, all_shards: bool, as_json: bool) -> No
     width, encoding = shutil.get_terminal_size().columns, sys.stdout.encoding
     if as_json:
         for report in reports:
-            click.echo(json.dumps(report_json(report, all_shards=all_shards)))
+            print_json(report.facts(all_shards=all_shards))
     elif len(reports) == 1:
         click.echo(report_text(reports[0], width=width, encoding=encoding, all_shards=all_shards))
     else:
         click.echo(comparison_text(reports, width=width))
         for report in reports:
-            click.echo(f"\n{'corpus':<12}{one_line(report.directory)}")
-            click.echo(distribution_text(report, width=width, encoding=encoding))
+            click.echo(f"\n{aligned([('corpus', report.directory), *token_lines(report)], width=width)}")
             if all_shards:
                 click.echo(f"\n{shard_table(report.shards, num_rows=len(report.shards))}")
             for view in report.documents:
@@ -190,7 +186,7 @@ def _show_document(corpora: tuple[str, ...], document: str, *, with_boundaries: 
         click.echo(f"note: {one_line(one.problem)}", err=True)
     for number, (location, view) in enumerate(found):
         if as_json:
-            click.echo(json.dumps({"corpus": location, **view_json(view)}))
+            print_json({"corpus": location}, view)
         else:
             click.echo(("\n" if number else "") + _place(location, corpora) + view_text(view))
 
@@ -224,10 +220,10 @@ def _grep(
                 on_progress=on_progress,
             ):
                 is_found = True
-                shown = (
-                    json.dumps(match_json(match, corpus)) if as_json else _place(location, corpora) + match_text(match)
-                )
-                click.echo(shown)
+                if as_json:
+                    print_json({"corpus": corpus.location}, match)
+                else:
+                    click.echo(_place(location, corpora) + match_text(match))
                 left = None if left is None else left - 1
                 if left == 0:
                     return
@@ -241,7 +237,7 @@ def _grep(
 
 
 def _place(location: str, corpora: Sequence[str]) -> str:
-    """What stands before a document if there are several corpora."""
+    """The corpus before a document or match, if there are several."""
     return "" if len(corpora) == 1 else f"{one_line(location)}: "
 
 

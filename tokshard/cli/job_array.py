@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
-import click
-
+from tokshard.cli.build_options import KUBERNETES, SLURM
 from tokshard.errors import UsageError
 from tokshard.pipeline.jobs import Job
 
-SLURM, KUBERNETES = "slurm", "kubernetes"
-"""Schedulers that number the jobs of an array."""
 _SLURM = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX")
 _STEP = "SLURM_ARRAY_TASK_STEP"
 _KUBERNETES = "JOB_COMPLETION_INDEX"
-
-
-class JobIndex(click.ParamType):  # type: ignore[type-arg] # not yet generic in click 8.1
-    """The number of a job, or the name of the scheduler that knows it."""
-
-    name = "job"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        """The number, from 0 on, or the name; anything else is a usage error."""
-        if value in (SLURM, KUBERNETES):
-            return str(value)
-        if not str(value).isdecimal():
-            self.fail(f"{value!r} is not a number from 0 on, {SLURM} or {KUBERNETES}", param, ctx)
-        return int(value)
 
 
 def job_of(index: int | str | None, count: int | None) -> Job | None:

@@ -28,39 +28,44 @@ class LazyCommand:
     Args:
         place: ``module:attribute`` of the click command.
         short_help: its line in ``tokshard --help``, kept here so that the page imports no command.
+        group: the heading of this line.
     """
 
     place: str
     short_help: str
+    group: str
 
+
+_MAKE, _LOOK, _TRAIN = "Make corpora", "Look at corpora", "Train on them"
 
 COMMANDS = {
-    "build": LazyCommand("tokshard.cli.build:build", "Tokenize text into a corpus of Arrow shards."),
+    "build": LazyCommand("tokshard.cli.build:build", "Tokenize text into a corpus of Arrow shards.", _MAKE),
     "import": LazyCommand(
-        "tokshard.cli.import_:import_", "Make a corpus from documents that another tool has tokenized."
+        "tokshard.cli.build:import_", "Make a corpus from documents that another tool has tokenized.", _MAKE
     ),
-    "commit": LazyCommand("tokshard.cli.commit:commit", "Publish the corpus that several jobs have built."),
-    "inspect": LazyCommand("tokshard.cli.inspect:inspect", "Show the contents of a corpus, and some of its documents."),
+    "copy": LazyCommand("tokshard.cli.build:copy", "Copy corpora into one: re-shard, join, move, shuffle.", _MAKE),
+    "select": LazyCommand("tokshard.cli.build:select", "Make a view: some documents of a corpus, uncopied.", _MAKE),
+    "commit": LazyCommand("tokshard.cli.commit:commit", "Publish the corpus that several jobs have built.", _MAKE),
+    "status": LazyCommand("tokshard.cli.status:status", "Show the progress of a build, and how to continue it.", _MAKE),
+    "inspect": LazyCommand(
+        "tokshard.cli.inspect:inspect", "Show the contents of a corpus, and some of its documents.", _LOOK
+    ),
     "report": LazyCommand(
-        "tokshard.cli.report:report", "Write an HTML page about corpora, the plan of a mix, or a training run."
+        "tokshard.cli.report:report", "Write an HTML page about corpora, the plan of a mix, or a training run.", _LOOK
     ),
-    "diff": LazyCommand("tokshard.cli.diff:diff", "Say what differs between two corpora, or between two mixes."),
+    "diff": LazyCommand(
+        "tokshard.cli.diff:diff", "List the differences between two corpora, or between two mixes.", _LOOK
+    ),
     "scan": LazyCommand(
-        "tokshard.cli.scan:scan", "Find the documents that share n-grams with a benchmark, or are on a list."
+        "tokshard.cli.scan:scan", "Find the documents that share n-grams with a benchmark, or are on a list.", _LOOK
     ),
-    "status": LazyCommand("tokshard.cli.status:status", "Show the progress of a build, and how to continue it."),
-    "verify": LazyCommand("tokshard.cli.verify:verify", "Check every byte of a corpus against its manifest."),
-    "plan": LazyCommand("tokshard.cli.plan:plan", "Preview a mix before training: tokens, epochs, steps, bytes."),
-    "trace": LazyCommand("tokshard.cli.trace:trace", "Show every document that a training step read."),
-    "bench": LazyCommand(
-        "tokshard.cli.bench:bench", "Measure how fast this machine reads a mix, and how many GPUs it feeds."
+    "verify": LazyCommand("tokshard.cli.verify:verify", "Check every byte of a corpus against its manifest.", _LOOK),
+    "plan": LazyCommand(
+        "tokshard.cli.plan:plan", "Preview a mix before training: tokens, epochs, steps, bytes.", _TRAIN
     ),
-    "copy": LazyCommand("tokshard.cli.copy:copy", "Copy corpora into one: re-shard, join, divide, move, shuffle."),
-    "export": LazyCommand("tokshard.cli.export:export", "Write a corpus in the format of another loader."),
-    "convert-tokenizer": LazyCommand(
-        "tokshard.cli.convert_tokenizer:convert_tokenizer",
-        "Make a tokenizer.json from a SentencePiece model or tiktoken ranks.",
-    ),
+    "trace": LazyCommand("tokshard.cli.trace:trace", "Show every document that a training step read.", _TRAIN),
+    "bench": LazyCommand("tokshard.cli.bench:bench", "Measure how fast this machine reads a mix.", _TRAIN),
+    "export": LazyCommand("tokshard.cli.export:export", "Write a corpus in the format of another loader.", _TRAIN),
 }
 
 
@@ -95,9 +100,11 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
-        """The list of commands, from the table."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.short_help) for name, command in COMMANDS.items()])
+        """The lists of commands, from the table."""
+        width = max(map(len, COMMANDS))
+        for group, commands in itertools.groupby(COMMANDS.items(), lambda item: item[1].group):
+            with formatter.section(group):
+                formatter.write_dl([(name.ljust(width), command.short_help) for name, command in commands])
 
 
 @click.group(
@@ -111,7 +118,7 @@ class LazyGroup(click.Group):
 @debug_option
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Tokenize raw text into Arrow shards, and preview what a training run reads.
+    """Tokenize raw text into Arrow shards, and stream them into training runs.
 
     Results go to stdout; progress and errors go to stderr. Exit codes: 0 done, 1 the data or the run failed, 2 wrong
     usage or a path that does not exist, 130 interrupted, 143 terminated.

@@ -137,5 +137,5 @@ def _own_errors(path: str, option: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be written: {error.strerror or error}", hint=f"give another {option} FILE"
+            f"{path or repr(path)} cannot be written: {error.strerror or error}", hint=f"give another {option} FILE"
         ) from error

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
-from dataclasses import asdict
 
 import click
 
-from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.options import debug_option, json_option, plan_options, print_json
 from tokshard.cli.plan_text import plan_text
-from tokshard.cli.plans import plan_options
 from tokshard.cli.sizes import POSITIVE_COUNT, FloatRange
 from tokshard.inspect.plan.preview import report_plan
 from tokshard.inspect.plan.run import open_run
-from tokshard.inspect.plan.simulation import simulate
 
 
 @click.command()
@@ -29,21 +25,12 @@ from tokshard.inspect.plan.simulation import simulate
 @click.option(
     "--max-epochs-warn",
     type=FloatRange(min=0),
-    default=4.0,
-    show_default=True,
+    default=4,
+    show_default="4",
     metavar="N",
     help="Warn about a corpus that is read more than N times.",
 )
-@click.option(
-    "--simulate",
-    "num_simulated",
-    type=POSITIVE_COUNT,
-    metavar="N",
-    help="Check how well the next N samples are mixed and shuffled.",
-)
-@click.option(
-    "--checkpoint", metavar="PATH", help="Take the weights from a checkpoint of a run; --simulate starts there."
-)
+@click.option("--checkpoint", metavar="PATH", help="Take the weights from a checkpoint of a run.")
 @click.option(
     "--nodes",
     "num_nodes",
@@ -59,7 +46,6 @@ def plan(
     plan: str,
     tokens: int | None,
     max_epochs_warn: float,
-    num_simulated: int | None,
     checkpoint: str | None,
     num_nodes: int | None,
     seq_len: int | None,
@@ -75,24 +61,18 @@ def plan(
     shows everything that the order depends on, with a fingerprint: jobs with the same fingerprint and the same weights
     read the same tokens in the same order.
 
-    --simulate checks mixing and shuffling without reading tokens: the largest deviation of each corpus from its share,
-    the distance in the corpus between successive samples, and the number of blocks that a step draws from.
-
     --nodes recommends a number of streams (num_streams of the mix) for so many nodes, and shows what each node reads
     with them and without.
 
     \b
     tokshard plan mix.toml --tokens 2T
     tokshard plan mix.toml --nodes 64
-    tokshard plan shards/code --seq-len 4096 --seed 17 --global-batch-size 512 --simulate 100k
+    tokshard plan shards/code --seq-len 4096 --seed 17 --global-batch-size 512
     """  # noqa: D301 - click's mark for lines that are kept
     options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
     run = open_run(plan, options, checkpoint=checkpoint)
-    simulation = None if num_simulated is None else simulate(run, num_simulated)
-    report = report_plan(
-        run, num_tokens=tokens, max_epochs_warn=max_epochs_warn, simulation=simulation, num_nodes=num_nodes
-    )
+    report = report_plan(run, num_tokens=tokens, max_epochs_warn=max_epochs_warn, num_nodes=num_nodes)
     if as_json:
-        click.echo(json.dumps(asdict(report)))
+        print_json(report)
     else:
         click.echo(plan_text(report, width=shutil.get_terminal_size().columns, encoding=sys.stdout.encoding))

@@ -1,19 +1,19 @@
-"""The preview of a plan as text: the order as a tree, what is read, and how well it is mixed."""
+"""The preview of a plan as text: the order as a tree, the tokens read, and how well they are mixed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
 from tokshard.cli.tables import can_encode, table
 from tokshard.inspect.plan.preview import CorpusPlan, PlanReport
-from tokshard.inspect.plan.simulation import UNIFORM_DISTANCE, Simulation
 from tokshard.inspect.plan.streams import StreamsAdvice
 from tokshard.wording import aligned, bytes_text, counted, one_line, wrapped
 
 _BRANCH, _LAST, _TRUNK = "├─ ", "└─ ", "│    "
 
 
-def plan_text(report: PlanReport, *, width: int, encoding: str) -> str:
+def plan_text(report: PlanReport, *, width: int, encoding: str | None) -> str:
     """A preview of a plan.
 
     Args:
@@ -38,8 +38,6 @@ def plan_text(report: PlanReport, *, width: int, encoding: str) -> str:
     ]
     if packed := [line for corpus in report.corpora for line in _packing_lines(corpus)]:
         parts.append(aligned(packed, width=width))
-    if report.simulation is not None:
-        parts.append(_simulation_text(report.simulation, width=width))
     if report.streams is not None:
         parts.append(_streams_text(report.streams, report.sizes["num_streams"], width=width))
     if report.warnings:
@@ -47,7 +45,7 @@ def plan_text(report: PlanReport, *, width: int, encoding: str) -> str:
     return "\n\n".join(parts)
 
 
-def plan_tree(report: PlanReport, *, encoding: str, width: int) -> str:
+def plan_tree(report: PlanReport, *, encoding: str | None, width: int) -> str:
     """The order as a tree: everything that its fingerprint depends on, and the weights, which do not change it.
 
     Arguments as for `plan_text`.
@@ -58,7 +56,8 @@ def plan_tree(report: PlanReport, *, encoding: str, width: int) -> str:
     blocks = f"blocks of {sizes['block_tokens']:,}, windows of {counted(sizes['window_blocks'], 'block')}"
     if sizes["num_streams"] > 1:
         blocks += f", {counted(sizes['num_streams'], 'stream')}"
-    order = f"order {sizes['order_version']}, seed {sizes['seed']}: samples of {sizes['seq_len']:,} tokens, {blocks}"
+    order = f"order version {sizes['order_version']}, seed {sizes['seed']}"
+    order += f": samples of {sizes['seq_len']:,} tokens, {blocks}"
     lines = [f"plan {report.fingerprint}", *wrapped(branch + order, width=width, indent=trunk)]
     for number, corpus in enumerate(report.corpora, 1):
         is_last = number == len(report.corpora)
@@ -70,9 +69,10 @@ def plan_tree(report: PlanReport, *, encoding: str, width: int) -> str:
 def _corpus_text(corpus: CorpusPlan) -> str:
     parts = [
         f"{tokens_text(corpus.epoch_tokens)} tokens"
-        + ("" if corpus.target_share is None else f" ({corpus.target_share:.1%} trained)"),
-        f"{counted(corpus.num_blocks, 'block')} in {counted(corpus.num_windows, 'window')}",
+        + ("" if corpus.target_share is None else f" ({corpus.target_share:.1%} targets)"),
     ]
+    if corpus.num_windows > 1:
+        parts.append(f"{counted(corpus.num_blocks, 'block')} in {corpus.num_windows:,} windows")
     if corpus.num_parts > 1:
         parts.append(f"dealt to {counted(corpus.num_parts, 'stream')}")
     if corpus.take != 1:
@@ -84,7 +84,12 @@ def _corpus_text(corpus: CorpusPlan) -> str:
     if corpus.max_epochs is not None:
         parts.append(f"at most {corpus.max_epochs:g} {'epoch' if corpus.max_epochs == 1 else 'epochs'}")
     head = f"{corpus.weight_share:7.2%}  {corpus.fingerprint[:12]}"
-    return f"{head}  {', '.join(parts)}: {one_line(corpus.directory)}"
+    return f"{head}  {', '.join(parts)}: {one_line(_from_here(corpus.directory))}"
+
+
+def _from_here(directory: str) -> str:
+    """A directory below the working directory by its path from there."""
+    return directory.removeprefix(os.path.join(os.getcwd(), ""))
 
 
 def _packing_lines(corpus: CorpusPlan) -> Iterator[tuple[str, str]]:
@@ -102,7 +107,8 @@ def _packing_lines(corpus: CorpusPlan) -> Iterator[tuple[str, str]]:
 
 
 def _corpus_rows(corpora: Sequence[CorpusPlan]) -> Iterator[list[str]]:
-    yield ["corpus", "share", "tokens", "epochs", "documents", "bytes", "steps per window"]
+    has_windows = any(corpus.steps_per_window is not None for corpus in corpora)
+    yield ["corpus", "share", "tokens", "epochs", "documents", "bytes", *["steps per window"] * has_windows]
     for corpus in corpora:
         is_all = corpus.documents == corpus.num_documents and corpus.epochs >= 1
         steps = corpus.steps_per_window
@@ -113,7 +119,7 @@ def _corpus_rows(corpora: Sequence[CorpusPlan]) -> Iterator[list[str]]:
             f"{corpus.epochs:,.2f}",
             f"{'' if is_all else '~'}{corpus.documents:,} of {corpus.num_documents:,}",
             bytes_text(corpus.bytes),
-            "one window" if steps is None else f"{steps:,.1f}",
+            *["one window" if steps is None else f"{steps:,.1f}"] * has_windows,
         ]
 
 
@@ -135,24 +141,6 @@ def _streams_text(advice: StreamsAdvice, num_streams: int, *, width: int) -> str
     if wanted > 1:
         rows.append(("", "a run cannot change its number of streams: choose for the most nodes that it will have"))
     return aligned(rows, width=width)
-
-
-def _simulation_text(simulation: Simulation, *, width: int) -> str:
-    fewest, median, most = simulation.blocks_per_step
-    last = simulation.first + simulation.num_samples - 1
-    head = [
-        ("simulated", f"samples {simulation.first:,} to {last:,}"),
-        ("places", f"a step draws from {median:,.0f} blocks in the median, {fewest:,} to {most:,}"),
-        (
-            "distance",
-            f"of successive samples in the corpus, in the median; random places are {UNIFORM_DISTANCE:.0%} apart",
-        ),
-    ]
-    rows = [["corpus", "samples", "worst error", "distance"]]
-    for corpus in simulation.corpora:
-        distance = "-" if corpus.median_distance is None else f"{corpus.median_distance:.1%}"
-        rows.append([one_line(corpus.name), f"{corpus.num_samples:,}", f"{corpus.worst_error:.2f} samples", distance])
-    return aligned(head, width=width) + "\n\n" + table(rows, width=width)
 
 
 def tokens_text(number: int) -> str:

@@ -33,11 +33,6 @@ class CorpusRequest:
     options: Mapping[str, Any]
 
 
-def is_recipe_path(sources: Sequence[str]) -> bool:
-    """Whether the arguments of a build are a recipe, and perhaps names of its corpora."""
-    return bool(sources) and sources[0].endswith(".toml")
-
-
 def options_of_recipes(command: click.Command) -> dict[str, click.Option]:
     """The options of a build that are keys of a recipe, by their names there."""
     options = [param for param in command.params if isinstance(param, click.Option)]
@@ -83,7 +78,7 @@ def read_recipe(path: str, chosen: Sequence[str], context: click.Context) -> lis
     if context.params["force"] and not chosen:
         raise UsageError(
             "--force would remove and rebuild every corpus of the recipe",
-            hint=f"name what is to start over: tokshard build {shlex.quote(path)} NAME... --force; it has "
+            hint=f"name the corpora that start over: tokshard build {shlex.quote(path)} NAME... --force; it has "
             f"{', '.join(corpora)}",
         )
     requests = []
@@ -165,7 +160,7 @@ def _tokenizer_beside(recipe: str, value: str, where: str) -> str:
     path = path_beside(recipe, value)
     if path == value or not is_model_id(value) or os.path.exists(path):
         return path
-    if os.path.exists(value):  # the build would take it for what is meant
+    if os.path.exists(value):  # it may be the one that is meant
         raise UsageError(
             f"{where}: there is no {path}",
             hint=f"paths in a recipe are relative to the recipe, and {value} is in the working directory",
@@ -174,7 +169,7 @@ def _tokenizer_beside(recipe: str, value: str, where: str) -> str:
 
 
 def _source_beside(recipe: str, source: str) -> str:
-    """A source of the recipe. What the recipe says may be a pattern, the folder in which the recipe lies may not."""
+    """A source of the recipe, which may be a pattern. The folder of the recipe is none, whatever its name."""
     path = path_beside(recipe, source)
     if source in {STDIN, path}:
         return source

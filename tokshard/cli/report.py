@@ -95,7 +95,10 @@ def _page(targets: list[str], out: str, *, num_samples: int, is_full: bool, num_
     ]
     facts = [
         [
-            *summary_lines(report.manifest, report.sources, num_spans=report.num_spans, width=_WIDTH),
+            *(
+                (line.label, line.value)
+                for line in summary_lines(report.manifest, report.sources, num_spans=report.num_spans, width=_WIDTH)
+            ),
             *distribution_lines(report),
         ]
         for report in reports

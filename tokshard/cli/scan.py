@@ -13,11 +13,13 @@ import numpy as np
 from click.core import ParameterSource
 from numpy.typing import NDArray
 
-from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.options import debug_option, json_line, json_option
 from tokshard.cli.output_file import OutputFile, is_stdout, output_file
 from tokshard.cli.progress import byte_progress
+from tokshard.cli.sizes import POSITIVE_COUNT
 from tokshard.cli.tables import shorten, table
 from tokshard.errors import UsageError
+from tokshard.forking import cpu_count
 from tokshard.format.corpus import Corpus
 from tokshard.format.decode import read_tokenizer
 from tokshard.format.document_list import find_listed
@@ -25,12 +27,13 @@ from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.scan import (
     Benchmarks,
     Encode,
+    ScanReport,
     SharedItems,
+    Tally,
     read_benchmarks,
     scan_corpus,
 )
 from tokshard.pipeline.encode.encoder import Encoder, EncodingError
-from tokshard.pipeline.executors.choice import cpu_count
 from tokshard.pipeline.sources.chats import COMPLETION, MESSAGES, PROMPT, TURNS
 from tokshard.wording import counted, one_line
 
@@ -70,12 +73,10 @@ _OF_ITEMS = ("fields", "ngram", "workers")
 )
 @click.option("--ids", metavar="FILE", help="In place of --against: find the documents that FILE lists by their ids.")
 @click.option(
-    "--out", metavar="FILE", help="Write a line of JSON for each document found, as copy --drop-ids takes it."
+    "--out", metavar="FILE", help="Write a line of JSON for each document found, as select --drop-ids takes it."
 )
 @click.option("--numbers", metavar="FILE", help="Write the number of each document found, as loader.mask takes it.")
-@click.option(
-    "--workers", type=click.IntRange(min=1), metavar="N", help="Number of processes.  [default: one for each CPU]"
-)
+@click.option("--workers", type=POSITIVE_COUNT, metavar="N", help="Number of processes.  [default: one per CPU]")
 @json_option
 @debug_option
 def scan(
@@ -97,7 +98,7 @@ def scan(
 
     \b
     tokshard scan shards/web --against evals.jsonl --text-field question --out leaked.jsonl
-    tokshard copy shards/web --out shards/clean --drop-ids leaked.jsonl
+    tokshard select shards/web --out views/clean --drop-ids leaked.jsonl
     tokshard scan shards/web --ids opted-out.txt --numbers opted-out-numbers.txt
     """  # noqa: D301 - click's mark for lines that are kept
     if bool(against) == (ids is not None):
@@ -120,10 +121,11 @@ def scan(
             results = [_find(location, ids, rows, lines) for location in corpora]
             shown = json.dumps(results) if as_json else "\n".join(map(_listed_text, results))
         else:
-            tally, processes = _Tally(ngram), workers or cpu_count()
+            tally, processes = Tally(ngram), workers or cpu_count()
             for location in corpora:
                 _scan(location, against, tally, rows, lines, fields=fields, workers=processes)
-            shown = json.dumps(tally.as_json()) if as_json else tally.text()
+            report = tally.report()
+            shown = json_line(report) if as_json else _text(report)
     click.echo(shown, err=any(path is not None and is_stdout(path) for path in (out, numbers)))
 
 
@@ -159,7 +161,7 @@ def _listed_text(result: dict[str, Any]) -> str:
 def _scan(
     location: str,
     against: Sequence[str],
-    tally: _Tally,
+    tally: Tally,
     rows: OutputFile | None,
     lines: OutputFile | None,
     *,
@@ -216,91 +218,32 @@ def _write(rows: OutputFile | None, lines: OutputFile | None, row: dict[str, Any
         lines.write(b"%d\n" % row["document"])
 
 
-class _Tally:
-    """The documents found in all corpora, by benchmark and item."""
-
-    def __init__(self, ngram: int) -> None:
-        self.ngram = ngram
-        self._corpora: list[dict[str, Any]] = []
-
-    def begin(self, location: str, corpus: Corpus, benchmarks: Benchmarks) -> None:
-        """Count a corpus from here on. All of them have the same items."""
-        if not self._corpora:
-            num_items, num_files = len(benchmarks.items), len(benchmarks.files)
-            self._documents_of_item = np.zeros(num_items, np.int64)
-            self._is_scanned = np.zeros(num_items, np.bool_)
-            self._file_of_item = np.array([item.benchmark for item in benchmarks.items])
-            self._documents_of_file = np.zeros(num_files, np.int64)
-        self._benchmarks = benchmarks
-        self._is_scanned |= benchmarks.is_scanned
-        self._corpora.append({"corpus": location, "tokens": corpus.num_tokens, "documents": 0})
-
-    def add(self, found: SharedItems) -> None:
-        """Count a document."""
-        self._corpora[-1]["documents"] += 1
-        self._documents_of_item[found.items] += 1
-        self._documents_of_file[np.unique(self._file_of_item[found.items])] += 1
-
-    def as_json(self) -> dict[str, Any]:
-        """All counts; items only if they were found."""
-        found = np.flatnonzero(self._documents_of_item)
-        items = [self._benchmarks.items[index] for index in found.tolist()]
-        return {
-            "ngram": self.ngram,
-            "corpora": self._corpora,
-            "benchmarks": [self._of_file(number) for number in range(len(self._benchmarks.files))],
-            "items": [
-                {
-                    "benchmark": self._benchmarks.files[item.benchmark],
-                    "row": item.row,
-                    "id": item.id,
-                    "documents": count,
-                }
-                for item, count in zip(items, self._documents_of_item[found].tolist(), strict=True)
-            ],
-        }
-
-    def _of_file(self, number: int) -> dict[str, Any]:
-        mine = self._file_of_item == number
-        return {
-            "benchmark": self._benchmarks.files[number],
-            "items": int(mine.sum()),
-            "not_scanned": int((mine & ~self._is_scanned).sum()),
-            "found": int((mine & (self._documents_of_item > 0)).sum()),
-            "documents": int(self._documents_of_file[number]),
-        }
-
-    def text(self) -> str:
-        """For people: a table of the benchmarks, and the items with the most documents."""
-        found = self.as_json()
-        header = ["benchmark", "items", f"under {self.ngram} tokens", "found", "in documents"]
-        rows = [
-            [
-                shorten(one_line(str(value)), _NAME_WIDTH) if key == "benchmark" else f"{value:,}"
-                for key, value in one.items()
-            ]
-            for one in found["benchmarks"]
+def _text(found: ScanReport) -> str:
+    """A table of the benchmarks, and the items that most documents share."""
+    header = ["benchmark", "items", f"under {found.ngram} tokens", "found", "in documents"]
+    rows = [
+        [_name(one.benchmark), *(f"{number:,}" for number in (one.items, one.not_scanned, one.found, one.documents))]
+        for one in found.benchmarks
+    ]
+    parts = [
+        "\n".join(
+            f"{one_line(one.corpus)}: {counted(one.documents, 'document')} "
+            f"{'shares' if one.documents == 1 else 'share'} {found.ngram} tokens in a row"
+            for one in found.corpora
+        ),
+        table([header, *rows], width=None),
+    ]
+    most = sorted(found.items, key=lambda item: -item.documents)
+    if most:
+        named = [
+            [_name(item.benchmark), str(item.row), _name(item.id or ""), f"{item.documents:,}"]
+            for item in most[:_SHOWN_ITEMS]
         ]
-        parts = [
-            "\n".join(
-                f"{one_line(one['corpus'])}: {counted(one['documents'], 'document')} "
-                f"{'shares' if one['documents'] == 1 else 'share'} {self.ngram} tokens in a row"
-                for one in found["corpora"]
-            ),
-            table([header, *rows], width=None),
-        ]
-        most = sorted(found["items"], key=lambda item: -item["documents"])
-        if most:
-            named = [
-                [
-                    shorten(one_line(item["benchmark"]), _NAME_WIDTH),
-                    str(item["row"]),
-                    shorten(one_line(item["id"] or ""), _NAME_WIDTH),
-                    f"{item['documents']:,}",
-                ]
-                for item in most[:_SHOWN_ITEMS]
-            ]
-            parts.append(table([["benchmark", "row", "id", "documents"], *named], width=None, left=(0, 2)))
-        if len(most) > _SHOWN_ITEMS:
-            parts.append(f"and {counted(len(most) - _SHOWN_ITEMS, 'more item')}: --json lists all")
-        return "\n\n".join(parts)
+        parts.append(table([["benchmark", "row", "id", "documents"], *named], width=None, left=(0, 2)))
+    if len(most) > _SHOWN_ITEMS:
+        parts.append(f"and {counted(len(most) - _SHOWN_ITEMS, 'more item')}: --json lists all")
+    return "\n\n".join(parts)
+
+
+def _name(text: str) -> str:
+    return shorten(one_line(text), _NAME_WIDTH)

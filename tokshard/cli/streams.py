@@ -30,7 +30,7 @@ class Sink(io.FileIO):
             try:
                 return super().write(data)
             except OSError as error:
-                self.error = error  # also what is buffered is dropped: the interpreter flushes when it exits
+                self.error = error  # buffered output is dropped, too: the interpreter flushes when it exits
                 if self._raises_reader_gone and isinstance(error, BrokenPipeError):
                     raise ReaderGoneError(*error.args) from error
         return memoryview(data).nbytes
@@ -39,8 +39,8 @@ class Sink(io.FileIO):
 def open_streams() -> Sink:
     """Replace stdout and stderr by streams that a command can always write to.
 
-    Descriptors 0 to 2 that are closed become /dev/null, before another file takes their numbers. What the encoding of a
-    stream lacks is written as escapes.
+    Descriptors 0 to 2 that are closed become /dev/null, before another file takes their numbers. Characters that the
+    encoding of a stream lacks are written as escapes.
 
     Returns:
         The sink of stdout; check its error when the command is done.

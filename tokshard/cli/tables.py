@@ -50,7 +50,7 @@ def table_line(cells: Sequence[str], widths: Sequence[int], *, left: Sequence[in
     ).rstrip()
 
 
-def bars(counts: Sequence[int], width: int, encoding: str) -> list[str]:
+def bars(counts: Sequence[int], width: int, encoding: str | None) -> list[str]:
     """A horizontal bar per count, the longest of `width` characters. Every count except 0 is visible.
 
     Args:
@@ -64,10 +64,10 @@ def bars(counts: Sequence[int], width: int, encoding: str) -> list[str]:
     return [_EIGHTHS[8] * (length // 8) + _EIGHTHS[length % 8].strip() for length in lengths]
 
 
-def can_encode(text: str, encoding: str) -> bool:
-    """Whether an output with this encoding can show a text."""
+def can_encode(text: str, encoding: str | None) -> bool:
+    """Whether an output with this encoding can show a text; one without an encoding takes any."""
     try:
-        text.encode(encoding)
+        text.encode(encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
         return False
     return True

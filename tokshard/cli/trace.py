@@ -2,61 +2,78 @@
 
 from __future__ import annotations
 
-import json
+import functools
+import itertools
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 import click
 
-from tokshard.cli.help_groups import DISPLAY, GroupedCommand
-from tokshard.cli.options import debug_option, json_option
-from tokshard.cli.plans import plan_options
-from tokshard.cli.sizes import POSITIVE_COUNT, Span
-from tokshard.cli.trace_text import notes_of, occurrences_json, occurrences_text, run_text, trace_json, trace_text
+from tokshard.cli.help_groups import DISPLAY, GroupedCommand, GroupedOption
+from tokshard.cli.options import debug_option, json_option, plan_options, print_json
+from tokshard.cli.sizes import COUNT, POSITIVE_COUNT, Span
+from tokshard.cli.trace_text import notes_of, occurrences_text, run_text, trace_text
 from tokshard.errors import PlanError
-from tokshard.inspect.plan.occurrences import find_documents
+from tokshard.inspect.plan.occurrences import DocumentOccurrences, find_documents
 from tokshard.inspect.plan.run import Run, open_run
-from tokshard.inspect.plan.trace import TraceRow, trace_samples, trace_steps
+from tokshard.inspect.plan.trace import DocumentFacts, TraceRow, trace_samples, trace_steps
 from tokshard.wording import one_line
 
-_GROUPS = {
-    "What to trace": ("steps", "samples", "document", "checkpoint", "mask_files"),
-    "Ranks": ("dp_rank", "dp_world_size"),
-    "Display": ("num_characters", "no_text", *DISPLAY),
-}
-"""Advanced are the options that the files of a plan usually say."""
+_WHAT, _RANKS = "What to trace", "Ranks"
+
+_option = functools.partial(click.option, cls=GroupedOption)
+"""Advanced, without a group, are the options that the files of a plan usually say."""
 
 
-@click.command(cls=GroupedCommand, groups=_GROUPS)
+@click.command(cls=GroupedCommand, groups=(_WHAT, _RANKS))
 @click.argument("plan", required=False, metavar="[PLAN]")
-@click.option(
-    "--step", "steps", type=Span(), metavar="N[:M]", help="Trace step N, or steps N to M - 1, counted from 1."
+@_option(
+    "--step",
+    "steps",
+    group=_WHAT,
+    type=Span(),
+    metavar="N[:M]",
+    help="Trace step N, or steps N to M - 1, counted from 1.",
 )
-@click.option(
+@_option(
     "--sample",
     "samples",
+    group=_WHAT,
     type=Span(),
     metavar="N[:M]",
     help="Trace global sample N, or samples N to M - 1, counted from 0.",
 )
-@click.option("--document", metavar="CORPUS:ID", help="List the steps that read a document; see above.")
+@_option("--document", group=_WHAT, metavar="CORPUS:ID", help="List the steps that read a document; see above.")
 @click.option(
     "--epochs", type=Span(), metavar="N[:M]", help="With --document: search only these epochs, counted from 0."
 )
-@click.option(
-    "--checkpoint", metavar="PATH", help="Take weights, skipped samples and steps from a checkpoint of the run."
+@_option(
+    "--checkpoint",
+    group=_WHAT,
+    metavar="PATH",
+    help="Take weights, skipped samples and steps from a checkpoint of the run.",
 )
-@click.option(
+@_option(
     "--mask",
     "mask_files",
+    group=_WHAT,
     multiple=True,
     metavar="FILE",
-    help="Find a list of masked documents of the checkpoint here, if it moved. May be given several times.",
+    help="Find a list of masked documents of the checkpoint here, if it moved; may be given again.",
 )
-@click.option("--dp-rank", type=click.IntRange(min=0), metavar="R", help="Only show rows of this data-parallel rank.")
-@click.option(
+@_option(
+    "--dp-rank",
+    group=_RANKS,
+    type=COUNT,
+    metavar="R",
+    help="Only show rows of this data-parallel rank.",
+)
+@_option(
     "--dp-world-size",
-    type=click.IntRange(min=1),
+    group=_RANKS,
+    type=POSITIVE_COUNT,
     default=1,
     show_default=True,
     metavar="W",
@@ -69,16 +86,17 @@ _GROUPS = {
     "[default: refuse, unless the file says otherwise]",
 )
 @plan_options({})
-@click.option(
+@_option(
     "--text",
     "num_characters",
+    group=DISPLAY,
     type=POSITIVE_COUNT,
     default=200,
     show_default=True,
     metavar="N",
     help="Number of characters to show of each document.",
 )
-@click.option("--no-text", is_flag=True, help="Show no text, and do not load the tokenizer.")
+@_option("--no-text", group=DISPLAY, is_flag=True, help="Show no text, and do not load the tokenizer.")
 @json_option
 @debug_option
 def trace(
@@ -165,9 +183,8 @@ def _check_ranks(run: Run) -> None:
 
 def _show_rows(run: Run, parts: Iterator[Sequence[TraceRow]], *, as_json: bool) -> None:
     if as_json:
-        for rows in parts:
-            if rows:
-                click.echo("\n".join(json.dumps(trace_json(row)) for row in rows))
+        for row in itertools.chain.from_iterable(parts):
+            print_json(*_parts(row))
     else:
         width = shutil.get_terminal_size().columns
         text = trace_text(parts, width=width)
@@ -177,11 +194,16 @@ def _show_rows(run: Run, parts: Iterator[Sequence[TraceRow]], *, as_json: bool) 
             click.echo(part)
 
 
+def _parts(value: TraceRow | DocumentOccurrences) -> tuple[dict[str, Any], DocumentFacts]:
+    """A value without its document, and the document, for one line of JSON."""
+    return {one.name: getattr(value, one.name) for one in fields(value) if one.name != "document"}, value.document
+
+
 def _show_occurrences(run: Run, document: str, epochs: range | None, rank: int | None, *, as_json: bool) -> None:
     width = shutil.get_terminal_size().columns
     for number, found in enumerate(find_documents(run, document, epochs=epochs, rank=rank)):
         if as_json:
-            click.echo(json.dumps(occurrences_json(found)))
+            print_json(*_parts(found))
         else:
             head = "" if number else run_text(run, width=width) + "\n"
             click.echo(("\n" if number else head) + occurrences_text(found, width=width, run=run))

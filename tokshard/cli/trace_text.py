@@ -1,13 +1,11 @@
-"""Traces and occurrences of documents, as text for people and as plain values for ``--json``."""
+"""Traces and occurrences of documents as text."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
-from tokshard.cli.document_text import plain_value
 from tokshard.cli.plan_text import step_text
 from tokshard.cli.tables import table, table_line
 from tokshard.inspect.corpus.documents import ID
@@ -128,28 +126,6 @@ def occurrences_text(found: DocumentOccurrences, run: Run, *, width: int) -> str
     return aligned(lines, width=width) + "\n\n" + table(rows, width=width)
 
 
-def trace_json(row: TraceRow) -> dict[str, Any]:
-    """A row as plain values."""
-    return {
-        "step": row.step,
-        "rank": row.rank,
-        "row": row.row,
-        "sample": row.sample,
-        **facts_json(row.document),
-        "start": row.start,
-        "stop": row.stop,
-        "masked": row.masked,
-        "num_targets": row.num_targets,
-        "text": row.text,
-    }
-
-
-def facts_json(facts: DocumentFacts) -> dict[str, Any]:
-    """A document as plain values."""
-    plain = asdict(facts)
-    return {**plain, "metadata": {name: plain_value(value) for name, value in facts.metadata.items()}}
-
-
 def notes_of(run: Run, steps: range | None) -> list[str]:
     """Reasons to distrust the numbers of steps, one sentence each."""
     if run.other_run:
@@ -164,12 +140,3 @@ def notes_of(run: Run, steps: range | None) -> list[str]:
         return []
     read = f"{run.checkpoint} has read {counted(run.num_received, 'sample')} in {counted(run.step, 'step')}, not {size}"
     return [f"{read}; earlier steps are counted back from it, and right as far as they had {size}"]
-
-
-def occurrences_json(found: DocumentOccurrences) -> dict[str, Any]:
-    """A document and its occurrences as plain values."""
-    return {
-        **facts_json(found.document),
-        "epochs": [found.epochs.start, found.epochs.stop],
-        "readings": [asdict(place) for place in found.occurrences],
-    }

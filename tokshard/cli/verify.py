@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-import json
+import re
 import time
-from dataclasses import asdict
 
 import click
 
 from tokshard.cli.failures import Failure, describe, show
-from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.options import debug_option, json_option, print_json
 from tokshard.cli.progress import byte_progress
+from tokshard.cli.sizes import POSITIVE_COUNT
 from tokshard.errors import RESTORE, CorpusError
 from tokshard.inspect.corpus.places import corpora_at
-from tokshard.inspect.verify.verification import VerifyReport, verify_corpus
+from tokshard.inspect.verify.verification import VerifyReport, base_of, verify_corpus
 from tokshard.wording import bytes_text, counted, one_line
+
+_SHA256 = re.compile("([0-9a-f]{12})[0-9a-f]{52}")
 
 
 @click.command()
 @click.argument("corpora", nargs=-1, required=True, metavar="CORPUS...")
 @click.option("--quick", is_flag=True, help="Only check the structure: hash no shard and read no token.")
 @click.option(
-    "--workers", type=click.IntRange(min=1), metavar="N", help="Number of threads.  [default: one per CPU, at most 8]"
+    "--workers", type=POSITIVE_COUNT, metavar="N", help="Number of threads.  [default: one per CPU, at most 8]"
 )
+@click.option("--base", is_flag=True, help="Of a view, check the corpus that it is of, too.")
 @json_option
 @debug_option
 @click.pass_context
-def verify(context: click.Context, corpora: tuple[str, ...], quick: bool, workers: int | None, as_json: bool) -> None:
+def verify(
+    context: click.Context, /, corpora: tuple[str, ...], *, quick: bool, workers: int | None, base: bool, as_json: bool
+) -> None:
     """Check every byte of each CORPUS: hashes, structure, and the rules of the format.
 
     CORPUS may also be the folder of a corpus with a validation split, or a folder of corpora. Exits with 1 if a corpus
     is damaged or not finished, with 2 if there is none. --json prints one line per corpus.
     """
     corpora = tuple(corpora_at(corpora))
+    if base:
+        corpora = tuple(dict.fromkeys((*corpora, *filter(None, map(base_of, corpora)))))
     damaged, exit_code = 0, 0
     for location in corpora:
         started = time.monotonic()
@@ -46,7 +53,7 @@ def verify(context: click.Context, corpora: tuple[str, ...], quick: bool, worker
             continue
         seconds = time.monotonic() - started
         if as_json:
-            click.echo(json.dumps({"ok": report.is_ok, **asdict(report), "seconds": seconds}))
+            print_json({"ok": report.is_ok}, report, seconds=seconds)
         else:
             click.echo(_text(report, seconds, is_quick=quick))
         damaged += not report.is_ok
@@ -66,7 +73,8 @@ def _text(report: VerifyReport, seconds: float, *, is_quick: bool) -> str:
     directory = one_line(report.directory)
     if not report.is_ok:
         lines = [f"damaged: {directory}: {counted(len(report.problems), 'problem')}"]
-        return "\n".join(lines + [f"  {one_line(one.file)} {one_line(one.message)}" for one in report.problems])
+        problems = (f"  {one_line(one.file)} {one_line(one.message)}" for one in report.problems)
+        return "\n".join([*lines, *(_SHA256.sub(r"\1...", problem) for problem in problems)])
     counts = [
         counted(report.num_documents, "document"),
         counted(report.num_tokens, "token"),
@@ -75,7 +83,7 @@ def _text(report: VerifyReport, seconds: float, *, is_quick: bool) -> str:
     if report.num_generations > 1:
         counts.append(counted(report.num_generations, "generation"))
     verdict = "structure ok" if is_quick else "ok"
-    size = bytes_text(report.checked_bytes)
+    size = f"{bytes_text(report.checked_bytes)} checked"
     if seconds >= 1:  # else most of the time is the start of threads
         size += f" at {bytes_text(report.checked_bytes / seconds)}/s"
     return f"{verdict}: {directory}: {', '.join(counts)}, {size}"

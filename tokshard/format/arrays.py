@@ -1,7 +1,7 @@
-"""Arrow arrays from numpy arrays and plain values, through buffers.
+"""Arrow arrays from numpy arrays and plain values, and back, through buffers.
 
-``pa.array`` imports pandas wherever it is installed, to ask whether its argument is a series: a quarter of a second in
-every process of a build.
+``pa.array``, ``from_pylist`` and ``to_numpy`` import pandas wherever it is installed: a quarter of a second and 26 to
+42 MB in every process.
 """
 
 from __future__ import annotations
@@ -22,14 +22,49 @@ def number_array(values: NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(contiguous), [None, pa.py_buffer(contiguous)])
 
 
+def numbers_of(array: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
+    """Numbers without nulls as [n], not copied if they are in one piece."""
+    if isinstance(array, pa.ChunkedArray):
+        parts = [numbers_of(chunk) for chunk in array.chunks]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, _dtype_of(array.type)), *parts])
+    dtype = _dtype_of(array.type)
+    return np.frombuffer(array.buffers()[-1] or b"", dtype, len(array), dtype.itemsize * array.offset)
+
+
+def _dtype_of(kind: pa.DataType) -> np.dtype[Any]:
+    """``to_pandas_dtype`` needs pandas in old versions of Arrow."""
+    return np.dtype(_FLOATS.get(kind) or str(kind))
+
+
+_FLOATS = {pa.float32(): "float32", pa.float64(): "float64"}
+
+
 def lists_array(offsets: NDArray[np.int64], values: NDArray[Any], kind: pa.DataType) -> pa.Array:
     """Large lists of numbers, not copied: int64 [lists + 1] and [numbers]."""
     return pa.LargeListArray.from_arrays(number_array(offsets), number_array(values), type=kind)
 
 
 def value_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Plain values, None for null; or lists of numbers."""
-    return _array(values, kind) if pa.types.is_large_list(kind) else pa.array(values, type=kind)
+    """Plain values, None for null: strings, int64, float64 or bool; or lists of numbers."""
+    if pa.types.is_large_list(kind):
+        return _array(values, kind)
+    is_there = np.array([value is not None for value in values], np.bool_)
+    bits = None if is_there.all() else _bits(is_there)
+    if pa.types.is_boolean(kind):
+        return pa.Array.from_buffers(kind, len(values), [bits, _bits(np.array(values, np.bool_))])
+    filled = values if bits is None else [_FILL[kind] if value is None else value for value in values]
+    if pa.types.is_string(kind):
+        return pa.Array.from_buffers(kind, len(values), [bits, *_array(filled, kind).buffers()[1:]])
+    numbers = np.array(filled, _dtype_of(kind))
+    return pa.Array.from_buffers(kind, len(values), [bits, pa.py_buffer(numbers)])
+
+
+_FILL = {pa.string(): "", pa.int64(): 0, pa.float64(): 0.0}
+"""What stands in the place of a null."""
+
+
+def _bits(values: NDArray[np.bool_]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(values, bitorder="little"))
 
 
 def table_batch(columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
@@ -47,7 +82,7 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_fixed_size_binary(kind):
         return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(b"".join(values))])
     if pa.types.is_large_list(kind):
-        dtype = np.dtype("float32" if pa.types.is_float32(kind.value_type) else str(kind.value_type))
+        dtype = _dtype_of(kind.value_type)
         parts = [np.empty(0, dtype), *(np.asarray(value, dtype) for value in values)]
         return lists_array(_offsets(values, np.int64), np.concatenate(parts), kind)
     entries = [entry for value in values for entry in value.items()]

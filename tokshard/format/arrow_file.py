@@ -10,20 +10,39 @@ References:
 
 from __future__ import annotations
 
+import mmap
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import ipc
 
 from tokshard.forking import cached_property
+from tokshard.store import Entry, Store, joined_ranges
 
 TAIL = struct.Struct("<i6s")  # length of the footer, magic
 _BLOCK = struct.Struct("<qi4xq")  # position, bytes of the message, bytes of its body (which the message says itself)
 _BUFFER = struct.Struct("<qq")  # position in the body, bytes
+_NODE = struct.Struct("<qq")  # values of a column, nulls among them
+_MAGIC = b"ARROW1"
 _CONTINUATION = b"\xff\xff\xff\xff"
 _PREFIX_BYTES = 8
 _RECORD_BATCH = 3
+
+
+class Description(NamedTuple):
+    """Where a record batch of a file is.
+
+    Args:
+        num_rows: its rows.
+        nodes: values and nulls of each column, and of the values of a column of lists, after it.
+        buffers: first byte in the file and length of the buffers of each of these, in their order.
+    """
+
+    num_rows: int
+    nodes: list[tuple[int, int]]
+    buffers: list[tuple[int, int]]
 
 
 class ArrowFile:
@@ -32,15 +51,44 @@ class ArrowFile:
     Args:
         content: the file. Only its footer and the record batches to read need their bytes.
 
+    Attributes:
+        form: the footer without the places of the record batches. Files of the same form have the same schema.
+
     Raises:
-        pa.ArrowException, OSError: it is not an Arrow IPC file.
+        ValueError: it is not an Arrow IPC file.
     """
 
     def __init__(self, content: pa.Buffer) -> None:
-        self._content = memoryview(content).cast("B")
-        self._reader = ipc.open_file(content)
-        self.schema: pa.Schema = self._reader.schema
-        self.num_batches: int = self._reader.num_record_batches
+        self._buffer, self._content = content, memoryview(content).cast("B")
+        end = len(self._content) - TAIL.size
+        try:
+            length, magic = TAIL.unpack_from(self._content, end) if end >= 0 else (0, b"")
+            if magic != _MAGIC or not 0 <= length <= end:
+                raise ValueError(f"it ends with a footer of {length} bytes and {magic!r}, expected {_MAGIC!r}")
+            footer = self._content[end - length : end]
+            root = _Record.root(footer)
+            if root.structs(2, _BLOCK)[1]:
+                raise ValueError("the file has dictionaries, expected none")
+            start, blocks = root.structs(3, _BLOCK)
+        except struct.error as error:
+            raise ValueError(f"its footer is damaged: {error}") from error
+        self._blocks: list[tuple[int, int, int]] = blocks
+        self.num_batches = len(blocks)
+        self.form = bytes(footer[:start]) + bytes(footer[start + len(blocks) * _BLOCK.size :])
+
+    @cached_property
+    def _reader(self) -> ipc.RecordBatchFileReader:
+        return ipc.open_file(self._buffer)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns and metadata.
+
+        Raises:
+            pa.ArrowException, OSError: the footer is damaged.
+        """
+        found: pa.Schema = self._reader.schema
+        return found
 
     def batch(self, index: int) -> pa.RecordBatch:
         """One record batch whose buffers are views of the file, with its structure validated.
@@ -58,24 +106,25 @@ class ArrowFile:
         Raises:
             pa.ArrowException, OSError, ValueError: it is compressed, or reaches beyond the file.
         """
-        try:
-            self._check(index)
-        except struct.error as error:
-            raise ValueError(f"its description is damaged: {error}") from error
+        self.description(index)
         return self._reader.get_batch(index)
 
     def descriptions(self) -> list[tuple[int, int]]:
-        """The first byte and the length of each record batch's description, from the footer.
+        """The first byte and the length of each record batch's description, from the footer."""
+        return [(position, num_bytes) for position, num_bytes, _ in self._blocks]
+
+    def description(self, index: int) -> Description:
+        """Where the buffers of a record batch are, within the file.
 
         Raises:
-            ValueError: the footer is damaged.
+            ValueError: it is compressed, or reaches beyond the file.
         """
         try:
-            return [(position, num_bytes) for position, num_bytes, _ in self._blocks]
+            return self._description(index)
         except struct.error as error:
-            raise ValueError(f"its footer is damaged: {error}") from error
+            raise ValueError(f"its description is damaged: {error}") from error
 
-    def _check(self, index: int) -> None:
+    def _description(self, index: int) -> Description:
         position, message_bytes, _ = self._blocks[index]
         body = position + message_bytes
         if not 0 <= position < body <= len(self._content):
@@ -92,21 +141,12 @@ class ArrowFile:
         body_bytes = root.number(3, "<q")
         if not 0 <= body_bytes <= len(self._content) - body:
             raise ValueError(f"it has {body_bytes} bytes at byte {body} of a file of {len(self._content)}")
-        for start, length in header.structs(2, _BUFFER):
+        buffers = header.structs(2, _BUFFER)[1]
+        for start, length in buffers:
             if start < 0 or length < 0 or start + length > body_bytes:
                 raise ValueError(f"a buffer has {length} bytes at {start} of {body_bytes}")
-
-    @cached_property
-    def _blocks(self) -> list[tuple[int, ...]]:
-        """The places of the record batches, from the footer."""
-        end = len(self._content) - TAIL.size
-        length, _ = TAIL.unpack_from(self._content, end)
-        if not 0 <= length <= end:
-            raise ValueError(f"the footer has {length} bytes")
-        footer = _Record.root(self._content[end - length : end])
-        if next(footer.structs(2, _BLOCK), None) is not None:
-            raise ValueError("the file has dictionaries, expected none")
-        return list(footer.structs(3, _BLOCK))
+        nodes = header.structs(1, _NODE)[1]
+        return Description(header.number(0, "<q"), nodes, [(body + start, length) for start, length in buffers])
 
 
 class _Record:
@@ -114,47 +154,117 @@ class _Record:
 
     def __init__(self, content: memoryview, position: int) -> None:
         self._content, self._position = content, position
+        start = position - _number("<i", content, position)
+        if start < 0:  # which would count from the end
+            raise struct.error(f"position {start}")
+        # two sizes, then the place of each field in the record, or 0
+        self._fields: tuple[int, ...] = struct.unpack_from(f"<{_number('<H', content, start) // 2}H", content, start)[
+            2:
+        ]
 
     @classmethod
     def root(cls, content: memoryview) -> _Record:
-        return cls(content, _unpack("<I", content, 0))
+        return cls(content, _number("<I", content, 0))
 
     def has(self, field: int) -> bool:
-        return self._at(field) is not None
+        return field < len(self._fields) and self._fields[field] != 0
 
     def number(self, field: int, kind: str) -> int:
         """A number; absent ones are 0."""
-        position = self._at(field)
-        return 0 if position is None else _unpack(kind, self._content, position)
+        return _number(kind, self._content, self._position + self._fields[field]) if self.has(field) else 0
 
     def record(self, field: int) -> _Record | None:
-        position = self._at(field)
-        return None if position is None else _Record(self._content, self._follow(position))
+        return _Record(self._content, self._follow(field)) if self.has(field) else None
 
-    def structs(self, field: int, kind: struct.Struct) -> Iterator[tuple[int, ...]]:
-        """The entries of a vector of structs; none if it is absent."""
-        position = self._at(field)
-        if position is None:
-            return
-        vector = self._follow(position)
-        count = _unpack("<I", self._content, vector)
-        if vector + 4 + count * kind.size > len(self._content):
+    def structs(self, field: int, kind: struct.Struct) -> tuple[int, list[Any]]:
+        """Where the entries of a vector of structs start, and the entries; none if it is absent."""
+        if not self.has(field):
+            return 0, []
+        vector = self._follow(field)
+        count = _number("<I", self._content, vector)
+        start, stop = vector + 4, vector + 4 + count * kind.size
+        if stop > len(self._content):
             raise struct.error(f"a list of {count} entries at {vector} of {len(self._content)} bytes")
-        for index in range(count):
-            yield kind.unpack_from(self._content, vector + 4 + index * kind.size)
+        return start, list(kind.iter_unpack(self._content[start:stop]))
 
-    def _follow(self, position: int) -> int:
-        return position + _unpack("<I", self._content, position)
-
-    def _at(self, field: int) -> int | None:
-        table = self._position - _unpack("<i", self._content, self._position)
-        slot = 4 + 2 * field
-        offset = _unpack("<H", self._content, table + slot) if slot < _unpack("<H", self._content, table) else 0
-        return self._position + offset if offset else None
+    def _follow(self, field: int) -> int:
+        position = self._position + self._fields[field]
+        return position + _number("<I", self._content, position)
 
 
-def _unpack(kind: str, content: memoryview, position: int) -> int:
-    if position < 0:  # which would count from the end
-        raise struct.error(f"position {position}")
+def _number(kind: str, content: memoryview, position: int) -> int:
     number: int = struct.unpack_from(kind, content, position)[0]
     return number
+
+
+_TAIL_BYTES = 64 << 10
+_GAP_BYTES = 64 << 10
+"""Ranges nearer to each other are asked for as one."""
+
+
+class PartialFile:
+    """An Arrow IPC file in a store, of which only some columns are in memory. Threads may share it.
+
+    The shard table of 100 trillion tokens has 6 GB; a training job needs 260 MB of it.
+
+    Args:
+        entry: the version to read; any other is refused.
+        by_row: names of columns of lists; at first only the places of their lists are read.
+
+    Attributes:
+        content: as long as the file. Pages without data take no memory.
+    """
+
+    def __init__(self, store: Store, name: str, entry: Entry, *, by_row: Collection[str]) -> None:
+        self._store, self._name, self._entry, self.by_row = store, name, entry, by_row
+        self._memory = mmap.mmap(-1, entry.size)
+        self.content = pa.py_buffer(self._memory)
+
+    def load(self) -> ArrowFile:
+        """Read the footer, then the descriptions of all record batches, then all that is not read by row.
+
+        Raises:
+            pa.ArrowException, OSError, ValueError: it is not an Arrow IPC file, or another version lies there.
+        """
+        size = self._entry.size
+        self._fill([(max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES))])
+        footer_bytes = TAIL.unpack_from(self._memory, size - TAIL.size)[0] + TAIL.size
+        if footer_bytes > _TAIL_BYTES:
+            self._fill([(size - footer_bytes, footer_bytes - _TAIL_BYTES)])
+        file = ArrowFile(self.content)
+        self._fill(file.descriptions())
+        self._fill([place for index in range(file.num_batches) for place in self._first_read(file.view(index))])
+        return file
+
+    def read(self, array: pa.Array, start: int, stop: int) -> bytes:
+        """Some numbers of a column that is read by row; they are not kept.
+
+        Args:
+            array: a view of `content`, without nulls.
+
+        Raises:
+            OSError: another version lies there.
+        """
+        size = array.type.bit_width // 8
+        values = array.buffers()[1]
+        if start == stop:
+            return b""
+        position = values.address - self.content.address + (array.offset + start) * size
+        (content,) = self._store.read(self._name, [(position, (stop - start) * size)], version=self._entry.version)
+        return content
+
+    def _first_read(self, batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            buffers = column.buffers()
+            for buffer in buffers[:2] if field.name in self.by_row else buffers:
+                if buffer is not None and buffer.size:
+                    yield buffer.address - self.content.address, buffer.size
+
+    def _fill(self, places: Sequence[tuple[int, int]]) -> None:
+        for start, length in places:
+            if not 0 <= start <= start + length <= self._entry.size:
+                raise ValueError(f"it names {length} bytes at {start} of a file of {self._entry.size}")
+        ranges = joined_ranges(places, _GAP_BYTES)
+        parts = self._store.read(self._name, ranges, version=self._entry.version)
+        for (start, length), content in zip(ranges, parts, strict=True):
+            self._memory[start : start + length] = content

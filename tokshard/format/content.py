@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.numbers import ceil_div
+
 PRIMES = (2_097_143, 2_096_867, 2_096_687, 2_095_943, 2_095_547, 2_095_343)
 """The largest safe primes below 2**21: a product of two residues has 42 bits, so a float64 adds up 2**11 of them."""
 
@@ -111,7 +113,7 @@ def join_contents(parts: Iterable[Content]) -> Content:
 
 
 def _hash_slice(tokens: NDArray[Any]) -> TokenHash:
-    rows = -(-len(tokens) // _ROW)
+    rows = ceil_div(len(tokens), _ROW)
     row_powers, powers = _powers()
     terms = np.zeros((min(rows, _ROWS_AT_ONCE), _ROW))  # zeros before the first token change nothing
     of_rows = np.empty((rows, len(PRIMES)))

@@ -7,26 +7,24 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.errors import DamagedCorpusError
 from tokshard.forking import cached_property
 from tokshard.format import names
 from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.files import LoadFile, map_file
 from tokshard.format.generations import combined_manifest
 from tokshard.format.loss import has_spans, kept_columns
-from tokshard.format.manifest import Manifest, decode_manifest
-from tokshard.format.schema import HASH_GROUP, ShardFacts, shard_schema
+from tokshard.format.manifest import Manifest, decode_manifest, shard_facts
+from tokshard.format.schema import HASH_GROUP, shard_schema
 from tokshard.format.shard import Shard
 from tokshard.format.shard_table import ShardTable
-from tokshard.format.source_table import all_sources, first_sources, open_tables
 from tokshard.format.stride_hashes import group_hashes, read_stride_hashes
-from tokshard.format.tables import SHARD_TABLE_SCHEMA, SourceInfo
+from tokshard.format.tables import SHARD_TABLE_SCHEMA, SourceInfo, all_sources, first_sources, open_tables
 from tokshard.store import Store
 
 REPLACED = (
@@ -99,21 +97,23 @@ class Corpus:
         """The content fingerprint of the documents up to each generation."""
         self.generations = _places(store, self.manifests)
         """Where each generation lies, and its manifest."""
-        tables = open_tables(self.generations, names.SHARD_TABLE, SHARD_TABLE_SCHEMA, load_table)
-        self.shards = ShardTable(list(zip(tables, self.manifests, strict=True)))
+        self.shards = self._shard_table()
         """The shards in order, with everything that the shard table says about them."""
-        self.shard_schema = shard_schema(_shard_facts(manifest))
+        self.shard_schema = shard_schema(shard_facts(manifest.tokenizer, manifest.columns))
         """The Arrow schema of every shard."""
         self._open: OrderedDict[int, Shard] = OrderedDict()
+        self._forms: set[bytes] = set()
         self._versions: dict[int, str] = {}
         self._first_sources: list[int] | None = None
+
+    def _shard_table(self) -> ShardTable:
+        tables = open_tables(self.generations, names.SHARD_TABLE, SHARD_TABLE_SCHEMA, self._load_table)
+        return ShardTable(list(zip(tables, self.manifests, strict=True)))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -213,8 +213,7 @@ class Corpus:
         if run < 0:
             raise DamagedCorpusError(
                 f"{self.store.where(names.SHARD_TABLE)}: the runs of shard {self.shards[shard_index].name} do not "
-                f"cover document {row}",
-                hint=RESTORE,
+                f"cover document {row}"
             )
         if self._first_sources is None:
             self._first_sources = first_sources(self.generations, load=self._load_table)
@@ -236,12 +235,27 @@ class Corpus:
         # every step is atomic: threads that race for a shard may map it twice, which is harmless
         shard = self._open.pop(index, None)
         if shard is None:
-            info = self.shards[index]
-            shard = Shard(self.store, info, self.shards.batch_places(index), self.shard_schema)
+            corpus, number = self.stored(index)
+            places = corpus.shards.batch_places(number)
+            info, schema = corpus.shards[number], corpus.shard_schema
+            shard = self.part_of(index, Shard(corpus.store, info, places, schema, forms=self._forms))
         self._open[index] = shard
         if len(self._open) > _MAX_OPEN_SHARDS:
             with contextlib.suppress(KeyError):
                 self._open.popitem(last=False)
+        return shard
+
+    def stored(self, index: int) -> tuple[Corpus, int]:
+        """The corpus that stores a shard, and the index there: itself, unless it is a view."""
+        return self, index
+
+    @property
+    def shard_store(self) -> Store:
+        """The store of its shards."""
+        return self.store
+
+    def part_of(self, index: int, shard: Shard) -> Shard:  # noqa: ARG002 - of a view, it tells what is kept
+        """What this corpus has of a shard as it is stored: all of it, unless it is a view."""
         return shard
 
     def check_in_place(self, shard: int) -> None:
@@ -326,14 +340,3 @@ def _places(store: Store, manifests: Sequence[Manifest]) -> list[tuple[Store, Ma
 def _content_fingerprints(manifests: Sequence[Manifest]) -> tuple[str, ...]:
     first, *later = manifests
     return first.fingerprints.content, *(each.generation.content for each in later if each.generation is not None)
-
-
-def _shard_facts(manifest: Manifest) -> ShardFacts:
-    """The facts about the corpus that each shard repeats."""
-    return ShardFacts(
-        dtype=manifest.dtype,
-        tokenizer_sha256=manifest.tokenizer.canonical_sha256,
-        eos_id=manifest.tokenizer.eos_id,
-        bos_id=manifest.tokenizer.bos_id,
-        columns=manifest.columns,
-    )

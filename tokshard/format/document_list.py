@@ -201,7 +201,7 @@ def find_listed(corpus: Corpus, file: str, on_progress: Callable[[int, int], Non
         first, stop = map(int, corpus.shards.first_documents[index : index + 2])
         shard = corpus.shard(index) if len(listed.ids) else None
         for batch in range(1 if shard is None else shard.num_batches):
-            count = stop - first if shard is None else len(shard.batch(batch)[0]) - 1
+            count = stop - first if shard is None else len(shard.bounds(batch)[0])
             numbers = np.arange(first, first + count)
             is_listed, of_rows = listed.find(0, numbers, None if shard is None else shard.columns(batch).get(ID))
             documents.append(numbers[is_listed])

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 import msgspec
 
-from tokshard.errors import RESTORE, DamagedCorpusError, UsageError
+from tokshard.errors import DamagedCorpusError, UsageError
 from tokshard.format import names
 from tokshard.format.manifest import (
     DocumentLengths,
@@ -47,15 +47,14 @@ def check_generation(before: Manifest, before_hash: str, manifest: Manifest, *, 
     found = manifest.generation
     expected = f"expected generation {number} after the manifest {before_hash[:12]}..."
     if found is None:
-        raise DamagedCorpusError(f"{path} is of no generation, {expected}", hint=RESTORE)
+        raise DamagedCorpusError(f"{path} is of no generation, {expected}")
     if (found.number, found.previous) != (number, before_hash):
         raise DamagedCorpusError(
-            f"{path} is of generation {found.number} after the manifest {found.previous[:12]}..., {expected}",
-            hint=RESTORE,
+            f"{path} is of generation {found.number} after the manifest {found.previous[:12]}..., {expected}"
         )
     if _shared_facts(before) != _shared_facts(manifest):
         raise DamagedCorpusError(
-            f"{path} has another tokenizer, other columns or another split than the generation before it", hint=RESTORE
+            f"{path} has another tokenizer, other columns or another split than the generation before it"
         )
 
 
@@ -80,6 +79,9 @@ def check_has_generation(wanted: int | None, available: int, *, location: str) -
         raise UsageError(f"{location} has no generation {wanted}: {newest}", hint="give one of these")
 
 
+_COUNTS = ("num_documents", "num_tokens", "num_shards", "num_bytes", "text_bytes")
+
+
 def combined_manifest(manifests: Sequence[Manifest]) -> Manifest:
     """One manifest for the documents of several generations in order: counts are added up.
 
@@ -88,23 +90,20 @@ def combined_manifest(manifests: Sequence[Manifest]) -> Manifest:
     first, last = manifests[0], manifests[-1]
     if last.generation is None or len(manifests) == 1:
         return first
+    left_out = Counter[str]()
+    for each in manifests:
+        left_out.update(each.records.left_out)
+    recipes = b"tokshard recipes 1\n" + canonical_json([each.fingerprints.recipe for each in manifests])
     return msgspec.structs.replace(
         last,
-        num_documents=sum(each.num_documents for each in manifests),
-        num_tokens=sum(each.num_tokens for each in manifests),
-        num_shards=sum(each.num_shards for each in manifests),
-        num_bytes=sum(each.num_bytes for each in manifests),
-        text_bytes=sum(each.text_bytes for each in manifests),
+        **{name: sum(getattr(each, name) for each in manifests) for name in _COUNTS},
         num_targets=_sum_known([each.num_targets for each in manifests]),
-        fingerprints=Fingerprints(
-            content=last.generation.content,
-            recipe=_combined_recipe([each.fingerprints.recipe for each in manifests]),
-        ),
+        fingerprints=Fingerprints(content=last.generation.content, recipe=hashlib.sha256(recipes).hexdigest()),
         arguments=[argument for each in manifests for argument in each.arguments],
         records=Records(
             read=sum(each.records.read for each in manifests),
             written=sum(each.records.written for each in manifests),
-            left_out=_added([each.records.left_out for each in manifests]),
+            left_out=dict(sorted(left_out.items())),
             with_special_text=_sum_known([each.records.with_special_text for each in manifests]),
             padding_ids=sum(each.records.padding_ids for each in manifests),
             template_drops=dict(_template_drops(manifests)),
@@ -112,17 +111,10 @@ def combined_manifest(manifests: Sequence[Manifest]) -> Manifest:
         document_lengths=DocumentLengths(
             shortest=min(each.document_lengths.shortest for each in manifests if each.num_documents),
             longest=max(each.document_lengths.longest for each in manifests),
-            counts=[
-                sum(counts)
-                for counts in zip_longest(*(each.document_lengths.counts for each in manifests), fillvalue=0)
-            ],
+            counts=[*map(sum, zip_longest(*(each.document_lengths.counts for each in manifests), fillvalue=0))],
         ),
         files=dict(_files(manifests)),
     )
-
-
-def _combined_recipe(recipes: Sequence[str]) -> str:
-    return hashlib.sha256(b"tokshard recipes 1\n" + canonical_json(list(recipes))).hexdigest()
 
 
 def _template_drops(manifests: Sequence[Manifest]) -> Iterator[tuple[str, TemplateDrop]]:
@@ -135,13 +127,6 @@ def _sum_known(counts: Sequence[int | None]) -> int | None:
     """The sum of some counts; None if one is unknown."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
-
-
-def _added(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    total = Counter[str]()
-    for each in counts:
-        total.update(each)
-    return dict(sorted(total.items()))
 
 
 def _files(manifests: Sequence[Manifest]) -> Iterator[tuple[str, FileFacts]]:

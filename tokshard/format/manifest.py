@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import itertools
 import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
@@ -15,7 +13,7 @@ from tokshard.errors import DamagedCorpusError, UnsupportedFormatError
 from tokshard.format import names
 from tokshard.format.content import Content
 from tokshard.format.loss import has_spans
-from tokshard.format.schema import FORMAT_VERSION, MAX_VOCABULARY
+from tokshard.format.schema import FORMAT_VERSION, MAX_VOCABULARY, ShardFacts, token_dtype
 
 _HASH_KEY = "manifest_sha256"
 
@@ -65,10 +63,6 @@ class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         recipes: their recipe fingerprints.
         holds: content fingerprints of what else is wholly in them: generations, and corpora that they are copies of.
         holds_some: content fingerprints of corpora of which some documents are in them.
-        hash_range: documents whose hash lies in this half-open range of [0, 1) were taken.
-        where: conditions on kept columns that documents had to meet, such as ``lang=en``.
-        source: pattern of the sources whose documents were taken.
-        drop_ids: SHA-256 of the list of the documents that were left out.
         shuffle: seed of the random order, or None: the order of the others.
     """
 
@@ -76,11 +70,28 @@ class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     recipes: list[Sha256]
     holds: list[Sha256] = []
     holds_some: list[Sha256] = []
-    hash_range: tuple[float, float] | None = None
+    shuffle: int | None = None
+
+
+class SelectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which documents of a corpus are in a view.
+
+    Args:
+        where: conditions on columns that documents have to meet, such as ``lang=en``.
+        source: pattern of the sources whose documents are taken.
+        hash_range: documents whose hash lies in this half-open range of [0, 1) are taken.
+        keep_ids, drop_ids: SHA-256 of the list of the documents that are taken, or left out.
+        join: SHA-256 of each file whose columns are joined.
+        by: the columns whose values divide the documents into cells.
+    """
+
     where: list[str] = []
     source: str | None = None
+    hash_range: tuple[float, float] | None = None
+    keep_ids: Sha256 | None = None
     drop_ids: Sha256 | None = None
-    shuffle: int | None = None
+    join: list[Sha256] = []
+    by: list[str] = []
 
 
 class ChatConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -122,8 +133,8 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         dedup: ``none``, or ``exact``: of equal texts only the first became a document.
         min_tokens, max_tokens: shorter and longer documents were left out; delimiters count.
         validation_fraction: share of the documents that went into the validation corpus, or None.
-        reads: ``text``; ``tokens``: the sources held documents that another tool had tokenized; or ``documents``: the
-            sources were corpora, and the fields that say how texts are read are empty.
+        reads: ``text``; ``tokens``: the sources held documents that another tool had tokenized; ``documents``: the
+            sources were corpora, and the fields that say how texts are read are empty; or ``view``: it is one.
         token_field, token_dtype: of such sources: the column of the ids, and how they were stored; None where the files
             say it.
         loss_field: of such sources: the column that says which tokens are trained; ``none`` where masks were left out;
@@ -131,8 +142,10 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         source_eos: of such sources: an id that ended documents there in place of EOS, or None.
         split: which of the two corpora this is, ``train`` or ``validation``; None if the build wrote one.
         copied: how the documents were taken from other corpora.
+        selected: which documents of a corpus a view has.
         chat: how conversations became documents; None where texts did.
         special_tokens: ``parse=TOKEN,...``: spellings in texts that became these special tokens; None: none did.
+        engine: the package that encoded in place of `tokenizers`, and its version, such as ``fastokens 0.3.5``.
     """
 
     text_field: str
@@ -155,8 +168,10 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     loss_field: str | None = None
     source_eos: int | None = None
     copied: CopyConfig | None = None
+    selected: SelectConfig | None = None
     chat: ChatConfig | None = None
     special_tokens: str | None = None
+    engine: str | None = None
 
 
 class TemplateDrop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -178,7 +193,7 @@ class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Args:
         with_special_text: documents written whose text spells a special token; they hold ordinary ids for it. Left out
-            of the JSON where it is 0. None: unknown, because they are some of the documents of a corpus that has any.
+            of the JSON where it is 0. None: unknown, because a copy reads no texts.
         padding_ids: ids of padding in the records read, which no document holds. Left out of the JSON where it is 0.
         template_drops: ``text``, ``reasoning``, ``calls``, ``tools`` and ``documents`` that a chat template left out of
             the documents written. Copies do not know it.
@@ -237,12 +252,29 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     content: Sha256
 
 
+class Base(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The corpus that a view is of.
+
+    Args:
+        path: where it was, from the folder of the view on, or a URI.
+        content: its content fingerprint.
+        generation: its newest generation at that time.
+        cell: of a cell: the values of its columns, name to value; None for a missing value.
+    """
+
+    path: str
+    content: Sha256
+    generation: Count = 0
+    cell: dict[str, str | None] = {}
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The description of a corpus. Its presence means that the corpus is complete.
 
     Args:
         num_targets: tokens that lie in loss spans, of a corpus that has these; left out of the JSON otherwise.
         generation: the place of an appended corpus in the corpus that grew; left out of the JSON otherwise.
+        base: the corpus that a view is of; left out of the JSON of a corpus with shards.
     """
 
     format_version: int
@@ -262,6 +294,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     files: dict[str, FileFacts]
     num_targets: Count | None = None
     generation: Generation | None = None
+    base: Base | None = None
+
+
+def shard_facts(tokenizer: TokenizerInfo, columns: Mapping[str, str]) -> ShardFacts:
+    """The facts about a corpus that each of its shards repeats."""
+    return ShardFacts(
+        dtype=token_dtype(tokenizer.vocab_size),
+        tokenizer_sha256=tokenizer.canonical_sha256,
+        eos_id=tokenizer.eos_id,
+        bos_id=tokenizer.bos_id,
+        columns=columns,
+    )
 
 
 _RESTORE = "restore the file from a copy, or remove the directory and build again"
@@ -318,10 +362,12 @@ def decode_manifest(content: bytes, *, file: str) -> Manifest:
 
 
 def _check_totals(manifest: Manifest) -> None:
-    """Refuse an empty manifest, unless an append put all documents into the other split."""
-    lengths = manifest.document_lengths
-    totals = [manifest.num_documents, manifest.num_tokens, manifest.num_shards, manifest.num_bytes]
-    totals += [lengths.shortest, lengths.longest]
+    """Refuse an empty manifest, unless an append put all documents into the other split. A view has no shards."""
+    lengths, shards = manifest.document_lengths, [manifest.num_shards, manifest.num_bytes]
+    if manifest.base is not None and any(shards):
+        raise ValueError(f"a view has {manifest.num_shards} shards of {manifest.num_bytes} bytes, expected none")
+    totals = [manifest.num_documents, manifest.num_tokens, lengths.shortest, lengths.longest]
+    totals += [] if manifest.base is not None else shards
     may_be_empty = manifest.generation is not None and manifest.build.split is not None
     if not all(totals) and (any(totals) or not may_be_empty):
         raise ValueError(
@@ -331,29 +377,9 @@ def _check_totals(manifest: Manifest) -> None:
 
 
 def canonical_json(value: Any) -> bytes:
-    """JSON with sorted keys and no white space: equal values have equal bytes. A vocabulary of 65,536 takes 20 ms."""
-    with contextlib.suppress(UnicodeEncodeError):
-        if not _has_float(value):  # the one kind of value that the two libraries spell differently
-            return msgspec.json.encode(value, order="sorted")
+    """JSON with sorted keys and no white space: equal values have equal bytes. A vocabulary of 131,072 takes 0.2 s."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "surrogatepass")  # "\ud83d" is JSON, and some vocabularies have it
-
-
-def _has_float(value: Any) -> bool:
-    """Whether a JSON value contains a float. Looks level by level, because a vocabulary is wide, not deep."""
-    level = [value]
-    while level:
-        kinds = set(map(type, level))
-        if float in kinds:
-            return True
-        if kinds.isdisjoint(_CONTAINERS):
-            return False
-        inner = itertools.compress(level, map(_CONTAINERS.__contains__, map(type, level)))
-        level = list(itertools.chain.from_iterable(part.values() if type(part) is dict else part for part in inner))
-    return False
-
-
-_CONTAINERS = frozenset({dict, list})
 
 
 def content_fingerprint(content: Content, tokenizer: TokenizerInfo, columns: Mapping[str, str]) -> str:

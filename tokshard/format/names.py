@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 MANIFEST = "manifest.json"
 SHARD_TABLE = "shards.arrow"
@@ -14,6 +15,10 @@ STRIDE_HASHES = "stride-hashes.bin"
 """Hashes of the tokens of all shards, by stride."""
 HASHES = "hashes.bin"
 """Sorted hashes of the texts of a build with ``--dedup exact``, for the appends that follow."""
+KEPT = "kept.arrow"
+"""Of a view: which documents of its base it has."""
+MIX = "mix.toml"
+"""Of a view with cells: a mix of all of them."""
 WORK = ".tokshard-build"
 """Folder of an unfinished build: configuration, lock, receipts, files being written."""
 
@@ -27,10 +32,13 @@ _SHARD = re.compile(r"shard-[0-9]{2,}-[0-9]{7,}-[0-9]{6,}-[0-9]{4,}\.arrow")
 REQUIRED_FILES = frozenset({SHARD_TABLE, STRIDE_HASHES, SOURCE_TABLE, TOKENIZER})
 """Files that every manifest lists with their hash."""
 
+FILES_OF_VIEW = frozenset({KEPT, SOURCE_TABLE, TOKENIZER})
+"""The same of a view."""
+
 OPTIONAL_FILES = frozenset({REJECTS, HASHES})
 """Files that a manifest may list, too, and no others."""
 
-SIDE_FILES = frozenset({MANIFEST, REPORT, *REQUIRED_FILES, *OPTIONAL_FILES})
+SIDE_FILES = frozenset({MANIFEST, REPORT, MIX, *REQUIRED_FILES, *OPTIONAL_FILES, *FILES_OF_VIEW})
 """Every file of a corpus that is not a shard."""
 
 
@@ -66,3 +74,8 @@ def in_folder(folder: str, name: str) -> str:
 def is_shard_name(name: str) -> bool:
     """Whether a file name has the form of a shard; such a name cannot leave its directory."""
     return _SHARD.fullmatch(name) is not None
+
+
+def shard_sizes(files: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Name and size of those files that have the name of a shard."""
+    return {name: size for name, size in files if is_shard_name(name)}

@@ -7,14 +7,22 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator
 
-from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, MissingCorpusError, UnfinishedCorpusError
+from tokshard.errors import (
+    CorpusError,
+    DamagedCorpusError,
+    MissingCorpusError,
+    TokshardError,
+    UnfinishedCorpusError,
+    UsageError,
+)
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.generations import check_generation, check_has_generation, generation_numbers
 from tokshard.format.loss import LOSS_COLUMNS, WEIGHTS, has_spans, kept_columns
-from tokshard.format.manifest import Manifest, decode_manifest, manifest_hash
+from tokshard.format.manifest import Base, Manifest, decode_manifest, manifest_hash
 from tokshard.format.schema import COLUMN_TYPES, TOKENS, token_dtype
-from tokshard.store import Store, locate, open_store, present, side_by_side
+from tokshard.format.view import View
+from tokshard.store import Store, is_uri, locate, open_store, present, real_location, side_by_side
 
 _MOST_LISTED = 10_000
 """Shards in another store that are listed when a corpus is opened: ten requests, one after the other."""
@@ -39,7 +47,10 @@ def open_corpus(location: str | os.PathLike[str], *, generation: int | None = No
         UsageError: it has no such generation.
     """
     store = open_store(location)
-    corpus = Corpus(store, read_generations(store, generation))
+    manifests = read_generations(store, generation)
+    if manifests[0].base is not None:
+        return View(store, manifests[0], open_base(store, manifests[0].base))
+    corpus = Corpus(store, manifests)
     is_local = store.local_path(names.MANIFEST) is not None
     listed = list_names(store) if is_local or len(corpus.shards) < _MOST_LISTED else None
     if listed is None:
@@ -51,10 +62,42 @@ def open_corpus(location: str | os.PathLike[str], *, generation: int | None = No
         raise DamagedCorpusError(
             f"{store.where(missing[0])} is missing"
             + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")
-            + f"; the manifest names {len(corpus.shards)} shards",
-            hint=RESTORE,
+            + f"; the manifest names {len(corpus.shards)} shards"
         )
     return corpus
+
+
+def open_base(store: Store, base: Base) -> Corpus:
+    """The corpus that a view is of: where it was, or beside the view.
+
+    Raises:
+        CorpusError: it is not there, or is another one.
+    """
+    recorded = base_location(store, base)
+    above, _ = locate(store.location)
+    beside = (above.where(name) for name in sorted(present(above)))
+    problem = f"{recorded} is gone"
+    for place in (recorded, *beside):
+        try:
+            if read_manifest(open_store(place)).base is not None:  # a view, perhaps this one
+                continue
+            corpus = open_corpus(place, generation=base.generation)
+        except (CorpusError, UsageError) as error:
+            problem = error.problem if place == recorded else problem
+            continue
+        if corpus.fingerprint == base.content:
+            return corpus
+        problem = f"{place} has the content {corpus.fingerprint[:12]}" if place == recorded else problem
+    raise CorpusError(
+        f"{store.location} is a view of the corpus with the content {base.content[:12]}, which was at {recorded}: "
+        f"{problem}",
+        hint="put that corpus back, or beside the view",
+    )
+
+
+def base_location(store: Store, base: Base) -> str:
+    """Where the corpus of a view was when the view was made."""
+    return base.path if is_uri(base.path) else os.path.normpath(os.path.join(store.location, base.path))
 
 
 def missing_shards(corpus: Corpus, listed: Iterable[str]) -> list[str]:
@@ -80,9 +123,7 @@ def _check_no_gap(corpus: Corpus, listed: Iterable[str]) -> None:
     for number in generation_numbers(listed):
         folder = names.generation_folder(number)
         if number > next_one and names.MANIFEST in present(corpus.store, folder):
-            raise DamagedCorpusError(
-                f"{corpus.store.where(folder)} is complete, and generation {next_one} is missing", hint=RESTORE
-            )
+            raise DamagedCorpusError(f"{corpus.store.where(folder)} is complete, and generation {next_one} is missing")
 
 
 def read_generations(store: Store, generation: int | None = None) -> list[Manifest]:
@@ -186,8 +227,7 @@ def _check_manifest(manifest: Manifest, path: str) -> None:
     if manifest.dtype != token_dtype(manifest.tokenizer.vocab_size):
         raise DamagedCorpusError(
             f"{path}: dtype is {manifest.dtype}, a vocabulary of {manifest.tokenizer.vocab_size} ids has "
-            f"{token_dtype(manifest.tokenizer.vocab_size)}",
-            hint=RESTORE,
+            f"{token_dtype(manifest.tokenizer.vocab_size)}"
         )
     unknown = set(manifest.columns.values()) - set(COLUMN_TYPES)
     of_loss = {name: kind for name, kind in LOSS_COLUMNS.items() if manifest.columns.get(name) == kind}
@@ -195,26 +235,23 @@ def _check_manifest(manifest: Manifest, path: str) -> None:
     if unknown or TOKENS in manifest.columns or [*manifest.columns.items()] != in_order or set(of_loss) == {WEIGHTS}:
         raise DamagedCorpusError(
             f"{path}: columns are {manifest.columns}, expected none called {TOKENS!r} and types of "
-            f"{', '.join(COLUMN_TYPES)}, the columns of loss spans first and under their names",
-            hint=RESTORE,
+            f"{', '.join(COLUMN_TYPES)}, the columns of loss spans first and under their names"
         )
     if has_spans(manifest.columns) != (manifest.num_targets is not None):
         raise DamagedCorpusError(
             f"{path}: num_targets is {manifest.num_targets}, columns are {manifest.columns}; a corpus has both "
-            "or neither of num_targets and loss spans",
-            hint=RESTORE,
+            "or neither of num_targets and loss spans"
         )
     for delimiter in (manifest.tokenizer.eos_id, manifest.tokenizer.bos_id):
         if delimiter is not None and delimiter >= manifest.tokenizer.vocab_size:
             raise DamagedCorpusError(
-                f"{path}: delimiter {delimiter} is outside the vocabulary of {manifest.tokenizer.vocab_size} ids",
-                hint=RESTORE,
+                f"{path}: delimiter {delimiter} is outside the vocabulary of {manifest.tokenizer.vocab_size} ids"
             )
-    if not names.REQUIRED_FILES <= set(manifest.files) <= names.REQUIRED_FILES | names.OPTIONAL_FILES:
+    required = names.REQUIRED_FILES if manifest.base is None else names.FILES_OF_VIEW
+    if not required <= set(manifest.files) <= required | names.OPTIONAL_FILES:
         raise DamagedCorpusError(
-            f"{path} lists the files {sorted(manifest.files)}, expected {sorted(names.REQUIRED_FILES)} "
-            f"and perhaps {' and '.join(sorted(names.OPTIONAL_FILES))}",
-            hint=RESTORE,
+            f"{path} lists the files {sorted(manifest.files)}, expected {sorted(required)} "
+            f"and perhaps {' and '.join(sorted(names.OPTIONAL_FILES))}"
         )
 
 
@@ -266,3 +303,33 @@ def _problem_of_folder(store: Store, hint: str) -> CorpusError | None:
 
 def _unlisted(store: Store, error: OSError) -> CorpusError:
     return CorpusError(f"{store.location} cannot be listed: {error.strerror or error}", hint=_CHECK_PATH)
+
+
+def check_outside_corpora(out: str) -> None:
+    """Refuse a place in a folder of a corpus, at any depth.
+
+    Checks all folders above it for a manifest, up to the root of the file system or of the bucket. In a bucket the
+    requests run concurrently and take as long as one.
+
+    Raises:
+        UsageError: one of them holds a corpus.
+    """
+    place = real_location(out)
+    root = "/".join(place.split("/")[:3]) if is_uri(place) else "/"
+    store, parts = open_store(root), [*filter(None, place.removeprefix(root).split("/"))]
+    manifests = ["/".join([*parts[:depth], names.MANIFEST]) for depth in range(len(parts))]
+
+    def is_corpus(manifest: str) -> bool:
+        try:
+            store.stat(manifest)
+            read_manifest(store.below(os.path.dirname(manifest)))
+        except (OSError, TokshardError):  # there is none, or it may not be read
+            return False
+        return True
+
+    for manifest, is_there in zip(manifests, side_by_side(store, is_corpus, manifests), strict=True):
+        if is_there:
+            raise UsageError(
+                f"--out {out} lies inside the corpus {store.where(os.path.dirname(manifest))}",
+                hint="give a place outside of it; what is added to a corpus goes into it by 'tokshard build --append'",
+            )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tokshard.errors import RESTORE, DamagedCorpusError, UnsupportedFormatError
+from tokshard.errors import DamagedCorpusError, UnsupportedFormatError
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 
 FORMAT_VERSION = 1
@@ -129,12 +129,10 @@ def check_shard_schema(found: pa.Schema, expected: pa.Schema, *, file: str) -> N
         if metadata.get(key) != expected.metadata.get(key):
             raise DamagedCorpusError(
                 f"{file} is not a shard of this corpus: {key.decode('utf-8', 'replace')} is "
-                f"{metadata.get(key)!r}, expected {expected.metadata.get(key)!r}",
-                hint=RESTORE,
+                f"{metadata.get(key)!r}, expected {expected.metadata.get(key)!r}"
             )
     raise DamagedCorpusError(
-        f"{file} is not a shard of this corpus: it has {describe_schema(found)}, expected {describe_schema(expected)}",
-        hint=RESTORE,
+        f"{file} is not a shard of this corpus: it has {describe_schema(found)}, expected {describe_schema(expected)}"
     )
 
 

@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.errors import DamagedCorpusError
+from tokshard.forking import cached_property
 from tokshard.format.arrow_file import ArrowFile
-from tokshard.format.files import map_file
+from tokshard.format.files import map_file, readable
 from tokshard.format.loss import Targets, all_but_first, has_spans, has_weights, kept_columns, read_section, stored_hash
-from tokshard.format.schema import ARROW_ERRORS, TOKENS, check_shard_schema, column_kinds
+from tokshard.format.schema import TOKENS, check_shard_schema, column_kinds
 from tokshard.format.tables import BatchPlace, ShardInfo
 from tokshard.store import Store
 
@@ -28,6 +29,7 @@ class Shard:
         places: the places of its record batches, from the shard table.
         schema: the schema of every shard of the corpus.
         content: the bytes of the file, at least where they are read; default: a map of the file.
+        forms: `ArrowFile.form` of files that have the schema, to which this one's is added.
     """
 
     def __init__(
@@ -38,35 +40,35 @@ class Shard:
         schema: pa.Schema,
         *,
         content: pa.Buffer | None = None,
+        forms: set[bytes] | None = None,
     ) -> None:
         self.path = path = store.where(info.name)
         self.info = info
         self.places = places
-        try:
+        with readable(path):
             self._mapped = map_file(store, info.name) if content is None else content
-        except FileNotFoundError:
-            raise DamagedCorpusError(f"{path} is missing", hint=RESTORE) from None
-        except ARROW_ERRORS as error:
-            raise DamagedCorpusError(f"{path} cannot be opened: {error}", hint=RESTORE) from error
         if self._mapped.size != info.num_bytes:
-            raise DamagedCorpusError(f"{path} has {self._mapped.size} bytes, expected {info.num_bytes}", hint=RESTORE)
-        try:
+            raise DamagedCorpusError(f"{path} has {self._mapped.size} bytes, expected {info.num_bytes}")
+        with readable(path, " is not an Arrow file"):
             self._file = ArrowFile(self._mapped)
-        except ARROW_ERRORS as error:
-            raise DamagedCorpusError(f"{path} is not an Arrow file: {error}", hint=RESTORE) from error
-        check_shard_schema(self._file.schema, schema, file=path)
+            found = None if forms is not None and self._file.form in forms else self._file.schema
+        if found is not None:
+            check_shard_schema(found, schema, file=path)
+        if forms is not None:
+            forms.add(self._file.form)
         if self._file.num_batches != len(places):
-            raise DamagedCorpusError(
-                f"{path} has {self._file.num_batches} record batches, expected {len(places)}", hint=RESTORE
-            )
-        columns = column_kinds(schema)
-        self._kept = kept_columns(columns)
-        self._has_spans, self._has_weights = has_spans(columns), has_weights(columns)
+            raise DamagedCorpusError(f"{path} has {self._file.num_batches} record batches, expected {len(places)}")
+        self._schema = schema
         self._dtype = np.dtype(str(schema.field(TOKENS).type.value_type))
-        self._batches: dict[int, tuple[pa.RecordBatch, NDArray[np.int64], NDArray[Any]]] = {}
-        self._batches_of_checked_columns: set[int] = set()
+        self._batches: dict[int, tuple[NDArray[np.int64], NDArray[Any]]] = {}
+        self._columns: dict[int, dict[str, pa.Array]] = {}
         self._targets: tuple[int, Targets] | None = None
         self._first_documents = [0, *itertools.accumulate(place.num_documents for place in places)]
+        self._first_tokens = [0, *itertools.accumulate(place.num_tokens for place in places)]
+
+    @cached_property
+    def _kinds(self) -> dict[str, str]:
+        return column_kinds(self._schema)
 
     def document(self, row: int) -> NDArray[Any]:
         """The tokens of one document of this shard: a read-only view."""
@@ -77,8 +79,7 @@ class Shard:
         if not 0 <= start < stop <= len(values):
             raise DamagedCorpusError(
                 f"{self.path}, batch {index}: document {within} is at {start} to {stop}, expected within "
-                f"[0, {len(values)}]: the file was changed while it was mapped",
-                hint=RESTORE,
+                f"[0, {len(values)}]: the file was changed while it was mapped"
             )
         return values[start:stop]
 
@@ -86,7 +87,7 @@ class Shard:
         """The kept columns of one document of this shard."""
         index, within = self._place(row)
         columns = self.columns(index)
-        return {name: columns[name][within].as_py() for name in self._kept}
+        return {name: columns[name][within].as_py() for name in kept_columns(self._kinds)}
 
     def loss_spans(self, row: int) -> NDArray[np.int64]:
         """Which tokens of one document of this shard are targets: int64 [spans, 2]."""
@@ -122,11 +123,11 @@ class Shard:
             DamagedCorpusError: they are not spans of the documents, or have another hash than in the shard table.
         """
         offsets, place = self.batch(index)[0], self.places[index]
-        if not self._has_spans:
+        if not has_spans(self._kinds):
             return Targets(borders=all_but_first(offsets))
         section = memoryview(self._mapped)[place.loss_position : place.loss_position + place.loss_bytes]
         return checked_targets(
-            section, offsets, place, is_weighted=self._has_weights, where=f"{self.path}, batch {index}"
+            section, offsets, place, is_weighted=has_weights(self._kinds), where=f"{self.path}, batch {index}"
         )
 
     @property
@@ -140,8 +141,17 @@ class Shard:
         Raises:
             DamagedCorpusError: the batch does not match the manifest, or its offsets do not ascend.
         """
-        _, offsets, values = self._checked(index)
-        return offsets, values
+        if index not in self._batches:
+            self._batches[index] = self._checked(index)
+        return self._batches[index]
+
+    def bounds(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """The documents of one record batch: number, first token and end of each in the shard, int64 [documents].
+
+        Reads no token.
+        """
+        offsets = self.batch(index)[0] + self._first_tokens[index]
+        return np.arange(*self._first_documents[index : index + 2]), offsets[:-1], offsets[1:]
 
     def columns(self, index: int) -> dict[str, pa.Array]:
         """The loss spans and kept columns of one record batch, checked to the last value when they are first asked for.
@@ -149,52 +159,46 @@ class Shard:
         Raises:
             DamagedCorpusError: a column is not valid Arrow data, or a text in it not UTF-8.
         """
-        batch = self._checked(index)[0]
-        columns = {name: batch.column(name) for name in batch.schema.names if name != TOKENS}
-        if index not in self._batches_of_checked_columns:
-            if self._has_spans:
+        if index not in self._columns:
+            self.batch(index)
+            if has_spans(self._kinds):
                 self.targets(index)  # valid Arrow data may still not be spans
+            with readable(f"{self.path}, batch {index}", ""):
+                batch = self._file.batch(index)
+                columns = {name: batch.column(name) for name in self._kinds}
             for name, column in columns.items():
-                try:
+                with readable(f"{self.path}, batch {index}, column {name}", ""):
                     column.validate(full=True)
-                except ARROW_ERRORS as error:
-                    raise DamagedCorpusError(
-                        f"{self.path}, batch {index}, column {name}: {error}", hint=RESTORE
-                    ) from error
-            self._batches_of_checked_columns.add(index)
-        return columns
+            self._columns[index] = columns
+        return self._columns[index]
 
-    def _checked(self, index: int) -> tuple[pa.RecordBatch, NDArray[np.int64], NDArray[Any]]:
-        if index in self._batches:
-            return self._batches[index]
+    def _checked(self, index: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
         place = self.places[index]
         where = f"{self.path}, batch {index}"
-        try:
-            batch = self._file.batch(index)
-            column = batch.column(TOKENS)
-            _, offsets_buffer, _, values_buffer = column.buffers()
-        except ARROW_ERRORS as error:
-            raise DamagedCorpusError(f"{where}: {error}", hint=RESTORE) from error
+        with readable(where, ""):
+            num_rows, nodes, buffers = self._file.description(index)
+            # of `TOKENS`: a list of each document, and the tokens in them
+            (num_lists, null_lists), (num_tokens, null_tokens) = nodes[:2]
+            (offsets_position, offsets_bytes), _, (values_position, values_bytes) = buffers[1:4]
         found = replace(
             place,
-            num_documents=batch.num_rows,
-            num_tokens=len(column.values),
-            offsets_position=offsets_buffer.address - self._mapped.address if offsets_buffer else -1,
-            values_position=values_buffer.address - self._mapped.address if values_buffer else -1,
+            num_documents=num_rows,
+            num_tokens=num_tokens,
+            offsets_position=offsets_position,
+            values_position=values_position,
         )
-        if found != place or column.null_count or column.offset or column.values.null_count:
-            raise DamagedCorpusError(f"{where} is {found}, expected {place}", hint=RESTORE)
-        offsets = np.frombuffer(offsets_buffer, np.int64, count=place.num_documents + 1)
-        values = np.frombuffer(values_buffer, self._dtype, count=place.num_tokens)
+        is_whole = offsets_bytes >= 8 * (num_lists + 1) and values_bytes >= num_tokens * self._dtype.itemsize
+        if found != place or num_lists != num_rows or null_lists or null_tokens or not is_whole:
+            raise DamagedCorpusError(f"{where} is {found}, expected {place}")
+        offsets = np.frombuffer(self._mapped, np.int64, num_rows + 1, offsets_position)
+        values = np.frombuffer(self._mapped, self._dtype, num_tokens, values_position)
         if offsets[0] != 0 or offsets[-1] != place.num_tokens or not bool(np.all(offsets[1:] > offsets[:-1])):
             broken = int(np.argmin(offsets[1:] > offsets[:-1]))
             raise DamagedCorpusError(
                 f"{where}: offsets must ascend from 0 to {place.num_tokens}, found {offsets[0]}, ... "
-                f"{offsets[broken]}, {offsets[broken + 1]}, ... {offsets[-1]} at document {broken}",
-                hint=RESTORE,
+                f"{offsets[broken]}, {offsets[broken + 1]}, ... {offsets[-1]} at document {broken}"
             )
-        self._batches[index] = (batch, offsets, values)
-        return self._batches[index]
+        return offsets, values
 
 
 def checked_targets(
@@ -214,10 +218,6 @@ def checked_targets(
     """
     found = stored_hash(offsets, section)
     if found != place.loss_hash:
-        raise DamagedCorpusError(
-            f"{where}: its loss spans have CRC-32 {found:08x}, expected {place.loss_hash:08x}", hint=RESTORE
-        )
-    try:
+        raise DamagedCorpusError(f"{where}: its loss spans have CRC-32 {found:08x}, expected {place.loss_hash:08x}")
+    with readable(where, ""):
         return read_section(section, offsets, is_weighted=is_weighted)
-    except ValueError as error:
-        raise DamagedCorpusError(f"{where}: {error}", hint=RESTORE) from error

@@ -12,13 +12,15 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
+from tokshard.format.content import Content
 from tokshard.format.loss import has_spans
 from tokshard.format.manifest import Manifest
 from tokshard.format.schema import HASH_GROUP, ORDINAL_STRIDE
 from tokshard.format.stride_hashes import HASH_BYTES, num_strides
 from tokshard.format.tables import SHARDS_PER_BATCH, BatchPlace, ShardInfo, Table, contents
+from tokshard.numbers import ceil_div
 
 _BATCH_COLUMNS = ("batch_documents", "batch_tokens", "batch_offsets_position", "batch_values_position")
 _LOSS_COLUMNS = ("batch_loss_position", "batch_loss_bytes", "batch_loss_hash")
@@ -82,18 +84,31 @@ class ShardTable(Sequence[ShardInfo]):
     def __getitem__(self, index: int | slice) -> ShardInfo | list[ShardInfo]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(self._length))]
-        index = range(self._length)[index]
+        return self._row(range(self._length)[index])
+
+    def _row(self, index: int) -> ShardInfo:
         table, position = self._place(index)
         row = position % SHARDS_PER_BATCH
         batch = table.batch(position // SHARDS_PER_BATCH)
         return ShardInfo(
             name=names.in_folder(names.generation_folder(self.generation(index)), batch.column("name")[row].as_py()),
-            num_documents=batch.column("num_documents")[row].as_py(),
-            num_tokens=batch.column("num_tokens")[row].as_py(),
-            num_bytes=batch.column("num_bytes")[row].as_py(),
+            num_documents=int(self.first_documents[index + 1] - self.first_documents[index]),
+            num_tokens=int(self.first_tokens[index + 1] - self.first_tokens[index]),
+            num_bytes=int(self.sizes[index]),
             sha256=batch.column("sha256")[row].as_py().hex(),
-            content=contents(batch.slice(row, 1))[0],
         )
+
+    def contents(self) -> Iterator[Content]:
+        """What each shard holds, in order."""
+        for table in self._tables:
+            for batch in table.batches():
+                yield from contents(batch)
+
+    def content(self, index: int) -> Content:
+        """What one shard holds."""
+        table, position = self._place(index)
+        row = position % SHARDS_PER_BATCH
+        return contents(table.batch(position // SHARDS_PER_BATCH).slice(row, 1))[0]
 
     def names(self) -> Iterator[str]:
         """The names of all shards in order, quicker than the shards themselves."""
@@ -121,8 +136,8 @@ class ShardTable(Sequence[ShardInfo]):
 
     def batch_places(self, index: int) -> list[BatchPlace]:
         """The places of the record batches of one shard."""
-        columns = [self._list(column, index).tolist() for column in _BATCH_COLUMNS]
-        of_loss = [self._list(column, index).tolist() for column in _LOSS_COLUMNS] if self._has_spans else []
+        columns = [self._list(index, column).tolist() for column in _BATCH_COLUMNS]
+        of_loss = [self._list(index, column).tolist() for column in _LOSS_COLUMNS] if self._has_spans else []
         num_documents = int(self.first_documents[index + 1] - self.first_documents[index])
         num_tokens = int(self.first_tokens[index + 1] - self.first_tokens[index])
         if (
@@ -134,8 +149,7 @@ class ShardTable(Sequence[ShardInfo]):
             raise DamagedCorpusError(
                 f"{self._place(index)[0].path}: the batches of {self[index].name} hold {sum(columns[0])} documents and "
                 f"{sum(columns[1])} tokens, the shard {num_documents} and {num_tokens}; "
-                "every batch holds at least 1",
-                hint=RESTORE,
+                "every batch holds at least 1"
             )
         return [
             BatchPlace(**dict(zip(_PLACE_FIELDS, place, strict=False)))
@@ -159,34 +173,19 @@ class ShardTable(Sequence[ShardInfo]):
         if len(wrong) or (len(tokens) and int(tokens.min()) < 1):
             index = int(wrong[0]) if len(wrong) else 0
             raise DamagedCorpusError(
-                f"{self._place(index)[0].path}: the batches of {self[index].name} do not hold the tokens of the shard",
-                hint=RESTORE,
+                f"{self._place(index)[0].path}: the batches of {self[index].name} do not hold the tokens of the shard"
             )
         return first, tokens
 
     def stride_documents(self, index: int) -> NDArray[np.int64]:
         """For one shard, the ordinal of the document that holds token ``k * ORDINAL_STRIDE``, for every k."""
-        ordinals = self._list("stride_documents", index)
-        expected = -(-int(self.first_tokens[index + 1] - self.first_tokens[index]) // ORDINAL_STRIDE)
-        if len(ordinals) != expected:
-            name = self[index].name
-            raise DamagedCorpusError(
-                f"{self._place(index)[0].path}: {name} has {len(ordinals)} stride entries, expected {expected}",
-                hint=RESTORE,
-            )
-        return ordinals
+        num_tokens = int(self.first_tokens[index + 1] - self.first_tokens[index])
+        return self._list(index, "stride_documents", ceil_div(num_tokens, ORDINAL_STRIDE))
 
     def group_hashes(self, index: int) -> NDArray[np.uint32]:
         """For one shard, the CRC-32 of every `HASH_GROUP` stride hashes: uint32 [groups]."""
-        hashes = self._list("group_hashes", index).astype(np.uint32)
-        expected = -(-len(self.strides(index)) // HASH_GROUP)
-        if len(hashes) != expected:
-            raise DamagedCorpusError(
-                f"{self._place(index)[0].path}: {self[index].name} has {len(hashes)} hashes of groups, "
-                f"expected {expected}",
-                hint=RESTORE,
-            )
-        return hashes
+        num_groups = ceil_div(len(self.strides(index)), HASH_GROUP)
+        return self._list(index, "group_hashes", num_groups).astype(np.uint32)
 
     def strides(self, index: int) -> range:
         """Which hashes in the ``stride-hashes.bin`` of its generation are of one shard."""
@@ -198,14 +197,9 @@ class ShardTable(Sequence[ShardInfo]):
         known = self._runs.get(index)
         if known is not None:
             return known
-        runs = Runs(*(self._list(name, index) for name in ("run_document", "run_source", "run_record")))
-        if not len(runs.document) == len(runs.source) == len(runs.record):
-            raise DamagedCorpusError(
-                f"{self._place(index)[0].path}: the runs of shard {self[index].name} have "
-                f"{len(runs.document)} documents, {len(runs.source)} sources "
-                f"and {len(runs.record)} records; expected as many of each",
-                hint=RESTORE,
-            )
+        document = self._list(index, "run_document")
+        others = (self._list(index, name, len(document)) for name in ("run_source", "run_record"))
+        runs = Runs(document, *others)
         if len(self._runs) >= _MAX_KNOWN_RUNS:
             self._runs.clear()
         self._runs[index] = runs
@@ -216,10 +210,15 @@ class ShardTable(Sequence[ShardInfo]):
         number = self.generation(index)
         return self._tables[number], index - self._first_shards[number]
 
-    def _list(self, column: str, index: int) -> NDArray[np.int64]:
-        """The list in the row of one shard."""
+    def _list(self, index: int, column: str, length: int | None = None) -> NDArray[np.int64]:
+        """The list in the row of one shard, which has this length."""
         table, row = self._place(index)
-        return table.list_at(column, row)
+        found = table.list_at(column, row)
+        if length is not None and len(found) != length:
+            raise DamagedCorpusError(
+                f"{table.path}: {self[index].name} has {len(found)} entries of {column}, expected {length}"
+            )
+        return found
 
 
 def _numbers(tables: Sequence[Table], column: str) -> NDArray[np.int64]:
@@ -233,8 +232,7 @@ def _check_table(table: Table, manifest: Manifest) -> None:
     if any(size != SHARDS_PER_BATCH for size in sizes[:-1]) or sum(sizes) != manifest.num_shards:
         raise DamagedCorpusError(
             f"{path} has batches of {sizes[:5]} rows, {sum(sizes)} in all; "
-            f"expected {manifest.num_shards} in batches of {SHARDS_PER_BATCH}",
-            hint=RESTORE,
+            f"expected {manifest.num_shards} in batches of {SHARDS_PER_BATCH}"
         )
     for column in ("num_documents", "num_tokens", "num_bytes"):
         values = table.numbers(column)
@@ -242,8 +240,7 @@ def _check_table(table: Table, manifest: Manifest) -> None:
         if total != getattr(manifest, column) or (len(values) and int(values.min()) < 1):
             raise DamagedCorpusError(
                 f"{path}: column {column} adds up to {total} with a smallest entry of {values.min(initial=total)}; "
-                f"the manifest says {getattr(manifest, column)}, and every shard holds at least 1",
-                hint=RESTORE,
+                f"the manifest says {getattr(manifest, column)}, and every shard holds at least 1"
             )
     targets, tokens = table.numbers("num_targets"), table.numbers("num_tokens")
     most = tokens - table.numbers("num_documents")
@@ -251,21 +248,19 @@ def _check_table(table: Table, manifest: Manifest) -> None:
     if int(targets.sum()) != stated or bool(((targets < 0) | (targets > most)).any()):
         raise DamagedCorpusError(
             f"{path}: column num_targets adds up to {targets.sum()}, expected {stated}, in no shard below 0 or above "
-            "its tokens without its documents",
-            hint=RESTORE,
+            "its tokens without its documents"
         )
     expected = HASH_BYTES * int(num_strides(tokens).sum())
     if manifest.files[names.STRIDE_HASHES].num_bytes != expected:
         raise DamagedCorpusError(
             f"{path}: the hashes of its shards take {expected} bytes, the manifest says "
-            f"{manifest.files[names.STRIDE_HASHES].num_bytes} of {names.STRIDE_HASHES}",
-            hint=RESTORE,
+            f"{manifest.files[names.STRIDE_HASHES].num_bytes} of {names.STRIDE_HASHES}"
         )
     for batch in table.batches():
         # in Python: importing `pyarrow.compute` takes a process as long as 100,000 names do
         for name in batch.column("name").to_pylist():
             if not names.is_shard_name(name):
-                raise DamagedCorpusError(f"{path} names the shard {name!r}, which is not a shard's name", hint=RESTORE)
+                raise DamagedCorpusError(f"{path} names the shard {name!r}, which is not a shard's name")
 
 
 def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -14,9 +14,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format import names
+from tokshard.format.arrays import numbers_of
+from tokshard.format.files import readable
 from tokshard.format.schema import HASH_GROUP, HASH_STRIDE
+from tokshard.numbers import ceil_div
 from tokshard.store import Store
 
 HASH_BYTES = 4
@@ -63,7 +65,7 @@ class StrideHasher:
 
 def num_strides(num_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many hashes shards of these lengths have; int64 [n], like `num_tokens`."""
-    return -(-num_tokens // HASH_STRIDE)
+    return ceil_div(num_tokens, HASH_STRIDE)
 
 
 def group_hashes(hashes: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -78,7 +80,7 @@ def stride_hash_bytes(shards: pa.RecordBatch) -> pa.Buffer:
     Args:
         shards: rows of `WRITTEN_SHARD_SCHEMA`.
     """
-    return pa.py_buffer(shards.column("stride_hashes").flatten().to_numpy())
+    return pa.py_buffer(numbers_of(shards.column("stride_hashes").flatten()))
 
 
 def read_stride_hashes(store: Store, start: int, stop: int) -> NDArray[np.uint32]:
@@ -89,12 +91,6 @@ def read_stride_hashes(store: Store, start: int, stop: int) -> NDArray[np.uint32
         StoreError: the store does not answer.
     """
     path = store.where(names.STRIDE_HASHES)
-    try:
+    with readable(path, f": hashes {start} to {stop} cannot be read"):
         (content,) = store.read(names.STRIDE_HASHES, [(HASH_BYTES * start, HASH_BYTES * (stop - start))])
-    except FileNotFoundError:
-        raise DamagedCorpusError(f"{path} is missing", hint=RESTORE) from None
-    except OSError as error:
-        raise DamagedCorpusError(
-            f"{path}: hashes {start} to {stop} cannot be read: {error.strerror or error}", hint=RESTORE
-        ) from error
     return np.frombuffer(content, "<u4")

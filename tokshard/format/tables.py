@@ -1,23 +1,26 @@
-"""``shards.arrow`` and ``sources.arrow``: the tables next to the manifest, read a column at a time through a map."""
+"""``shards.arrow`` and ``sources.arrow``: the tables next to the manifest, opened and read by columns of a map."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import IO
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import ipc
 
-from tokshard.errors import RESTORE, DamagedCorpusError
-from tokshard.format.arrow_file import ArrowFile
+from tokshard.errors import DamagedCorpusError
+from tokshard.format import names
+from tokshard.format.arrays import numbers_of
+from tokshard.format.arrow_file import ArrowFile, PartialFile
 from tokshard.format.content import HASH_BYTES, Content, TokenHash
-from tokshard.format.files import HashingFile, LoadFile, map_file
-from tokshard.format.partial_file import PartialFile
-from tokshard.format.schema import ARROW_ERRORS, FORMAT_VERSION, describe_schema, numbers_type
-from tokshard.store import Store
+from tokshard.format.files import HashingFile, LoadFile, map_file, readable
+from tokshard.format.manifest import Manifest
+from tokshard.format.schema import FORMAT_VERSION, describe_schema, numbers_type
+from tokshard.store import Store, side_by_side
 
 SHARDS_PER_BATCH = 1_024
 """Rows in each record batch of the shard table but the last; part of FORMAT_VERSION."""
@@ -110,7 +113,6 @@ class ShardInfo:
     num_tokens: int
     num_bytes: int
     sha256: str
-    content: Content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,37 +213,28 @@ class Table:
         self.is_whole = partial is None
         """Whether nothing is read any more after the table was opened."""
         self._partial = partial
-        try:
+        with readable(path):
             self._file = ArrowFile(load(store, name)) if partial is None else partial.load()
-        except ARROW_ERRORS as error:
-            raise DamagedCorpusError(f"{path} cannot be read: {error}", hint=RESTORE) from error
-        if not self._file.schema.equals(schema, check_metadata=True):
-            raise DamagedCorpusError(
-                f"{path} has {describe_schema(self._file.schema)}, expected {describe_schema(schema)}", hint=RESTORE
-            )
+            found = self._file.schema
+        if not found.equals(schema, check_metadata=True):
+            raise DamagedCorpusError(f"{path} has {describe_schema(found)}, expected {describe_schema(schema)}")
         self._batches: dict[int, pa.RecordBatch] = {}
+        self._lists: dict[tuple[str, int], tuple[NDArray[np.int64], pa.Array, NDArray[Any]]] = {}
         self.num_batches = self._file.num_batches
 
     def batch(self, index: int) -> pa.RecordBatch:
         """One record batch, validated when it is first asked for."""
         if index not in self._batches:
-            try:
+            with readable(f"{self.path}, batch {index}", ""):
                 batch = self._file.batch(index)
                 for field, column in zip(batch.schema, batch.columns, strict=True):
-                    # the lists of the shard table can be long: `list_at` checks the offsets that it follows
-                    if not pa.types.is_large_list(field.type):
+                    nulls = column.null_count
+                    if pa.types.is_large_list(field.type):
+                        nulls += column.values.null_count
+                    else:  # the lists of the shard table can be long: `list_at` checks the offsets that it follows
                         column.validate(full=True)
-            except ARROW_ERRORS as error:
-                raise DamagedCorpusError(f"{self.path}, batch {index}: {error}", hint=RESTORE) from error
-            for field, column in zip(batch.schema, batch.columns, strict=True):
-                nulls = column.null_count
-                if pa.types.is_large_list(field.type):
-                    nulls += column.values.null_count
-                if nulls:
-                    raise DamagedCorpusError(
-                        f"{self.path}, batch {index}: column {field.name} has {nulls} nulls, expected none",
-                        hint=RESTORE,
-                    )
+                    if nulls:
+                        raise ValueError(f"column {field.name} has {nulls} nulls, expected none")
             self._batches[index] = batch
         return self._batches[index]
 
@@ -257,7 +250,7 @@ class Table:
 
     def numbers(self, column: str) -> NDArray[np.int64]:
         """An int64 column as one array [rows]."""
-        parts = [batch.column(column).to_numpy() for batch in self.batches()]
+        parts = [numbers_of(batch.column(column)) for batch in self.batches()]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def lists(self, column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -269,17 +262,15 @@ class Table:
             DamagedCorpusError: the offsets of the lists do not ascend within their values.
         """
         counts, parts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for index, batch in enumerate(self.batches()):
-            cells = batch.column(column)
-            ends = np.frombuffer(cells.buffers()[1], np.int64, count=len(cells) + 1, offset=8 * cells.offset)
+        for index in range(self.num_batches):
+            ends, cells, values = self._lists_of(column, index)
             found = np.diff(ends)
-            if int(ends[0]) < 0 or int(ends[-1]) > len(cells.values) or int(found.min(initial=0)) < 0:
+            if int(ends[0]) < 0 or int(ends[-1]) > len(cells) or int(found.min(initial=0)) < 0:
                 raise DamagedCorpusError(
-                    f"{self.path}, batch {index}: offsets of column {column} must ascend within {len(cells.values)}",
-                    hint=RESTORE,
+                    f"{self.path}, batch {index}: offsets of column {column} must ascend within {len(cells)}"
                 )
             counts.append(found)
-            parts.append(self._numbers_at(column, cells.values, int(ends[0]), int(ends[-1])))
+            parts.append(values[int(ends[0]) : int(ends[-1])].astype(np.int64, copy=False))
         return np.concatenate(counts), np.concatenate(parts)
 
     def list_at(self, column: str, row: int) -> NDArray[np.int64]:
@@ -287,41 +278,106 @@ class Table:
 
         The rows of every batch but the last are `SHARDS_PER_BATCH`, so the batch is found by division.
         """
-        batch = self.batch(row // SHARDS_PER_BATCH)
-        cells = batch.column(column)
         index = row % SHARDS_PER_BATCH
-        ends = np.frombuffer(cells.buffers()[1], np.int64, count=2, offset=8 * (cells.offset + index))
-        values = cells.values
-        if not 0 <= ends[0] <= ends[1] <= len(values):
+        ends, cells, values = self._lists_of(column, row // SHARDS_PER_BATCH)
+        start, stop = ends[index : index + 2].tolist()
+        if not 0 <= start <= stop <= len(cells):
             raise DamagedCorpusError(
-                f"{self.path}: offsets of column {column}, row {row}, are {ends.tolist()}, "
-                f"expected ascending within {len(values)}",
-                hint=RESTORE,
+                f"{self.path}: offsets of column {column}, row {row}, are [{start}, {stop}], "
+                f"expected ascending within {len(cells)}"
             )
         if self._partial is not None and column in self._partial.by_row:
-            return self._numbers_of(self._partial, values, *ends.tolist())
-        return self._numbers_at(column, values, *ends.tolist())
+            with readable(self.path):
+                content = self._partial.read(cells, start, stop)
+            return np.frombuffer(content, values.dtype).astype(np.int64)
+        return values[start:stop].astype(np.int64, copy=False)
 
-    def _numbers_at(self, column: str, values: pa.Array, start: int, stop: int) -> NDArray[np.int64]:
-        """Some of the values of a column of lists.
+    def _lists_of(self, column: str, batch: int) -> tuple[NDArray[np.int64], pa.Array, NDArray[Any]]:
+        """A column of lists of one record batch: the ends of the lists, and their values, twice."""
+        key = column, batch
+        if key not in self._lists:
+            lists = self.batch(batch).column(column)
+            ends = np.frombuffer(lists.buffers()[1], np.int64, count=len(lists) + 1, offset=8 * lists.offset)
+            self._lists[key] = ends, lists.values, numbers_of(lists.values)
+        return self._lists[key]
 
-        Not by `to_numpy`: where pandas is not installed, old versions of pyarrow look for it at every call, which takes
-        20 times as long as everything else.
-        """
-        dtype = np.dtype(str(values.type))
-        content = values.buffers()[1] or b""
-        found = np.frombuffer(content, dtype, count=len(content) // dtype.itemsize)[values.offset :][start:stop]
-        if len(found) < stop - start:
+
+_WHOLE_BYTES = 128 << 20
+"""A table in another store is read whole up to this size: the shard table of two trillion tokens."""
+
+
+def read_sources(store: Store, manifest: Manifest, *, load: LoadFile = map_file) -> list[SourceInfo]:
+    """The inputs of a corpus in order, with counts of records read, written and left out.
+
+    Raises:
+        DamagedCorpusError: the source table is missing or does not match the manifest.
+    """
+    table = open_table(store, names.SOURCE_TABLE, SOURCE_TABLE_SCHEMA, manifest, load)
+    sources = [
+        SourceInfo(**{**row, "left_out": dict(row["left_out"])})
+        for batch in table.batches()
+        for row in batch.to_pylist()
+    ]
+    for index, source in enumerate(sources):
+        if not 0 <= source.argument < len(manifest.arguments):
             raise DamagedCorpusError(
-                f"{self.path}: column {column} has less than the {stop} values that its offsets name",
-                hint=RESTORE,
+                f"{table.path}: source {index} comes from argument {source.argument}, "
+                f"the manifest has {len(manifest.arguments)}"
             )
-        return found.astype(np.int64, copy=False)
+    return sources
 
-    def _numbers_of(self, partial: PartialFile, values: pa.Array, start: int, stop: int) -> NDArray[np.int64]:
-        try:
-            content = partial.read(values, start, stop)
-        except OSError as error:
-            raise DamagedCorpusError(f"{self.path} cannot be read: {error.strerror or error}", hint=RESTORE) from error
-        # old versions of pyarrow need pandas to name the dtype
-        return np.frombuffer(content, str(values.type)).astype(np.int64)
+
+def all_sources(generations: Sequence[tuple[Store, Manifest]], *, load: LoadFile = map_file) -> list[SourceInfo]:
+    """The inputs of all generations in order; their arguments are counted through, too.
+
+    Raises:
+        DamagedCorpusError: a source table is missing or does not match its manifest.
+    """
+    found: list[SourceInfo] = []
+    num_arguments = 0
+    of_each = side_by_side(generations[0][0], lambda each: read_sources(*each, load=load), generations)
+    for (_, manifest), sources in zip(generations, of_each, strict=True):
+        found += (replace(source, argument=num_arguments + source.argument) for source in sources)
+        num_arguments += len(manifest.arguments)
+    return found
+
+
+def first_sources(generations: Sequence[tuple[Store, Manifest]], *, load: LoadFile = map_file) -> list[int]:
+    """The index among `all_sources` of the first input of each generation.
+
+    Raises:
+        DamagedCorpusError: a source table is missing or does not match its manifest.
+    """
+    tables = open_tables(generations, names.SOURCE_TABLE, SOURCE_TABLE_SCHEMA, load)
+    return list(accumulate((table.num_rows for table in tables[:-1]), initial=0))
+
+
+def open_tables(
+    generations: Sequence[tuple[Store, Manifest]], name: str, schema: pa.Schema, load: LoadFile
+) -> list[Table]:
+    """`open_table` of each generation."""
+
+    def open_one(generation: tuple[Store, Manifest]) -> Table:
+        store, manifest = generation
+        return open_table(store, name, schema, manifest, load)
+
+    return list(side_by_side(generations[0][0], open_one, generations))
+
+
+def open_table(store: Store, name: str, schema: pa.Schema, manifest: Manifest, load: LoadFile) -> Table:
+    """A table of a corpus, checked against its size in the manifest.
+
+    If a large shard table is in another store, only the columns about whole shards are read.
+
+    Raises:
+        DamagedCorpusError: it has another size, is missing, or is not such a table.
+    """
+    path, facts = store.where(name), manifest.files[name]
+    with readable(path):
+        entry = store.stat(name)
+    if entry.size != facts.num_bytes:
+        raise DamagedCorpusError(f"{path} has {entry.size} bytes, expected {facts.num_bytes}")
+    partial = None
+    if entry.size > _WHOLE_BYTES and load is map_file and store.local_path(name) is None:
+        partial = PartialFile(store, name, entry, by_row=LISTS_OF_DOCUMENTS)
+    return Table(store, name, schema, load=load, partial=partial)

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, StoreError
+from tokshard.errors import CorpusError, DamagedCorpusError, StoreError
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
-from tokshard.format.files import file_sha256
+from tokshard.format.files import file_sha256, readable
 from tokshard.format.schema import HASH_STRIDE
 from tokshard.format.shard import Shard
 from tokshard.format.stride_hashes import StrideHasher
@@ -43,8 +43,26 @@ def checked_batches(corpus: Corpus, index: int) -> Iterator[tuple[Shard, int]]:
         DamagedCorpusError: the shard is missing, or is not what the manifest and its hashes say.
         StoreError: it cannot be read.
     """
-    info, places = corpus.shards[index], corpus.shards.batch_places(index)
-    return batches_of_shard(corpus.store, info, places, corpus.shard_schema, corpus.stride_hashes(index))
+    stored, number = corpus.stored(index)
+    info, places, hashes = stored.shards[number], stored.shards.batch_places(number), stored.stride_hashes(number)
+    for shard, batch in batches_of_shard(stored.store, info, places, stored.shard_schema, hashes):
+        yield corpus.part_of(index, shard), batch
+
+
+@contextmanager
+def open_shard(corpus: Corpus, index: int) -> Iterator[Shard]:
+    """One shard, of which nothing stays in memory: of a bucket, in a temporary file. Its hashes are not checked.
+
+    Raises:
+        DamagedCorpusError: the shard is missing, or is not what the manifest says.
+        StoreError: it cannot be read.
+    """
+    stored, number = corpus.stored(index)
+    info, places = stored.shards[number], stored.shards.batch_places(number)
+    with _mapped(stored.store, info) as mapped:
+        yield corpus.part_of(
+            index, Shard(stored.store, info, places, stored.shard_schema, content=pa.py_buffer(mapped))
+        )
 
 
 def batches_of_shard(
@@ -92,21 +110,17 @@ def check_side_files(corpus: Corpus) -> None:
         DamagedCorpusError: one is missing, or is not what the manifest says.
     """
     for store, manifest in corpus.generations:
-        for name in (names.SHARD_TABLE, names.SOURCE_TABLE, names.TOKENIZER):
-            try:
+        for name in sorted((names.REQUIRED_FILES | names.FILES_OF_VIEW) - {names.STRIDE_HASHES}):
+            if name not in manifest.files:
+                continue
+            with readable(store.where(name)):
                 found = file_sha256(store, name)
-            except FileNotFoundError:
-                raise DamagedCorpusError(f"{store.where(name)} is missing", hint=RESTORE) from None
-            except OSError as error:
-                raise DamagedCorpusError(
-                    f"{store.where(name)} cannot be read: {error.strerror or error}", hint=RESTORE
-                ) from error
             if found != manifest.files[name].sha256:
                 raise _other_hash(store.where(name), found, manifest.files[name].sha256)
 
 
 def _other_hash(path: str, found: str, expected: str) -> DamagedCorpusError:
-    return DamagedCorpusError(f"{path} has SHA-256 {found}, expected {expected}", hint=RESTORE)
+    return DamagedCorpusError(f"{path} has SHA-256 {found}, expected {expected}")
 
 
 @contextmanager
@@ -116,12 +130,10 @@ def _mapped(store: Store, info: ShardInfo) -> Iterator[mmap.mmap]:
         with local_file(store, info.name) as path, open(path, "rb") as file:
             num_bytes = os.fstat(file.fileno()).st_size
             if num_bytes != info.num_bytes:
-                raise DamagedCorpusError(
-                    f"{store.where(info.name)} has {num_bytes} bytes, expected {info.num_bytes}", hint=RESTORE
-                )
+                raise DamagedCorpusError(f"{store.where(info.name)} has {num_bytes} bytes, expected {info.num_bytes}")
             yield mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
-        raise DamagedCorpusError(f"{store.where(info.name)} is missing", hint=RESTORE) from None
+        raise DamagedCorpusError(f"{store.where(info.name)} is missing") from None
     except OSError as error:  # the temporary directory may be full, so this need not be damage
         raise StoreError(
             f"{store.where(info.name)} cannot be read: {error.strerror or error}",
@@ -135,6 +147,5 @@ def _check_hashes(shard: Shard, found: NDArray[np.uint32], expected: NDArray[np.
     stride = int(np.flatnonzero(found != expected)[0])
     raise DamagedCorpusError(
         f"{shard.path}: its tokens from {HASH_STRIDE * stride} on have CRC-32 {found[stride]:08x}, "
-        f"expected {expected[stride]:08x}",
-        hint=RESTORE,
+        f"expected {expected[stride]:08x}"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -11,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import ipc
 
-from tokshard.format.arrays import lists_array, table_batch, value_array
+from tokshard.format.arrays import lists_array, numbers_of, table_batch, value_array
 from tokshard.format.content import Content, TokenHash, hash_tokens
 from tokshard.format.files import HashingFile, map_path
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, batch_targets, stored_hash
@@ -21,10 +20,12 @@ from tokshard.format.schema import (
     ORDINAL_STRIDE,
     TOKENS,
     ShardFacts,
+    column_kinds,
     shard_schema,
 )
 from tokshard.format.stride_hashes import StrideHasher, group_hashes
 from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
+from tokshard.numbers import ceil_div
 from tokshard.store import Store
 
 
@@ -62,9 +63,7 @@ class ShardWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.discard()
             self._file = None
@@ -153,12 +152,12 @@ class ShardWriter:
         columns: Mapping[str, Sequence[Any]],
     ) -> None:
         if self._file is None:
-            self._file = _OpenShard(self._store, self._name(len(self._rows)), self._facts)
+            self._file = _OpenShard(self._store, self._name(len(self._rows)), self._schema)
         length = int(ends[stop - 1]) - base
         self._reserve(self._fill + length)
         self._buffer[self._fill : self._fill + length] = tokens[base : base + length]
         self._ends.append(ends[start:stop] - (base - self._fill))
-        self._file.add_runs(sources[start:stop], records[start:stop])
+        self._file.runs.add(sources[start:stop], records[start:stop])
         for name, values in self._columns.items():
             values.extend(columns[name][start:stop])
         self._fill += length
@@ -193,34 +192,33 @@ class ShardWriter:
 class _OpenShard:
     """One shard being written."""
 
-    def __init__(self, store: Store, name: str, facts: ShardFacts) -> None:
+    def __init__(self, store: Store, name: str, schema: pa.Schema) -> None:
         self._name = name
-        self._loss_columns = [column for column in LOSS_COLUMNS if facts.columns.get(column) == LOSS_COLUMNS[column]]
+        self.runs = _Runs()
+        self._loss_columns = [name for name, kind in column_kinds(schema).items() if kind in LOSS_COLUMNS.values()]
         self._spool = store.spool(name)
         self._hashed = HashingFile(self._spool.file)
         self._stream = self._hashed.buffered()
-        self._writer = ipc.new_file(self._stream, shard_schema(facts))
+        self._writer = ipc.new_file(self._stream, schema)
         self.num_tokens = 0
         self._content = Content()
         self._hasher = StrideHasher()
         self._strides: list[NDArray[np.int64]] = []
         self._batch_documents: list[int] = []
         self._batch_tokens: list[int] = []
-        self._runs = _Runs()
-
-    def add_runs(self, sources: NDArray[np.int64], records: NDArray[np.int64]) -> None:
-        self._runs.add(sources, records)
 
     def write(self, batch: pa.RecordBatch, offsets: NDArray[np.int64], tokens: NDArray[Any]) -> None:
         length = int(offsets[-1])
-        first = -(-self.num_tokens // ORDINAL_STRIDE) * ORDINAL_STRIDE
+        first = ceil_div(self.num_tokens, ORDINAL_STRIDE) * ORDINAL_STRIDE
         positions = np.arange(first, self.num_tokens + length, ORDINAL_STRIDE)
         within = np.searchsorted(offsets, positions - self.num_tokens, "right") - 1
         self._strides.append(within + self._content.num_documents)
         self._writer.write_batch(batch)
         num_targets, loss = length - batch.num_rows, TokenHash(length)
         if self._loss_columns:
-            targets = batch_targets(*map(_lists, self._of_loss(batch)), offsets=offsets)
+            columns = [batch.column(name) for name in self._loss_columns]
+            lists = ((numbers_of(column.offsets), numbers_of(column.values)) for column in columns)
+            targets = batch_targets(*lists, offsets=offsets)
             num_targets, loss = targets.count, targets.hashed(length)
         self._content = self._content.then(
             Content(num_documents=batch.num_rows, tokens=hash_tokens(tokens), num_targets=num_targets, loss=loss)
@@ -230,10 +228,6 @@ class _OpenShard:
         self._batch_tokens.append(length)
         self.num_tokens += length
 
-    def _of_loss(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The columns of loss spans of a record batch."""
-        return [batch.column(name) for name in self._loss_columns]
-
     def publish(self) -> Mapping[str, Any]:
         """Put the shard, and return its row of the shard table."""
         self._writer.close()
@@ -242,13 +236,13 @@ class _OpenShard:
         self._spool.file.flush()
         places = list(_buffer_places(self._spool.path, self._loss_columns))
         self._spool.put()
-        hashes = self._hasher.finish()
+        hashes, facts = self._hasher.finish(), self._hashed.facts
         return {
             "name": self._name,
             "num_documents": self._content.num_documents,
             "num_tokens": self.num_tokens,
-            "num_bytes": self._hashed.tell(),
-            "sha256": self._hashed.digest(),
+            "num_bytes": facts.num_bytes,
+            "sha256": bytes.fromhex(facts.sha256),
             "tokens_hash": self._content.tokens.to_bytes(),
             "num_targets": self._content.num_targets,
             "loss_hash": self._content.loss.to_bytes(),
@@ -257,9 +251,9 @@ class _OpenShard:
             **{f"batch_{what}": [place[what] for place in places if what in place] for what in _PLACES},
             "stride_documents": np.concatenate(self._strides),
             "group_hashes": group_hashes(hashes),
-            "run_document": np.concatenate(self._runs.documents),
-            "run_source": np.concatenate(self._runs.sources),
-            "run_record": np.concatenate(self._runs.records),
+            "run_document": np.concatenate(self.runs.documents),
+            "run_source": np.concatenate(self.runs.sources),
+            "run_record": np.concatenate(self.runs.records),
             "stride_hashes": hashes,
         }
 
@@ -315,8 +309,3 @@ def _buffer_places(path: str, loss_columns: Sequence[str]) -> Iterator[dict[str,
             section = memoryview(mapped)[start : start + place["loss_bytes"]]
             place["loss_hash"] = stored_hash(np.frombuffer(offsets, np.int64, count=batch.num_rows + 1), section)
         yield place
-
-
-def _lists(column: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Offsets and values of a column of lists."""
-    return column.offsets.to_numpy(), column.values.to_numpy()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import chain, starmap
 
 import msgspec
@@ -15,47 +14,33 @@ from tokshard.format import names
 from tokshard.format.manifest import Manifest, recipe_fingerprint
 from tokshard.format.opening import open_corpus
 from tokshard.format.tables import SourceInfo
+from tokshard.pipeline.progress import BuiltCorpus
 from tokshard.pipeline.request import Build, Request, check_same, load_request, placed, save_request
 from tokshard.pipeline.sources.division import Divisibility, Indivisible
 from tokshard.pipeline.sources.formats import divisibility_of
-from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, input_table
+from tokshard.pipeline.sources.inputs import InputTable, input_table
 from tokshard.pipeline.sources.opening import vanished
 from tokshard.pipeline.sources.records import TOO_LONG
+from tokshard.pipeline.spool import Spooler
 from tokshard.pipeline.tasks.planning import Planned, plan_groups, plan_tasks
 from tokshard.pipeline.workspace.lease import lock
 from tokshard.pipeline.workspace.ownership import manifest_of, remove_corpora
-from tokshard.pipeline.workspace.places import DEAL, HASH, TASKS, TOKENIZER, WRITE, Output, Workspace
-from tokshard.pipeline.workspace.receipts import Receipt, receipts_of, sealed, unsealed
+from tokshard.pipeline.workspace.places import DEAL, HASH, SPOOL, TASKS, TOKENIZER, WRITE, Output, Workspace
+from tokshard.pipeline.workspace.receipts import Receipt, readable, receipts_of, save, saved
 from tokshard.store import Store, present
-from tokshard.wording import counted, one_line
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class BuiltCorpus:
-    """A corpus that a build wrote."""
+def adopt(build: Build, tokenizer: bytes, spooler: Spooler) -> tuple[Build, list[Planned]]:
+    """Take the directory, which is locked: start over if forced, continue the same build, or begin.
 
-    directory: str
-    manifest: Manifest
-
-    def __str__(self) -> str:
-        found = self.manifest
-        sizes = f"{counted(found.num_documents, 'document')}, {counted(found.num_tokens, 'token')}"
-        return f"{one_line(self.directory)}: {sizes} in {counted(found.num_shards, 'shard')}"
-
-    def __repr__(self) -> str:
-        return f"<BuiltCorpus {self}>"
-
-
-def adopt(build: Build, tokenizer: bytes) -> list[Planned]:
-    """Take the directory, which is locked: start over if forced, continue the same build, or begin. Returns its tasks.
-
-    The tasks are written last: a job of an array that finds them continues at once, without the lock.
+    Returns the build with all of its inputs in files, and its tasks. The tasks are written last: a job of an array that
+    finds them continues at once, without the lock.
 
     Args:
         tokenizer: the ``tokenizer.json``, for workers and the commit.
 
     Raises:
-        ConfigurationChangedError: it holds an unfinished build with other settings.
+        ConfigurationChangedError: it holds an unfinished build with other settings, or of another stream.
         BuildError: another build completed it.
         SourceError: an input cannot be read to plan the tasks.
     """
@@ -71,19 +56,19 @@ def adopt(build: Build, tokenizer: bytes) -> list[Planned]:
     # the work folder of an earlier generation can be left although that generation is complete
     elif before is not None and before.generation >= build.generation and _has_results(build, before):
         check_same(_with_raised_limit(before, build), build)
-        is_continued = True
+        is_continued = before.inputs.spooled.keys() == before.inputs.once.keys()
     if not is_continued:
-        workspace.clear()
+        workspace.clear(*(() if build.options.force else (SPOOL,)))
     if before is not None or build.options.force:
         remove_corpora(workspace, build.outputs, are_complete=build.options.force, has_begun=before is not None)
     save_request(build)
     workspace.store.put(TOKENIZER, tokenizer)
+    build = spooler.spooled(build, is_continued=is_continued)
     if is_continued and (planned := load_tasks(workspace)) is not None:
-        return planned
+        return build, planned
     tasks = plan(build)
-    if not build.inputs.read_once:
-        workspace.store.put(TASKS, sealed(msgspec.msgpack.encode(tasks)))
-    return tasks
+    save(workspace.store, TASKS, tasks)
+    return build, tasks
 
 
 def _has_results(build: Build, before: Request) -> bool:
@@ -117,29 +102,25 @@ def load_tasks(workspace: Workspace) -> list[Planned] | None:
     Raises:
         BuildError: the file is damaged.
     """
-    try:
-        return msgspec.msgpack.decode(unsealed(workspace.store.get(TASKS)), type=list[Planned])
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, *UNDECODABLE) as error:
-        raise BuildError(
-            f"{workspace.store.where(TASKS)} cannot be read or is damaged: {error}",
-            hint="delete that file and run the same command again",
-        ) from error
+    hint = "delete that file and run the same command again"
+    with readable(workspace.store, TASKS, hint=hint), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return saved(workspace.store, TASKS, list[Planned])
+    return None
 
 
 def plan(build: Build) -> list[Planned]:
     """The tasks that read inputs. Opens only inputs that are too big for one task."""
     inputs, config = build.inputs, build.config
-    if config.reads == DOCUMENTS:
+    if build.corpora:
         tokens: list[int] = []
         for location, generation in build.corpora:
             with open_corpus(location, generation=generation) as corpus:
                 tokens += np.diff(corpus.shards.first_tokens).tolist()
-        return list(plan_groups(tokens, config.shard_tokens if build.options.shuffle is None else None))
+        is_written = config.copied is not None and build.options.shuffle is None
+        return list(plan_groups(tokens, config.shard_tokens if is_written else None))
 
     def divisibility(index: int, size: int) -> Divisibility:
-        if size <= config.task_bytes and not inputs.is_read_once(index):
+        if size <= config.task_bytes and index not in inputs.once:
             return Indivisible()
         try:
             return divisibility_of(inputs[index], config.text_unit)
@@ -255,7 +236,15 @@ def _inputs_at_build(sources: Iterable[SourceInfo], report: _Report, request: Re
     now = request.inputs.absolute()
     versions = {(one.argument, one.path): one.version for one in report.sources}
     rows = (
-        (old.argument, old.path, old.num_bytes, versions.get((old.argument, old.path), one.version), ("", None, ()))
+        (one.argument, one.path, one.num_bytes, one.version, ("", None, ()))
+        if one.is_read_once  # nothing says what it brings
+        else (
+            old.argument,
+            old.path,
+            old.num_bytes,
+            versions.get((old.argument, old.path), one.version),
+            ("", None, ()),
+        )
         for old, one in zip(sources, now, strict=False)
     )
     return input_table(rows, report.roots if sorted(report.roots) == sorted(now.roots) else now.roots)

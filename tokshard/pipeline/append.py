@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from tokshard.errors import RESTORE, ConfigurationChangedError, DamagedCorpusError, UsageError
+from tokshard.errors import ConfigurationChangedError, DamagedCorpusError, UsageError
 from tokshard.format import names
 from tokshard.format.content import join_contents
 from tokshard.format.corpus import Corpus
@@ -17,12 +17,12 @@ from tokshard.format.files import file_sha256
 from tokshard.format.loss import kept_columns
 from tokshard.format.manifest import Generation, Manifest, content_fingerprint, manifest_hash
 from tokshard.format.opening import open_corpus, read_generations, read_manifest
-from tokshard.format.source_table import read_sources
-from tokshard.format.tables import SourceInfo
+from tokshard.format.tables import SourceInfo, read_sources
 from tokshard.pipeline.adopt import finished_corpora, roots_at_build
+from tokshard.pipeline.options import TEXT, kept_settings
 from tokshard.pipeline.request import Build, changes, load_request, settings_of
 from tokshard.pipeline.sources.corpora import share_documents
-from tokshard.pipeline.sources.inputs import TEXT, location_of
+from tokshard.pipeline.sources.inputs import location_of
 from tokshard.pipeline.tasks.duplicates import EarlierTexts
 from tokshard.pipeline.workspace.ownership import complete_outputs
 from tokshard.pipeline.workspace.places import Output, Workspace
@@ -77,7 +77,7 @@ def in_its_corpus(output: Output, manifest: Manifest, previous: str) -> Manifest
     """
     with open_corpus(output.corpus.location, generation=output.generation - 1) as before:
         own = Corpus(output.store, [manifest])
-        whole = join_contents(info.content for corpus in (before, own) for info in corpus.shards)
+        whole = join_contents([*before.shards.contents(), *own.shards.contents()])
         content = content_fingerprint(whole, manifest.tokenizer, manifest.columns)
     generation = Generation(number=output.generation, previous=previous, content=content)
     return msgspec.structs.replace(manifest, generation=generation)
@@ -100,7 +100,7 @@ def earlier_texts(outputs: Sequence[Output]) -> list[EarlierTexts]:
         with contextlib.suppress(OSError):
             sha256 = file_sha256(first.corpus, name)
         if sha256 != facts.sha256:
-            raise DamagedCorpusError(f"{first.corpus.where(name)} is missing or damaged", hint=RESTORE)
+            raise DamagedCorpusError(f"{first.corpus.where(name)} is missing or damaged")
         place = names.in_folder(first.split, name)
         found.append(EarlierTexts(name=place, num_bytes=facts.num_bytes, sha256=facts.sha256))
     return found
@@ -178,7 +178,7 @@ def _check_same(last: Manifest, build: Build) -> None:
         )
     )
     given = [name for name in ("shard_tokens", "task_bytes") if getattr(build.options, name) is not None]
-    found = list(changes(before, now, [*_KEPT, *given]))
+    found = list(changes(before, now, [*kept_settings(), *_KEPT, *given]))
     if found:
         raise ConfigurationChangedError(
             f"{build.workspace.out} was built with other settings, which an append keeps: {'; '.join(found)}",
@@ -186,11 +186,8 @@ def _check_same(last: Manifest, build: Build) -> None:
         )
 
 
-_KEPT = (
-    *("min_tokens", "max_tokens", "validation_fraction", "keep_field", "sha256", "eos", "bos", "special_tokens"),
-    *("template", "loss", "loss_spans"),
-)
-"""Settings that are the same for all generations of a corpus."""
+_KEPT = ("sha256", "template", "loss_spans")
+"""Facts that are the same for all generations of a corpus, besides options."""
 
 
 def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> list[int]:
@@ -204,7 +201,7 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> l
         return []
     real_place = _real_places()
     inputs = build.inputs.absolute()
-    numbers = (number for number in range(len(inputs)) if not inputs.is_read_once(number))
+    numbers = (number for number in range(len(inputs)) if number not in inputs.once)
     sizes = {real_place(inputs[number].location): inputs[number].num_bytes for number in numbers}
     # a file may have other names; what was read is asked for its inode only where a new file has several
     linked = {inode: location for location in sizes if (inode := _inode_of(location, min_links=2)) is not None}

@@ -14,23 +14,37 @@ leaves only files that the next run of the same command can use or will replace.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Unpack
 
+from tokshard.errors import CutSourceError, UsageError
+from tokshard.forking import cpu_count
 from tokshard.pipeline.adopt import adopt, finished_corpora
-from tokshard.pipeline.commit import BuildResult, commit
-from tokshard.pipeline.executors.base import Usage
-from tokshard.pipeline.executors.choice import check_executor, executors
-from tokshard.pipeline.executors.worker import leaving_the_program_alone
-from tokshard.pipeline.options import BuildOptions, OptionalBuildOptions, path_option, takes_build_options
-from tokshard.pipeline.progress import Note, Observer, Report
+from tokshard.pipeline.commit import commit
+from tokshard.pipeline.executors.base import Executor, InlineExecutor, MakeExecutor, OnProgress, RunUsage
+from tokshard.pipeline.executors.processes import ProcessExecutor
+from tokshard.pipeline.executors.worker import prepare_workers, restoring_environment
+from tokshard.pipeline.options import (
+    DOCUMENTS,
+    TEXT,
+    TOKENS,
+    VIEW,
+    BuildOptions,
+    OptionalBuildOptions,
+    path_option,
+    takes_build_options,
+)
+from tokshard.pipeline.progress import BuildResult, Note, Observer, Report
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.resolve import resolve
-from tokshard.pipeline.sources.inputs import DOCUMENTS, TOKENS, read_once_name
 from tokshard.pipeline.sources.iterables import as_sources
+from tokshard.pipeline.spool import Spooler
 from tokshard.pipeline.stages import run_stages
-from tokshard.pipeline.work import RunsTasks, run_stage
+from tokshard.pipeline.tasks.planning import StreamTask
+from tokshard.pipeline.tasks.running import Stage
+from tokshard.pipeline.work import BuildRun, run_stage
 from tokshard.pipeline.workspace.lease import cannot_write, lock
 from tokshard.pipeline.workspace.ownership import check_directory
 from tokshard.pipeline.workspace.receipts import Receipt
@@ -49,7 +63,7 @@ def run_build(sources: Sequence[Any], options: BuildOptions, observer: Observer)
     Raises:
         TokshardError: as `build_corpus`.
     """
-    usage = Usage()
+    usage = RunUsage()
 
     def observe(report: Report) -> None:
         if isinstance(report, Receipt):  # a shuffle makes progress with each token twice
@@ -76,31 +90,73 @@ def run_build(sources: Sequence[Any], options: BuildOptions, observer: Observer)
         if not is_locked:
             out = build.workspace.out
             observer(Note(f"the file system of {out} has no locks: start no other build there until this one ends"))
-        run = RunsTasks(make_executor=make_executor, observer=observe, usage=usage)
-        tasks = adopt(build, tokenizer)
-        settled = run_stages(build, tasks, lambda stage: run_stage(build, stage, run))
-        return commit(build, settled, usage)
+        run = BuildRun(make_executor=make_executor, observer=observe, usage=usage.workers)
+        spooler = Spooler(sources, observer)
+        build, tasks = adopt(build, tokenizer, spooler)
+        while True:
+            try:
+                settled = run_stages(build, tasks, functools.partial(run_stage, build, run=run))
+            except CutSourceError:
+                build = spooler.with_more(build)
+            else:
+                return commit(build, settled, usage)
 
 
 @contextlib.contextmanager
 def hints(build: Build) -> Iterator[None]:
     """Add to an interruption how the build continues, and to a failing disk that it is the output's."""
-    once = build.inputs.read_once
     try:
         yield
     except KeyboardInterrupt as error:
-        error.add_note(
-            f"{read_once_name(once[0])} can be read once only: {build.start_over}"
-            if once
-            else "run the same command to continue"
-        )
+        error.add_note("run the same command to continue")
         raise
     except OSError as error:  # an input that cannot be read is a SourceError, so this is the output
         raise cannot_write(build.workspace.out, error) from error
 
 
-@takes_build_options
-@leaving_the_program_alone()
+@contextlib.contextmanager
+def executors(options: BuildOptions, observer: Observer) -> Iterator[MakeExecutor]:
+    """A factory for the executor of each stage, connected to a Ray cluster if Ray runs the tasks.
+
+    Raises:
+        UsageError: Ray cannot be reached.
+    """
+    if options.ray is None:
+        yield _local
+        return
+    from tokshard.pipeline.executors.ray import RayExecutor
+    from tokshard.pipeline.executors.ray_cluster import connected
+
+    with connected(options.ray, num_workers=options.workers, observer=observer):
+        yield lambda build, stage, _, on_progress: RayExecutor(build, stage, on_progress, most_tasks=options.workers)
+
+
+def _local(build: Build, stage: Stage, num_tasks: int, on_progress: OnProgress) -> Executor:
+    num_workers = build.options.workers or cpu_count()
+    has_streams = any(isinstance(task, StreamTask) for task in stage.tasks)
+    num_workers = num_workers if has_streams else min(num_workers, num_tasks)
+    if num_workers == 1:
+        return InlineExecutor(build, stage, on_progress)
+    prepare_workers()
+    return ProcessExecutor(build, stage, on_progress, num_workers=num_workers)
+
+
+def check_executor(options: BuildOptions) -> None:
+    """Refuse an executor whose package is missing.
+
+    Raises:
+        UsageError: Ray is requested, but not installed.
+    """
+    if options.ray is None:
+        return
+    try:
+        import ray  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"--ray needs the package ray: {error}", hint="pip install 'tokshard[ray]'") from error
+
+
+@takes_build_options(TEXT)
+@restoring_environment()
 def build_corpus(
     sources: str | os.PathLike[str] | Iterable[Any],
     *,
@@ -118,8 +174,9 @@ def build_corpus(
         sources: a file, directory or glob, on this machine or as a URI (``s3://``, ``gs://``, ``az://``; ``https://``
             for single files), an ``hf://`` data set of the hub or ``-`` (standard input), or a list of these, in
             order. Also an iterable of records (mappings, or strings as texts), such as a generator, a list of
-            dicts or a ``datasets.Dataset``: it is read once and in this process, so a build of it that stops has to
-            start over.
+            dicts or a ``datasets.Dataset``. Standard input and iterables are first copied into `out`, compressed to
+            about a fifth to a third, and the copy goes when the build is done. A build that stopped while it copied
+            needs them again from their start, which an iterator lacks that was begun; one that stopped later does not.
         observer: called with the reports of the build while it runs; see `tokshard.pipeline.progress`.
         {options}
 
@@ -132,8 +189,8 @@ def build_corpus(
     return run_build(as_sources(sources), options_of(tokenizer, out, keywords), observer)
 
 
-@takes_build_options
-@leaving_the_program_alone()
+@takes_build_options(TOKENS)
+@restoring_environment()
 def import_corpus(
     sources: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
@@ -165,8 +222,8 @@ def import_corpus(
     return run_build(as_sources(sources), options, observer)
 
 
-@takes_build_options
-@leaving_the_program_alone()
+@takes_build_options(DOCUMENTS)
+@restoring_environment()
 def copy_corpus(
     corpora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
@@ -197,6 +254,39 @@ def copy_corpus(
     options = options_of("", out, {**keywords, "reads": DOCUMENTS})
     locations = [corpora] if isinstance(corpora, str | os.PathLike) else list(corpora)
     return run_build([path_option("corpora", location) for location in locations], options, observer)
+
+
+@takes_build_options(VIEW)
+@restoring_environment()
+def select_corpus(
+    corpus: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str],
+    observer: Observer = ignore,
+    **keywords: Unpack[OptionalBuildOptions],
+) -> BuildResult:
+    """Make a view: some documents of a corpus, as a corpus without shards of its own, or continue where this stopped.
+
+    A document is taken if all conditions hold. Columns and bounds are read, and no tokens but for `hash_range`; so
+    verify the corpus first. The base has to stay: its path and content fingerprint are in the view. A view of a view
+    is one of the first base. The bytes do not depend on workers.
+
+    The content fingerprint of a view is made of that of its base and of the documents that it has. A copy of the view
+    has that of its tokens, so a plan over the copy reads the same documents in another order.
+
+    Args:
+        corpus: directory or URI of a corpus or a view.
+        observer: as of `build_corpus`.
+        {options}
+
+    Raises:
+        UsageError: a condition does not fit the corpus, or something is at `out`.
+        CorpusError: the corpus cannot be read, or is damaged.
+        BuildError: the files cannot be written, or no document is selected.
+        KeyboardInterrupt: the next run of the same call continues.
+    """
+    options = options_of("", out, {**keywords, "reads": VIEW})
+    return run_build([path_option("corpus", corpus)], options, observer)
 
 
 def options_of(tokenizer: str | os.PathLike[str], out: str | os.PathLike[str], keywords: Any) -> BuildOptions:

@@ -12,7 +12,6 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any
@@ -24,7 +23,6 @@ import pyarrow as pa
 from tokshard.errors import BuildError, UsageError
 from tokshard.format import names
 from tokshard.format.document_list import read_document_list, rows_not_found
-from tokshard.format.files import HashingFile
 from tokshard.format.loss import has_spans
 from tokshard.format.manifest import (
     DAMAGED_INPUT,
@@ -42,23 +40,26 @@ from tokshard.format.manifest import (
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import FORMAT_VERSION
 from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, write_table
-from tokshard.pipeline.adopt import BuiltCorpus, roots_at_build
+from tokshard.pipeline.adopt import roots_at_build
 from tokshard.pipeline.append import in_its_corpus
 from tokshard.pipeline.encode.chat.texts import CUT_SHORT, CUT_TOKENS
 from tokshard.pipeline.encode.maker import SPELLED
 from tokshard.pipeline.encode.passing import ADDED, INSIDE
-from tokshard.pipeline.executors.base import Usage, cpu_time
+from tokshard.pipeline.executors.base import RunUsage, cpu_time
 from tokshard.pipeline.judge import loss_warning
+from tokshard.pipeline.options import DOCUMENTS, TEXT, TOKENS
+from tokshard.pipeline.progress import BuildResult, BuiltCorpus
 from tokshard.pipeline.request import Build, saved_tokenizer
-from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, display_path
+from tokshard.pipeline.sources.inputs import display_path
 from tokshard.pipeline.sources.records import UNREAD
-from tokshard.pipeline.stages import Settled
+from tokshard.pipeline.stages import StageResults
 from tokshard.pipeline.tables import SOURCES_PER_BATCH, Totals, check_kept_fields
 from tokshard.pipeline.tasks.duplicates import write_text_hashes
 from tokshard.pipeline.tasks.writing import MARKS, read_rejects
+from tokshard.pipeline.views import side_file, write_views
 from tokshard.pipeline.workspace.places import Output
 from tokshard.pipeline.workspace.receipts import Receipt, progress_of
-from tokshard.store import Store, written
+from tokshard.store import Store
 from tokshard.version import __version__
 from tokshard.wording import counted, one_line
 
@@ -70,56 +71,7 @@ _MAX_SHOWN_ROWS = 5
 _LISTED = ("argument", "path", "location", "num_bytes", "version")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class BuildResult:
-    """What a build did.
-
-    Args:
-        directory: the given `out`: the corpus, or with a validation split the directory of two.
-        corpora: the written corpora; with a validation split the one for training, then the one for validation.
-        is_new: False if it was complete before and nothing was done.
-        seconds, cpu_seconds: time of this run, with its workers; 0 if nothing was done.
-        tokens_written: tokens that this run wrote.
-        ignored: suffix to count of files in source directories whose format is not known.
-        notes: what the user should know, one line each.
-        warnings: probable mistakes, one line each.
-        normalizer: steps that change text before it is encoded, such as ``NFKC``; None if there are none.
-    """
-
-    directory: str
-    corpora: tuple[BuiltCorpus, ...]
-    is_new: bool
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    tokens_written: int = 0
-    num_workers: int = 0
-    peak_worker_bytes: int = 0
-    ignored: Mapping[str, int]
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
-    normalizer: str | None = None
-
-    def __repr__(self) -> str:
-        return f"<BuildResult {', '.join(map(str, self.corpora))}>"
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest of the corpus; with a validation split, of the one for training."""
-        return self.corpora[0].manifest
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all corpora."""
-        return sum(corpus.manifest.num_tokens for corpus in self.corpora)
-
-    @property
-    def num_targets(self) -> int | None:
-        """Tokens of all corpora that lie in loss spans; None if the corpora have none."""
-        found = [corpus.manifest.num_targets for corpus in self.corpora]
-        return None if None in found else sum(number or 0 for number in found)
-
-
-def commit(build: Build, settled: Settled, usage: Usage) -> BuildResult:
+def commit(build: Build, settled: StageResults, usage: RunUsage) -> BuildResult:
     """Turn the receipts of all tasks into corpora: tables, then a check that every shard is there, then the manifests.
 
     Raises:
@@ -127,10 +79,13 @@ def commit(build: Build, settled: Settled, usage: Usage) -> BuildResult:
         BuildError: no document was written, or a shard is gone.
     """
     check_kept_fields(build, settled.counts[1])
-    assembled = [(output, *_assemble(build, settled, number)) for number, output in enumerate(build.outputs)]
+    if build.config.selected is None:
+        assembled = [(output, *_assemble(build, settled, number)) for number, output in enumerate(build.outputs)]
+    else:
+        assembled = [(build.outputs[0], {}, write_views(build, settled.shards))]
     result = _result(build, settled.counts[1], usage, [manifest for *_, manifest in assembled])
     report = json.dumps(_report(build, result, settled.left_out), indent=2, ensure_ascii=False).encode() + b"\n"
-    unused = [_unused_files(output, totals.shard_sizes, manifest) for output, totals, manifest in assembled]
+    unused = [_unused_files(output, sizes, manifest) for output, sizes, manifest in assembled]
     # the corpus for training is last: where it is complete, that for validation is too
     for (output, _, manifest), others in reversed([*zip(assembled, unused, strict=True)]):
         output.store.delete(*others)
@@ -140,8 +95,8 @@ def commit(build: Build, settled: Settled, usage: Usage) -> BuildResult:
     return result
 
 
-def _assemble(build: Build, settled: Settled, number: int) -> tuple[Totals, Manifest]:
-    """Write all files of a corpus but its report and manifest.
+def _assemble(build: Build, settled: StageResults, number: int) -> tuple[dict[str, int], Manifest]:
+    """Write all files of a corpus but its report and manifest. Returns the sizes of its shards, and the manifest.
 
     Args:
         number: which of the build's corpora.
@@ -149,44 +104,40 @@ def _assemble(build: Build, settled: Settled, number: int) -> tuple[Totals, Mani
     output = build.outputs[number]
     out, files = output.store, dict[str, FileFacts]()
     totals = Totals(build, settled, number)
-    with _side_file(out, names.STRIDE_HASHES, files) as hashes, _side_file(out, names.SHARD_TABLE, files) as file:
+    with side_file(out, names.STRIDE_HASHES, files) as hashes, side_file(out, names.SHARD_TABLE, files) as file:
         write_table(file, SHARD_TABLE_SCHEMA, totals.shard_table(hashes), rows_per_batch=SHARDS_PER_BATCH)
-    with _side_file(out, names.SOURCE_TABLE, files) as file:
+    with side_file(out, names.SOURCE_TABLE, files) as file:
         write_table(file, SOURCE_TABLE_SCHEMA, totals.source_table(), rows_per_batch=SOURCES_PER_BATCH)
     is_in_other_split = IN_OTHER_SPLIT.get(output.split) in totals.left_out
     # an append may add to one corpus of a split alone
     if not totals.documents and not (output.generation and is_in_other_split):
         out.delete(*files)
         raise _nothing_written(build, totals, output.split if is_in_other_split else "")
-    with _side_file(out, names.TOKENIZER, files) as file:
-        file.write(saved_tokenizer(build))
+    tokenizer = saved_tokenizer(build)
+    out.put(names.TOKENIZER, tokenizer)
+    files[names.TOKENIZER] = FileFacts(num_bytes=len(tokenizer), sha256=build.tokenizer.sha256)
     if totals.with_rejects or settled.left_out:
         _write_rejects(build, settled, totals, out, files)
     # with a limit, some texts became no document; of a split, the first corpus keeps the hashes of both
-    if settled.texts and build.options.max_documents is None and not number:
-        with _side_file(out, names.HASHES, files) as file:
-            write_text_hashes(build.workspace.store, settled.texts, file)
+    if settled.texts is not None and build.options.max_documents is None and not number:
+        with side_file(out, names.HASHES, files) as file:
+            write_text_hashes(settled.texts, file)
     manifest = _manifest(build, output, totals, files)
-    return totals, in_its_corpus(output, manifest, build.previous[number]) if build.generation else manifest
+    if build.generation:
+        manifest = in_its_corpus(output, manifest, build.previous[number])
+    return totals.shard_sizes, manifest
 
 
-@contextlib.contextmanager
-def _side_file(out: Store, name: str, files: dict[str, FileFacts]) -> Iterator[HashingFile]:
-    """A file next to the shards; its size and hash are added to `files` when it is written."""
-    with written(out, name) as file:
-        hashing = HashingFile(file)
-        yield hashing
-    files[name] = hashing.facts
-
-
-def _write_rejects(build: Build, settled: Settled, totals: Totals, out: Store, files: dict[str, FileFacts]) -> None:
+def _write_rejects(
+    build: Build, settled: StageResults, totals: Totals, out: Store, files: dict[str, FileFacts]
+) -> None:
     """A line of JSON for each record or input that was left out, in input order."""
     damaged = (
         {"source": index, "record": None, "reason": DAMAGED_INPUT, "detail": problem}
         for index, problem in sorted(settled.left_out.items())
     )
     rejects = heapq.merge(_rejected_records(build, settled, totals), damaged, key=itemgetter("source"))
-    with _side_file(out, names.REJECTS, files) as file:
+    with side_file(out, names.REJECTS, files) as file:
         for reject in rejects:
             reject["source"] = _shown_source(build, reject["source"])
             file.write(json.dumps(reject, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
@@ -194,12 +145,11 @@ def _write_rejects(build: Build, settled: Settled, totals: Totals, out: Store, f
 
 def _shown_source(build: Build, index: int) -> str:
     source = build.inputs[index]
-    is_copy = build.config.reads == DOCUMENTS
-    root = build.inputs.roots[source.argument] if is_copy else build.arguments[source.argument]
+    root = (build.inputs.roots if build.corpora else build.arguments)[source.argument]
     return display_path(root, source.path)
 
 
-def _rejected_records(build: Build, settled: Settled, totals: Totals) -> Iterator[dict[str, Any]]:
+def _rejected_records(build: Build, settled: StageResults, totals: Totals) -> Iterator[dict[str, Any]]:
     """The rejects of the tasks, with records counted from the start of their input, from 1."""
     for key in totals.with_rejects:
         before = totals.records_before.get(key, {})
@@ -285,7 +235,7 @@ def _unused_files(output: Output, shards: Mapping[str, int], manifest: Manifest)
     return (found.keys() - shards.keys()) | ({names.REJECTS, names.HASHES} - manifest.files.keys())
 
 
-def _result(build: Build, receipts: Sequence[Receipt], usage: Usage, manifests: Sequence[Manifest]) -> BuildResult:
+def _result(build: Build, receipts: Sequence[Receipt], usage: RunUsage, manifests: Sequence[Manifest]) -> BuildResult:
     total = progress_of(receipts)
     warning = loss_warning(total.bad, total.records, is_end=True)
     corpora = zip(build.outputs, manifests, strict=True)
@@ -294,10 +244,10 @@ def _result(build: Build, receipts: Sequence[Receipt], usage: Usage, manifests: 
         corpora=tuple(BuiltCorpus(directory=output.store.location, manifest=manifest) for output, manifest in corpora),
         is_new=True,
         seconds=time.monotonic() - usage.started,
-        cpu_seconds=cpu_time() - usage.cpu_before + usage.cpu_seconds,
+        cpu_seconds=cpu_time() - usage.cpu_before + usage.workers.cpu_seconds,
         tokens_written=usage.tokens,
-        num_workers=usage.num_workers,
-        peak_worker_bytes=usage.peak_worker_bytes,
+        num_workers=usage.workers.num_workers,
+        peak_worker_bytes=usage.workers.peak_bytes,
         ignored=build.ignored,
         notes=(*build.notes, *_changes(receipts, build.tokenizer.eos), *_not_found(build, receipts)),
         warnings=() if warning is None else (warning,),
@@ -310,14 +260,9 @@ def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
     changes: Counter[str] = Counter()
     for receipt in receipts:
         changes.update(receipt.changes)
-    if changes[MARKS]:
-        yield f"{changes[MARKS]:,} byte order mark{'s' if changes[MARKS] > 1 else ''} dropped: not part of a text"
-    if changes[CUT_SHORT]:
-        yield f"{counted(changes[CUT_SHORT], 'conversation')} cut to --max-tokens"
-    if changes[CUT_TOKENS]:
-        yield (
-            f"in {counted(changes[CUT_TOKENS], 'conversation')} an answer begins inside a token: all of it is a target"
-        )
+    for what, (noun, text) in _CHANGES.items():
+        if changes[what]:
+            yield text.format(counted(changes[what], noun), eos=eos)
     unread = {what.removeprefix(UNREAD): count for what, count in changes.items() if what.startswith(UNREAD)}
     if unread:
         named = sorted(unread, key=lambda name: (-unread[name], name))
@@ -331,13 +276,16 @@ def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
                 f"{counted(count, 'text spells', 'texts spell')} {token!r}, an added token that is not special: it is "
                 "that token there"
             )
-    if changes[ADDED]:
-        yield f"{counted(changes[ADDED], 'document')} did not end in {eos!r}: it was added"
-    if changes[INSIDE]:
-        yield (
-            f"{counted(changes[INSIDE], 'document')} ended inside a document or row of the source: each became a "
-            "document of its own"
-        )
+
+
+_CHANGES = {
+    MARKS: ("byte order mark", "{} dropped: not part of a text"),
+    CUT_SHORT: ("conversation", "{} cut to --max-tokens"),
+    CUT_TOKENS: ("conversation", "in {} an answer begins inside a token: all of it is a target"),
+    ADDED: ("document", "{} did not end in {eos!r}: it was added"),
+    INSIDE: ("document", "{} ended inside a document or row of the source: each became a document of its own"),
+}
+"""What is changed, and what is said of it."""
 
 
 def _not_found(build: Build, receipts: Iterable[Receipt]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The request of a copy: the corpora have to fit together, and their shards are its inputs."""
+"""The requests of a copy and of a view: what is asked of corpora, whose shards are the inputs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import msgspec
 from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.format.decode import read_tokenizer
-from tokshard.format.document_list import read_document_list
 from tokshard.format.files import file_sha256
 from tokshard.format.loss import LOSS_COLUMNS, kept_columns
-from tokshard.format.manifest import CopyConfig
+from tokshard.format.manifest import CopyConfig, SelectConfig
 from tokshard.format.opening import open_corpus
 from tokshard.format.whole_corpus import check_side_files
-from tokshard.pipeline.options import BuildOptions, config_of
-from tokshard.pipeline.request import Request, versions_here
-from tokshard.pipeline.sources.corpora import Chooser, contents, share_documents, source_labels
-from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, input_table
+from tokshard.pipeline.options import DOCUMENTS, VIEW, BuildOptions
+from tokshard.pipeline.request import Request, config_of, versions_here
+from tokshard.pipeline.sources.corpora import contents, share_documents
+from tokshard.pipeline.sources.inputs import InputTable, input_table
+from tokshard.pipeline.sources.selected import Files, Rules
 from tokshard.store import absolute_location, locate, real_location
 
 T = TypeVar("T")
@@ -43,8 +43,6 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
         for other in corpora[1:]:
             _check_together(corpora[0], other)
         columns = _columns(corpora, options)
-        if options.drop_ids is not None:
-            options = msgspec.structs.replace(options, drop_ids=absolute_location(options.drop_ids))
         held = [contents(corpus) for corpus in corpora]
         given = [corpus.fingerprint for corpus in corpora]
         whole = set[str]().union(*(found for found, _ in held))
@@ -53,18 +51,11 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
             recipes=[corpus.manifest.fingerprints.recipe for corpus in corpora],
             holds=sorted(whole.difference(given)),
             holds_some=sorted(set[str]().union(*(parts for _, parts in held)) - whole),
-            hash_range=options.hash_range,
-            where=list(options.where),
-            source=options.source,
-            drop_ids=_list_hash(options.drop_ids, corpora),
             shuffle=options.shuffle,
         )
-        labels = [label for corpus in corpora for label in source_labels(corpus, corpus.sources())]
-        kinds = {name: kind for corpus in corpora for name, kind in kept_columns(corpus.manifest.columns).items()}
-        Chooser(copied, labels, kinds)  # refuses conditions that mean nothing
         for corpus in corpora:
             check_side_files(corpus)
-        inputs = _inputs(corpora)
+        inputs = _inputs(corpora, DOCUMENTS)
         request = Request(
             options=options,
             sources=list(locations),
@@ -88,6 +79,66 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
             corpora=[(absolute_location(corpus.location), corpus.num_generations - 1) for corpus in corpora],
         )
         return request, read_tokenizer(corpora[0].store, first)
+
+
+def selected_request(locations: Sequence[str], options: BuildOptions) -> tuple[Request, bytes]:
+    """The request of a view, and the tokenizer.json of its base.
+
+    Raises:
+        UsageError: there is not one corpus; it is at or in `out`; or a condition does not fit it.
+        CorpusError: the corpus cannot be opened, or its tables are damaged.
+    """
+    if len(locations) != 1:
+        raise UsageError(
+            f"{len(locations)} corpora are given, and a view is of one", hint="make a view of each, and mix them"
+        )
+    with open_corpus(locations[0]) as corpus:
+        _check_apart(options.out, [corpus])
+        lists = {"keep_ids": options.keep_ids, "drop_ids": options.drop_ids}
+        here = {name: None if file is None else absolute_location(file) for name, file in lists.items()}
+        joined = [absolute_location(file) for file in options.join]
+        options = msgspec.structs.replace(options, join=joined, **here)
+        selected = SelectConfig(
+            where=list(options.where),
+            source=options.source,
+            hash_range=options.hash_range,
+            join=[_sha256(file) for file in joined],
+            by=list(options.by),
+            **{name: None if file is None else _sha256(file) for name, file in here.items()},
+        )
+        Rules(corpus, selected, Files(options.keep_ids, options.drop_ids, options.join))  # refuses what does not fit
+        check_side_files(corpus)
+        manifest = corpus.manifest
+        request = Request(
+            options=options,
+            sources=list(locations),
+            directory=os.getcwd(),
+            config=config_of(
+                options,
+                text_field="",
+                keep_field={},
+                shard_tokens=manifest.build.shard_tokens,
+                task_bytes=manifest.build.task_bytes,
+                selected=selected,
+                chat=manifest.build.chat,
+                id_field=manifest.build.id_field,
+            ),
+            columns=manifest.columns,
+            tokenizer=manifest.tokenizer,
+            normalizer=None,
+            inputs=_inputs([corpus], VIEW),
+            arguments=manifest.arguments,
+            versions=versions_here(VIEW),
+            corpora=[(absolute_location(corpus.location), corpus.num_generations - 1)],
+        )
+        return request, read_tokenizer(corpus.store, manifest)
+
+
+def _sha256(file: str) -> str:
+    try:
+        return file_sha256(*locate(file))
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}", hint="check the path") from error
 
 
 def _common(values: Sequence[T]) -> T | None:
@@ -117,22 +168,10 @@ def _columns(corpora: Sequence[Corpus], options: BuildOptions) -> dict[str, str]
     return of_loss | {name: kept[name] for name in (kept if options.columns is None else options.columns)}
 
 
-def _list_hash(location: str | None, corpora: Sequence[Corpus]) -> str | None:
-    """The hash of a list of documents that goes with the corpora.
-
-    Raises:
-        UsageError: it does not.
-    """
-    if location is None:
-        return None
-    read_document_list(location, corpora)
-    return file_sha256(*locate(location))
-
-
-def _inputs(corpora: Sequence[Corpus]) -> InputTable:
+def _inputs(corpora: Sequence[Corpus], kind: str) -> InputTable:
     """The shards of all corpora. Their hashes are their versions, so that other kept values are noticed, too."""
     rows = (
-        (argument, info.name, info.num_bytes, info.sha256, (DOCUMENTS, None, ()))
+        (argument, info.name, info.num_bytes, info.sha256, (kind, None, ()))
         for argument, corpus in enumerate(corpora)
         for info in corpus.shards
     )

@@ -16,17 +16,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokshard.errors import TokshardError, UsageError
-from tokshard.format.schema import token_dtype
+from tokshard.forking import cpu_count
+from tokshard.format.arrays import value_array
+from tokshard.format.schema import COLUMN_TYPES, token_dtype
 from tokshard.pipeline.adopt import plan
-from tokshard.pipeline.encode.documents import Made
+from tokshard.pipeline.encode.documents import ChunkResult, Column
 from tokshard.pipeline.encode.maker import Maker
-from tokshard.pipeline.executors.choice import cpu_count
-from tokshard.pipeline.executors.worker import leaving_the_program_alone
-from tokshard.pipeline.options import BuildOptions
+from tokshard.pipeline.executors.worker import restoring_environment
+from tokshard.pipeline.options import TEXT, BuildOptions
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.resolve import resolve
 from tokshard.pipeline.sources.division import Span
-from tokshard.pipeline.sources.inputs import TEXT, read_once_name
+from tokshard.pipeline.sources.inputs import read_once_name
 from tokshard.pipeline.sources.records import Chunk, LineChunk
 from tokshard.pipeline.tasks.duplicates import bytes_per_text
 from tokshard.pipeline.tasks.planning import Planned, StreamTask
@@ -55,7 +56,8 @@ class Estimate:
         num_tasks, num_streams: units of work; streams are read from their start and count as one each.
         input_bytes: size of all inputs.
         sampled_documents, sampled_bad: records of the sample that would become documents, and bad ones.
-        documents, tokens, text_bytes: counts of the corpus, with duplicates, which are not known.
+        documents, tokens, text_bytes: counts of the corpus, with duplicates, which are not known; no bytes of text
+            where no text is read.
         seconds: with `num_workers`, if as many cores are free as were for the sample.
         disk_bytes: space that the build takes while it runs.
         hash_bytes: the part of it that is removed at the end.
@@ -87,7 +89,7 @@ class Estimate:
         return self.free_bytes is None or self.disk_bytes <= self.free_bytes
 
 
-@leaving_the_program_alone()
+@restoring_environment()
 def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     """Estimate a build. Costs seconds: about 64 MB of text are read and encoded.
 
@@ -113,7 +115,7 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     if most is not None and is_limited:
         total *= most / found
     _, documents, _, tokens, text_bytes, kept_bytes, seconds = total.tolist()
-    hash_bytes = int(documents * bytes_per_text(len(tasks))) if options.is_dedup else 0
+    hash_bytes = int(documents * bytes_per_text(len(tasks), int(documents))) if options.is_dedup else 0
     num_streams = sum(isinstance(task, StreamTask) for task in tasks)
     num_workers = build.options.workers or cpu_count()
     parallel = num_workers if num_streams else max(1, min(num_workers, len(tasks)))
@@ -170,7 +172,7 @@ def _by_kind(build: Build, tokenizer: bytes, tasks: Sequence[Planned]) -> Iterat
 def _sample(build: Build, maker: Maker, index: int, span: Span, wanted: int) -> tuple[_Counts, _Counts]:
     """What is counted in the start of a span, or in what can be read of a damaged one; and what that stands for."""
     counts, before = np.zeros(len(_COUNTED)), time.process_time()
-    input_bytes = seen = used = 0
+    input_bytes = seen = used = encoded = 0
     with contextlib.suppress(TaskFailedError, TokshardError):  # the build itself will say so
         for number, chunk in enumerate(_chunks(build, index, span)):
             input_bytes += chunk.input_bytes
@@ -181,11 +183,13 @@ def _sample(build: Build, maker: Maker, index: int, span: Span, wanted: int) -> 
             used += size
             made = maker.make(maker.parse(chunk))
             sizes = made.documents.text_bytes
-            num_bytes = made.documents.tokens.nbytes if sizes is None else int(sizes.sum())
-            kept_bytes = sum(pa.array(values).nbytes for values in made.documents.columns.values())
+            text_bytes = 0 if sizes is None else int(sizes.sum())
+            encoded += text_bytes or made.documents.tokens.nbytes
+            columns = made.documents.columns.items()
+            kept_bytes = sum(_num_bytes(values, COLUMN_TYPES[build.columns[name]]) for name, values in columns)
             num_tokens = len(made.documents.tokens)
-            counts += made.input_bytes, len(made.documents), len(made.bad), num_tokens, num_bytes, kept_bytes, 0
-            if counts[4] >= wanted:
+            counts += made.input_bytes, len(made.documents), len(made.bad), num_tokens, text_bytes, kept_bytes, 0
+            if encoded >= wanted:
                 break
     counts[-1] = time.process_time() - before
     stands_for = counts * (seen / used if used else 1.0)
@@ -193,7 +197,12 @@ def _sample(build: Build, maker: Maker, index: int, span: Span, wanted: int) -> 
     return counts, stands_for
 
 
-def _chunks(build: Build, index: int, span: Span) -> Iterator[Chunk | Made]:
+def _num_bytes(values: Column, kind: pa.DataType) -> int:
+    """Of a kept column; that of a copy is an array already."""
+    return int((values if isinstance(values, pa.Array) else value_array(list(values), kind)).nbytes)
+
+
+def _chunks(build: Build, index: int, span: Span) -> Iterator[Chunk | ChunkResult]:
     reader = InputReader(build)
     if span == Span() and build.inputs[index].compression is not None:
         return (chunk for _, chunk in reader.numbered_chunks(index, 0))

@@ -18,18 +18,17 @@ from typing import Any
 import msgspec
 
 from tokshard.errors import BuildError, UsageError
+from tokshard.forking import cpu_count
 from tokshard.format.opening import read_manifest
-from tokshard.pipeline.adopt import BuiltCorpus, adopt, finished_corpora, load_tasks, remove_workspace
+from tokshard.pipeline.adopt import adopt, finished_corpora, load_tasks, remove_workspace
 from tokshard.pipeline.append import newest_generation
-from tokshard.pipeline.build import hints, ignore
-from tokshard.pipeline.commit import BuildResult, commit
-from tokshard.pipeline.executors.base import Usage
-from tokshard.pipeline.executors.choice import cpu_count, executors
-from tokshard.pipeline.executors.worker import leaving_the_program_alone
+from tokshard.pipeline.build import executors, hints, ignore
+from tokshard.pipeline.commit import commit
+from tokshard.pipeline.executors.base import RunUsage
+from tokshard.pipeline.executors.worker import restoring_environment
 from tokshard.pipeline.judge import Judge
-from tokshard.pipeline.messages import user_error
 from tokshard.pipeline.options import BuildOptions, checked_options, command_words, path_option
-from tokshard.pipeline.progress import Note, Observer, Report
+from tokshard.pipeline.progress import BuildResult, BuiltCorpus, Note, Observer, Report, StageStarted
 from tokshard.pipeline.request import (
     Build,
     check_same,
@@ -40,12 +39,21 @@ from tokshard.pipeline.request import (
     save_request,
 )
 from tokshard.pipeline.resolve import resolve
-from tokshard.pipeline.sources.inputs import STDIN, read_once_name
+from tokshard.pipeline.sources.inputs import RecordSource
 from tokshard.pipeline.sources.opening import check_all_unchanged
+from tokshard.pipeline.spool import Spooler
 from tokshard.pipeline.stages import run_stages
 from tokshard.pipeline.tasks.planning import AnyTask, Planned, StepTask, StreamTask
 from tokshard.pipeline.tasks.running import Stage
-from tokshard.pipeline.work import RunsTasks, UnfinishedStageError, judge_of, judged_on_disk, run_share, settle
+from tokshard.pipeline.work import (
+    BuildRun,
+    UnfinishedStageError,
+    judge_of,
+    judged_on_disk,
+    run_share,
+    settle,
+    user_error,
+)
 from tokshard.pipeline.workspace.lease import check_no_build, lock, running_job, running_jobs
 from tokshard.pipeline.workspace.ownership import check_directory, complete_outputs
 from tokshard.pipeline.workspace.places import DEAL, HASH, WRITE, Workspace, open_workspace
@@ -74,11 +82,13 @@ class JobResult:
 
     Args:
         receipts: left by this job, in all stages, without their details.
+        written: those of the stage that writes documents.
         is_new: False if the corpus was complete before.
     """
 
     directory: str
     receipts: Sequence[Receipt] = ()
+    written: Sequence[Receipt] = ()
     seconds: float = 0.0
     is_new: bool = True
 
@@ -87,7 +97,8 @@ def run_job(sources: Sequence[Any], options: BuildOptions, job: Job, observer: O
     """Run one job of an array; `commit_corpus` makes the corpus when all are done. May run again, or twice at a time.
 
     Args:
-        sources: as of `build_corpus`, but nothing that can be read once only.
+        sources: as of `build_corpus`. The first job spools what can be read once only, whole, and the others may get
+            nothing of it.
 
     Raises:
         UsageError: an argument is wrong, or `out` belongs to another build.
@@ -98,17 +109,16 @@ def run_job(sources: Sequence[Any], options: BuildOptions, job: Job, observer: O
     started = time.monotonic()
     options = checked_options(options)
     _check_job(options, job)
-    for source in sources:
-        if not isinstance(source, str) or source == STDIN:
-            raise _read_once(str(source))
-    receipts: list[Receipt] = []
+    receipts: dict[str, list[Receipt]] = {}
 
     def observe(report: Report) -> None:
-        if isinstance(report, Receipt):
-            receipts.append(report.without_details())
+        if isinstance(report, StageStarted):
+            receipts.setdefault(report.name, [])
+        elif isinstance(report, Receipt):
+            receipts[[*receipts][-1]].append(report.without_details())
         observer(report)
 
-    build = _prepared(list(sources), options, job)
+    build = _prepared(sources, options, job, Spooler(sources, observer))
     if build is None:
         return JobResult(directory=options.out, is_new=False)
     with (
@@ -117,11 +127,16 @@ def run_job(sources: Sequence[Any], options: BuildOptions, job: Job, observer: O
         executors(options, observer) as make_executor,
     ):
         check_no_build(build.workspace)
-        share = _Share(build, job, RunsTasks(make_executor=make_executor, observer=observe))
+        share = _Share(build, job, BuildRun(make_executor=make_executor, observer=observe))
         with contextlib.suppress(UnfinishedStageError):
             run_stages(build, _tasks(build), share.settled)
     build.workspace.run.end()
-    return JobResult(directory=options.out, receipts=receipts, seconds=time.monotonic() - started)
+    return JobResult(
+        directory=options.out,
+        receipts=[receipt for stage in receipts.values() for receipt in stage],
+        written=receipts.get(WRITE, []),
+        seconds=time.monotonic() - started,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +145,7 @@ class _Share:
 
     build: Build
     job: Job
-    runs: RunsTasks
+    runs: BuildRun
 
     def settled(self, stage: Stage) -> Judge:
         """Run the job's tasks of a stage, then tasks that others left, wait until none is missing, and judge the stage.
@@ -189,7 +204,7 @@ class _Share:
             return [(number, task) for number, task in enumerate(stage.tasks) if task.key in wanted]
         keys, judge = set(receipt_keys(self.build.workspace.store, stage.name)), judge_of(self.build, stage)
         found = ((number, task) for number, task in enumerate(stage.tasks) if not self._is_there(stage, task, keys))
-        return [(number, task) for number, task in found if not judge.is_over(task)]
+        return [(number, task) for number, task in found if not judge.is_pointless(task)]
 
     def _is_there(self, stage: Stage, task: AnyTask, keys: set[Key]) -> bool:
         if not isinstance(task, StreamTask):
@@ -205,7 +220,7 @@ class _Share:
         return False
 
 
-def _prepared(sources: list[str], options: BuildOptions, job: Job) -> Build | None:
+def _prepared(sources: Sequence[str | RecordSource], options: BuildOptions, job: Job, spooler: Spooler) -> Build | None:
     """The build, prepared here or by another job; None if its corpus is complete.
 
     Only the job that prepares it lists the sources, and jobs whose command is not the same to the letter. The others
@@ -220,11 +235,10 @@ def _prepared(sources: list[str], options: BuildOptions, job: Job) -> Build | No
             step = 1 if len(build.inputs) <= _MOST_ASKED else job.count
             asked = range(job.index if step > 1 else 0, len(build.inputs), step)
             check_all_unchanged(map(build.inputs.__getitem__, asked), build.start_over)
+            build = spooler.spooled(build, is_continued=True)
             workspace.run.join()
             return build
     build, tokenizer = resolve(sources, options)
-    if build.inputs.read_once:
-        raise _read_once(build.inputs.read_once[0])
     if finished_corpora(build) is not None:
         return None
     check_directory(build.workspace, build.outputs)
@@ -237,8 +251,9 @@ def _prepared(sources: list[str], options: BuildOptions, job: Job) -> Build | No
             check_same(before, build)
             build.workspace.run.join()
             save_request(build)
+            build = spooler.spooled(build, is_continued=True)
         else:
-            adopt(build, tokenizer)
+            build, _ = adopt(build, tokenizer, spooler)
     return build
 
 
@@ -266,14 +281,7 @@ def _check_job(options: BuildOptions, job: Job) -> None:
         )
 
 
-def _read_once(name: str) -> UsageError:
-    return UsageError(
-        f"{read_once_name(name)} can be read once only, and every job of an array reads its sources",
-        hint="write it to a file first, or leave out --job-index and --num-jobs",
-    )
-
-
-@leaving_the_program_alone()
+@restoring_environment()
 def commit_corpus(out: str | os.PathLike[str]) -> BuildResult:
     """Make the corpus from the tasks that jobs ran, with the same bytes and errors as a build by one process.
 
@@ -284,7 +292,7 @@ def commit_corpus(out: str | os.PathLike[str]) -> BuildResult:
         SourceError: the first failure, in input order, of any job; or a source has changed since the build began.
         BuildError: tasks are missing, or jobs still run; it says which.
     """
-    usage = Usage()
+    usage = RunUsage()
     workspace = open_workspace(path_option("out", out))
     request = load_request(workspace)
     if request is None:
@@ -337,4 +345,4 @@ def _complete(workspace: Workspace) -> BuildResult:
         )
     outputs = workspace.outputs(is_split=bool(outputs[0].split), generation=newest_generation(outputs))
     corpora = tuple(BuiltCorpus(directory=one.store.location, manifest=read_manifest(one.store)) for one in outputs)
-    return BuildResult(directory=workspace.out, corpora=corpora, is_new=False, ignored={}, notes=())
+    return BuildResult(directory=workspace.out, corpora=corpora, is_new=False)

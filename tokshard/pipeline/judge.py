@@ -1,4 +1,4 @@
-"""Who decides: one walk over the receipts of a stage, in input order.
+"""Judges a stage: one walk over its receipts, in input order.
 
 It finds the result of a run without workers, failures and jobs: where the limit on documents falls, which
 inputs are left out as damaged, when there are too many bad records, and which failure comes first. It takes receipts
@@ -7,63 +7,22 @@ in any order, counts them in the order of the tasks, and stops where one is miss
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 
-from tokshard.errors import UsageError
-from tokshard.numbers import read_count
+from tokshard.pipeline.options import MIN_RECORDS, BadRecordLimit
 from tokshard.pipeline.tasks.planning import AnyTask, Run, StreamTask, Task
 from tokshard.pipeline.workspace.receipts import Key, Receipt
-
-MIN_RECORDS = 10_000
-"""Records that must have been read before a share of bad ones stops a running build."""
 
 _LOUD_RECORDS = 1_000
 """Records that must have been read before a running build warns that half of them are bad."""
 
-_SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)[ ]?%", re.ASCII)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BadRecordLimit:
-    """``--max-bad-records``. Tasks are judged in input order, whichever ends first.
-
-    Args:
-        count: bad records allowed; None if `share` is given.
-        share: of the records read so far. It is judged after each task once `MIN_RECORDS` were read, and at the end.
-    """
-
-    count: int | None = None
-    share: Fraction | None = None
-
-    def __str__(self) -> str:
-        return f"{self.count:,}" if self.share is None else f"{float(100 * self.share):g}%"
-
-    def is_exceeded(self, bad: int, records: int, *, is_end: bool) -> bool:
-        """Whether `bad` of `records` records are too many."""
-        if self.count is not None and bad > self.count:
-            return True
-        return self.share is not None and (is_end or records >= MIN_RECORDS) and bad > self.share * records
-
-
-def parse_bad_record_limit(text: str | int | None) -> BadRecordLimit | None:
-    """``--max-bad-records``: a count, or a share such as ``0.1%``.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    if text is None:
-        return None
-    hint = "give a number such as 100, or a share such as 0.1%"
-    match = _SHARE.fullmatch(str(text).strip())
-    if match is not None and (share := Fraction(match[1]) / 100) <= 1:
-        return BadRecordLimit(share=share)
-    try:
-        return BadRecordLimit(count=read_count(str(text)))
-    except UsageError as error:
-        raise UsageError(f"max_bad_records is {text!r}", hint=hint) from error
+def is_exceeded(limit: BadRecordLimit, bad: int, records: int, *, is_end: bool) -> bool:
+    """Whether `bad` of `records` records are too many."""
+    if isinstance(limit, int):
+        return bad > limit
+    return (is_end or records >= MIN_RECORDS) and bad > limit * records
 
 
 def loss_warning(bad: int, records: int, example: str = "", *, is_end: bool) -> str | None:
@@ -154,7 +113,7 @@ class Judge:
         """Whether nothing more can matter: the stage succeeded or failed."""
         return self.failure is not None or self.is_full or self._position == len(self.tasks)
 
-    def is_over(self, task: AnyTask) -> bool:
+    def is_pointless(self, task: AnyTask) -> bool:
         """Whether a task can no longer matter, as far as is known: the failure that stops it may be left out later."""
         # a run that has to take the place of another one either fails or writes all that is wanted
         if self.is_done or self.rerun is not None or (self._stops and task.key > min(self._stops)):
@@ -179,7 +138,7 @@ class Judge:
                 (task.key[0], self.num_done(task) - 1) if isinstance(task, StreamTask) else task.key
             )
             is_there = found is not None and (found.is_last or found.failure is not None)
-            if not is_there and not self.is_over(task):
+            if not is_there and not self.is_pointless(task):
                 yield task
 
     def _walk(self) -> None:
@@ -188,7 +147,7 @@ class Judge:
         while not self.is_done:
             task = self.tasks[self._position]
             if task.key[0] in self.left_out and is_divided(task):
-                self._pass()
+                self._next_task()
                 continue
             key = (task.key[0], self._segment) if isinstance(task, StreamTask) else task.key
             receipt = self._waiting.get(key)
@@ -213,14 +172,14 @@ class Judge:
         self.counted.append(self._waiting.pop(receipt.key))
         self.left_out.update(receipt.left_out)
         if receipt.is_last:
-            self._pass()
+            self._next_task()
         else:
             self._segment += 1
         self.failure = self._excess(is_end=False)
 
     def _excess(self, *, is_end: bool) -> TooManyBadRecords | None:
         limit = self.max_bad_records
-        if limit is None or not self.counted or not limit.is_exceeded(self._bad, self._records, is_end=is_end):
+        if limit is None or not self.counted or not is_exceeded(limit, self._bad, self._records, is_end=is_end):
             return None
         last = self.counted[-1]
         return TooManyBadRecords(
@@ -232,9 +191,9 @@ class Judge:
         self.left_out[index] = problem
         while self.counted and self.counted[-1].key[0] == index:
             self._sum(self.counted.pop(), -1)
-        self._pass()
+        self._next_task()
 
-    def _pass(self) -> None:
+    def _next_task(self) -> None:
         self._position, self._segment = self._position + 1, 0
 
     def _sum(self, receipt: Receipt, sign: int) -> None:

@@ -7,144 +7,367 @@ import operator
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
 import msgspec
-import numpy as np
 
 from tokshard.errors import UsageError
-from tokshard.format.manifest import BuildConfig
-from tokshard.interop.tokens.batches import DTYPES
-from tokshard.pipeline.judge import parse_bad_record_limit
-from tokshard.pipeline.sources.chats import OWN
-from tokshard.pipeline.sources.formats import FORMATS_OF_OPTION, INPUT_FORMATS, TOKEN_FORMATS
-from tokshard.pipeline.sources.inputs import DOCUMENTS, RECORDS, TEXT, TOKENS
+from tokshard.numbers import DTYPES, read_count
 from tokshard.store import look_at
+from tokshard.wording import as_typed, as_typed_bytes, counted, listed
+
+if TYPE_CHECKING:
+    from tokshard.format.manifest import BuildConfig  # the help of a command needs neither numpy nor pyarrow
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+TEXT, TOKENS, DOCUMENTS = READS = ("text", "tokens", "documents")
+"""What a build reads: texts, which it encodes; tokens that another tool has made; or documents of corpora."""
+
+VIEW = "view"
+"""The same of a build that makes a view: columns and bounds of documents."""
+
+FORMATS: Mapping[str, tuple[str, ...]] = {
+    TEXT: ("jsonl", "parquet", "arrow", "txt", "csv", "tsv"),
+    TOKENS: ("megatron", "datatrove", "mds", "litdata", "npy", "flat", "parquet", "arrow", "jsonl"),
+}
+"""The formats that users may name, by what they hold, in the order of their readers in `sources.formats`."""
+
+OWN = "own"
+"""Value of ``--chat`` that stands for the tokenizer's own template."""
 
 DEFAULT_SHARD_TOKENS = 256_000_000
 DEFAULT_MAX_DOCUMENT_BYTES = 16 << 20
 FAIL, SKIP = "fail", "skip"
 EXACT = "exact"
+ENGINES = ("fastokens",)
 _RAY_ADDRESS = re.compile(r"auto|local|(ray://)?[^\s/]+:\d{1,5}")
+MIN_RECORDS = 10_000
+"""Records that must have been read before a share of bad ones stops a running build."""
+_SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)[ ]?%", re.ASCII)
 _SHOWN = 60
 """Characters of a value in a message."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 Policy = Literal["fail", "skip"]
 
+INPUT, ENCODING, OUTPUT, LEFT_OUT, CLUSTER = "Input", "Text", "Output", "What is left out", "Cluster"
+"""Headings of the help, in its order."""
 
-class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a build.
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is said of an option, once. The command lines, the page of keys and docstrings take it from here.
 
     Args:
-        tokenizer: a ``tokenizer.json``, a directory that holds one, the URI of either, or a model of the hub.
-        out: the corpus: a directory, or an ``s3://``, ``gs://`` or ``az://`` URI.
-        eos: token that ends every document; default: the one in ``tokenizer_config.json``.
-        bos: token that starts every document, or ``auto`` for the one in ``tokenizer_config.json``; default: none.
-        reads: ``text``, which is encoded; ``tokens``, which another tool has made, see `import_corpus`; or
-            ``documents`` of corpora, see `copy_corpus`.
-        token_field: column of the ids; default: ``tokens``, ``input_ids`` or ``token_ids``, the first that is there.
-        loss_field: column that says which tokens are trained: labels with -100 elsewhere, or a mask; or ``none`` to
-            leave masks out. Default: ``labels``, ``loss_mask``, ``assistant_masks`` or ``completion_mask``, if one
-            is there.
-        token_dtype: how ids are stored, such as ``uint16``, in files that do not say it.
-        source_eos: id that ends documents in the sources, if it differs from EOS.
-        text_field: dotted path of the text in a record.
-        chat: make documents of conversations, and of the answers targets: by this chat template, a file or the folder
-            of a tokenizer; or ``own`` for the one of `tokenizer`. Default: documents are texts.
-        chat_date: the date that a chat template writes as today's, such as ``2026-11-23``.
-        loss: the targets of a conversation: what its template marks as written by the ``assistant``, the ``last`` of
-            these answers, or ``all``; or these answers ``weighted`` by the ``weight`` of their messages.
-        document_end: token that ends each conversation: a special one that its template does not write; default: the
-            first that is there.
-        overlong: with `chat` and `max_tokens`: ``skip`` longer conversations, or keep their ``head``.
-        template_drops: with `chat`: ``count`` what the template leaves out, such as reasoning or tools, or ``fail``.
-        special_tokens: ``parse=TOKEN,...`` for text that was rendered elsewhere: these special tokens are read where a
-            text spells them. Default: text never becomes a special token.
-        id_field: field to store as column ``id``.
-        keep_field: fields to store as columns, each ``FIELD`` or ``FIELD:TYPE`` (string, int64, float64, bool).
-        format: read every input as this format instead of going by its name.
-        text_unit: unit of plain text that becomes a document: ``file``, ``line`` or ``paragraph``.
-        shard_tokens: a shard closes before the document that would exceed this; default: 256M, and of a copy as in the
-            first corpus.
-        task_bytes: size of the unit of work in bytes of input; default: by the size of the inputs.
-        max_document_bytes: reject longer texts as bad records.
-        min_tokens, max_tokens: leave out documents with fewer or more tokens, delimiters included.
-        dedup: ``exact`` leaves out texts that are equal to an earlier one, over all sources; ``none`` keeps them. Where
-            no text is read, documents are equal if their tokens are.
-        validation_fraction: share of the documents that goes into ``OUT/validation``, by a hash of the text, the rest
-            into ``OUT/train``; default: one corpus in `out`.
-        where: of a copy: take the documents whose kept columns meet all of these conditions: ``lang=en``, ``lang!=en``,
-            ``score<0.5``, ``score>0.5`` or ``lang in en,fr``. A missing value only meets ``!=``.
-        source: of a copy: take the documents of sources whose name matches this shell pattern.
-        drop_ids: of a copy: leave out the documents that this file lists, by their ids or numbers: a text with an
-            id in each line, or JSON lines, csv or parquet.
-        hash_range: of a copy: take the documents whose hash lies in this half-open part of [0, 1). Equal documents are
-            taken together, and parts that do not overlap divide a corpus.
-        columns: the kept columns that a copy takes; default: all columns of all corpora. A document of a corpus without
-            the column has null.
-        shuffle: of a copy: the seed of a random order; default: the order of the corpora.
-        on_bad_record: ``fail``, or ``skip`` to leave out records that cannot become documents.
-        on_bad_source: ``fail``, or ``skip`` to leave out whole inputs that are damaged or gone.
-        max_bad_records: fail when more bad records than that would be skipped: a number, or a share of the records
-            read, such as ``0.1%``.
-        max_documents: documents to write at most, in input order; with a validation split, in both corpora together.
-        workers: processes; default: one for each CPU that this process may use. With Ray, the most tasks under way;
-            default: enough to keep the CPUs of the cluster busy.
-        ray: run the tasks on a Ray cluster, whose nodes all need `out` and the sources at the same paths: ``auto`` for
-            the cluster that the program has connected to, or that runs on this machine or that RAY_ADDRESS names;
-            HOST:PORT; or ``local`` to start Ray here. Default: processes of this machine.
-        append: add the sources to the corpus in `out`, as its next generation; existing files stay unchanged.
-        force: start over, removing the corpus or unfinished build in `out`; with `append`, only
-            the generation that was being added.
+        help: ``{formats}`` stands for the formats that can be named, ``{users}`` for `users`.
+        unit: of its value, or what its value is.
+        group: its heading; the empty one is for what is seldom needed.
+        reads: the kinds of sources for which it means something.
+        default: what the default is, if it is not a value: one text, or one for each kind.
+        usual: the default of each kind as a text of the command line, where it is not that of Python.
+        choices: the values that it may have, if its type does not say them.
+        users: the formats for which an import has it; of builds, those of conversations. None: it is for all.
+        bare: its value where none is given.
+        is_kept: all generations of a corpus have the same value.
+        may_differ: from one run of a build to the next.
     """
 
-    tokenizer: str
-    out: str
-    eos: str | None = None
-    bos: str | None = None
-    reads: Literal["text", "tokens", "documents"] = "text"
-    token_field: str | None = None
-    loss_field: str | None = None
-    token_dtype: str | None = None
-    source_eos: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    text_field: str = "text"
-    chat: str | None = None
-    chat_date: str | None = None
-    loss: Literal["assistant", "last", "all", "weighted"] = "assistant"
-    document_end: str | None = None
-    overlong: Literal["skip", "head"] = "skip"
-    template_drops: Literal["count", "fail"] = "count"
-    special_tokens: str | None = None
-    id_field: str | None = None
-    keep_field: str | Sequence[str] = []
-    format: str | None = None
-    text_unit: Literal["file", "line", "paragraph"] = "file"
-    shard_tokens: Positive | None = None
-    task_bytes: Positive | None = None
-    max_document_bytes: Positive = DEFAULT_MAX_DOCUMENT_BYTES
-    min_tokens: Positive | None = None
-    max_tokens: Positive | None = None
-    dedup: Literal["none", "exact"] = "none"
-    validation_fraction: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
-    where: str | Sequence[str] = []
-    source: str | None = None
-    drop_ids: str | None = None
-    hash_range: tuple[float, float] | None = None
-    columns: Sequence[str] | None = None
-    shuffle: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    on_bad_record: Policy = "fail"
-    on_bad_source: Policy = "fail"
-    max_bad_records: str | int | None = None
-    max_documents: Positive | None = None
-    workers: Positive | None = None
-    ray: str | None = None
-    append: bool = False
-    force: bool = False
+    help: str
+    unit: str = ""
+    group: str = ""
+    reads: tuple[str, ...] = READS
+    default: str | Mapping[str, str] = ""
+    usual: Mapping[str, str] = field(default_factory=dict)
+    choices: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    bare: str = ""
+    is_kept: bool = False
+    may_differ: bool = False
+
+
+def _no_default(text: str, copies: str = "") -> Mapping[str, str]:
+    """A default for builds and imports, and for copies."""
+    return {TEXT: text, TOKENS: text, DOCUMENTS: copies}
+
+
+_TEXTS, _TOKENS, _COPIES, _VIEWS, _RECORDS = (TEXT,), (TOKENS,), (DOCUMENTS,), (VIEW,), (TEXT, TOKENS)
+_ALL = (*READS, VIEW)
+_TABLES = "parquet", "arrow", "jsonl"
+_CHAT = "chat_date", "loss", "document_end", "overlong", "template_drops"
+"""Options of conversations that mean nothing without `chat`."""
+
+
+class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a build. Each says itself what it means, see `Option`; the order is that of the help."""
+
+    # what is read
+    reads: Literal["text", "tokens", "documents", "view"] = "text"
+    format: Annotated[
+        str | None,
+        Option("Read every input as {formats}.", "FORMAT", INPUT, _RECORDS, default="by name"),
+    ] = None
+    text_field: Annotated[str, Option("Field of texts: a or a.b.", "FIELD", INPUT, _TEXTS)] = "text"
+    token_field: Annotated[
+        str | None,
+        Option(
+            "For {users}: column of the ids.",
+            "COLUMN",
+            INPUT,
+            _TOKENS,
+            default="tokens, input_ids or token_ids",
+            users=("mds", *_TABLES),
+        ),
+    ] = None
+    loss_field: Annotated[
+        str | None,
+        Option(
+            "For {users}: column of labels or loss masks, or none.",
+            "COLUMN",
+            INPUT,
+            _TOKENS,
+            default="by usual names",
+            users=("datatrove", "flat", *_TABLES),
+        ),
+    ] = None
+    text_unit: Annotated[
+        Literal["file", "line", "paragraph"], Option("What becomes one document.", "", INPUT, _TEXTS)
+    ] = "file"
+    chat: Annotated[
+        str | None,
+        Option(
+            "Read conversations with the template FILE.jinja, or with the tokenizer's own.",
+            "[TEMPLATE]",
+            INPUT,
+            _TEXTS,
+            users=("jsonl", "parquet", "arrow"),
+            bare=OWN,
+        ),
+    ] = None
+    chat_date: Annotated[str | None, Option("Date that the template writes as today.", "DATE", INPUT, _TEXTS)] = None
+    loss: Annotated[
+        Literal["assistant", "last", "all", "weighted"], Option("Tokens to train on.", "", INPUT, _TEXTS, is_kept=True)
+    ] = "assistant"
+    document_end: Annotated[str | None, Option("Special token that ends a conversation.", "TOKEN", INPUT, _TEXTS)] = (
+        None
+    )
+    token_dtype: Annotated[
+        str | None,
+        Option(
+            "For {users}: how ids are stored, such as uint16, where the files do not say it.",
+            "DTYPE",
+            INPUT,
+            _TOKENS,
+            choices=DTYPES,
+            users=("mds", "flat"),
+        ),
+    ] = None
+    source_eos: Annotated[
+        Annotated[int, msgspec.Meta(ge=0)] | None,
+        Option("Id that ends documents in the SOURCEs, if it is not EOS.", "ID", INPUT, _TOKENS),
+    ] = None
+    id_field: Annotated[
+        str | None, Option("Field to store as column 'id'.", "FIELD", INPUT, _RECORDS, users=("mds", *_TABLES))
+    ] = None
+    keep_field: Annotated[
+        str | Sequence[str],
+        Option(
+            "Field to store as a column: string, int64, float64 or bool.",
+            "FIELD[:TYPE]",
+            INPUT,
+            _RECORDS,
+            users=("mds", *_TABLES),
+            is_kept=True,
+        ),
+    ] = []
+    # how it becomes tokens
+    tokenizer: Annotated[
+        str,
+        Option(
+            "A tokenizer.json, a directory or URI that holds one, or OWNER/NAME on the Hugging Face hub.",
+            "PATH",
+            ENCODING,
+            _RECORDS,
+            default="required",
+        ),
+    ]
+    eos: Annotated[
+        str | None,
+        Option(
+            "Token that ends every document.",
+            "TOKEN",
+            ENCODING,
+            _RECORDS,
+            default="what tokenizer_config.json says",
+            is_kept=True,
+        ),
+    ] = None
+    bos: Annotated[
+        str | None,
+        Option(
+            "Token that starts every document, or 'auto'.", "TOKEN", ENCODING, _RECORDS, default="none", is_kept=True
+        ),
+    ] = None
+    special_tokens: Annotated[
+        str | None,
+        Option("Encode these special tokens found in texts.", "parse=TOKENS", ENCODING, _TEXTS, is_kept=True),
+    ] = None
+    engine: Annotated[
+        str | None,
+        Option("Library that encodes.", "NAME", ENCODING, _TEXTS, default="tokenizers", choices=ENGINES),
+    ] = None
+    join: Annotated[
+        str | Sequence[str],
+        Option("Parquet with more columns, by 'id' or 'document' number; may be given again.", "FILE", INPUT, _VIEWS),
+    ] = []
+    by: Annotated[
+        str | Sequence[str],
+        Option("Make a view of each combination of values, DIR/COLUMN=value/..., too.", "COLUMN,...", OUTPUT, _VIEWS),
+    ] = []
+    # what is written
+    out: Annotated[
+        str,
+        Option(
+            "The corpus: a directory, or a URI (s3://, gs://, az://).",
+            "DIR",
+            OUTPUT,
+            _ALL,
+            default="required",
+            may_differ=True,
+        ),
+    ]
+    append: Annotated[bool, Option("Add a generation of input to the corpus in DIR.", "", OUTPUT)] = False
+    force: Annotated[
+        bool, Option("Start over: first remove what a build left in DIR.", "", OUTPUT, _ALL, may_differ=True)
+    ] = False
+    validation_fraction: Annotated[
+        Annotated[float, msgspec.Meta(gt=0, lt=1)] | None,
+        Option(
+            "Write DIR/train and DIR/validation; a hash of each text puts the fraction X into DIR/validation.",
+            "X",
+            OUTPUT,
+            is_kept=True,
+        ),
+    ] = None
+    shard_tokens: Annotated[
+        Positive | None,
+        Option(
+            "Close a shard before the document that would exceed N tokens.",
+            "N",
+            OUTPUT,
+            default=_no_default("256M", "as in the first CORPUS"),
+        ),
+    ] = None
+    shuffle: Annotated[
+        Annotated[int, msgspec.Meta(ge=0)] | None,
+        Option("Write the documents in random order.", "SEED", OUTPUT, _COPIES),
+    ] = None
+    columns: Annotated[
+        Sequence[str] | None,
+        Option(
+            "Take this kept column; may be given again.",
+            "COLUMN",
+            OUTPUT,
+            _COPIES,
+            default="all, with null where a CORPUS lacks one",
+        ),
+    ] = None
+    # what is left out
+    where: Annotated[
+        str | Sequence[str],
+        Option(
+            "Take documents by a column: lang=en, lang!=en, score<0.5, score>=0.5 or 'lang in en,fr'; may be given "
+            "again.",
+            "CONDITION",
+            LEFT_OUT,
+            _VIEWS,
+        ),
+    ] = []
+    source: Annotated[
+        str | None,
+        Option("Take documents of the sources whose names fit, such as '*/wiki-*'.", "PATTERN", LEFT_OUT, _VIEWS),
+    ] = None
+    keep_ids: Annotated[
+        str | None,
+        Option("Take documents that FILE lists by id or number: lines, JSON lines, csv.", "FILE", LEFT_OUT, _VIEWS),
+    ] = None
+    drop_ids: Annotated[str | None, Option("Leave out documents that FILE lists.", "FILE", LEFT_OUT, _VIEWS)] = None
+    hash_range: Annotated[
+        tuple[float, float] | None,
+        Option("Take documents whose hash, from 0 to 1, is in [A, B). Reads all tokens.", "A:B", LEFT_OUT, _VIEWS),
+    ] = None
+    min_tokens: Annotated[
+        Positive | None, Option("Leave out shorter documents.", "N", LEFT_OUT, (*_RECORDS, VIEW), is_kept=True)
+    ] = None
+    max_tokens: Annotated[
+        Positive | None,
+        Option("Leave out longer documents; delimiters count.", "N", LEFT_OUT, (*_RECORDS, VIEW), is_kept=True),
+    ] = None
+    overlong: Annotated[
+        Literal["skip", "head"], Option("Leave out long conversations, or cut them.", "", LEFT_OUT, _TEXTS)
+    ] = "skip"
+    template_drops: Annotated[
+        Literal["count", "fail"],
+        Option("Where a template leaves something out: count, or stop.", "", LEFT_OUT, _TEXTS),
+    ] = "count"
+    dedup: Annotated[
+        Literal["none", "exact"],
+        Option("Leave out documents that equal an earlier one. Reads the input twice.", "", LEFT_OUT),
+    ] = "none"
+    max_documents: Annotated[Positive | None, Option("Stop after N documents.", "N", LEFT_OUT)] = None
+    on_bad_record: Annotated[
+        Policy, Option("Stop at a bad record, or list it in rejects.jsonl.", "", LEFT_OUT, _RECORDS)
+    ] = "fail"
+    max_bad_records: Annotated[
+        str | int | None, Option("Most records to skip.", "N|X%", LEFT_OUT, _RECORDS, default="no limit")
+    ] = None
+    max_document_bytes: Annotated[
+        Positive,
+        Option(
+            "Reject larger documents.",
+            "SIZE",
+            LEFT_OUT,
+            _RECORDS,
+            usual={TEXT: "16MiB", TOKENS: "1GiB"},
+        ),
+    ] = DEFAULT_MAX_DOCUMENT_BYTES
+    # who works
+    workers: Annotated[
+        Positive | None,
+        Option(
+            "Number of processes; with Ray, of tasks under way.",
+            "N",
+            CLUSTER,
+            _ALL,
+            default="one per CPU",
+            may_differ=True,
+        ),
+    ] = None
+    ray: Annotated[
+        str | None,
+        Option(
+            "Run the tasks on a Ray cluster whose nodes share DIR and the sources: auto (this machine's, or "
+            "RAY_ADDRESS), local (started for this build), or HOST:PORT.",
+            "[ADDRESS]",
+            CLUSTER,
+            _ALL,
+            default="auto if no ADDRESS is given",
+            bare="auto",
+            may_differ=True,
+        ),
+    ] = None
+    # seldom needed
+    task_bytes: Annotated[
+        Positive | None,
+        Option("Input bytes per unit of work.", "SIZE", "", _RECORDS, default="16MiB to 512MiB, by input size"),
+    ] = None
+    on_bad_source: Annotated[
+        Policy, Option("What to do with an input that is damaged or gone: stop, or skip all of it.")
+    ] = "fail"
 
     @property
     def is_dedup(self) -> bool:
@@ -157,7 +380,7 @@ class OptionalBuildOptions(TypedDict, total=False):
 
     eos: str | None
     bos: str | None
-    reads: Literal["text", "tokens", "documents"]
+    reads: Literal["text", "tokens", "documents", "view"]
     token_field: str | None
     loss_field: str | None
     token_dtype: str | None
@@ -170,6 +393,7 @@ class OptionalBuildOptions(TypedDict, total=False):
     overlong: Literal["skip", "head"]
     template_drops: Literal["count", "fail"]
     special_tokens: str | None
+    engine: str | None
     id_field: str | None
     keep_field: str | Sequence[str]
     format: str | None
@@ -183,7 +407,10 @@ class OptionalBuildOptions(TypedDict, total=False):
     validation_fraction: float | None
     where: str | Sequence[str]
     source: str | None
+    keep_ids: str | None
     drop_ids: str | None
+    join: str | Sequence[str]
+    by: str | Sequence[str]
     hash_range: tuple[float, float] | None
     columns: Sequence[str] | None
     shuffle: int | None
@@ -197,41 +424,91 @@ class OptionalBuildOptions(TypedDict, total=False):
     force: bool
 
 
-_OF_CHAT = ("chat", "chat_date", "loss", "document_end", "overlong", "template_drops")
-"""Options of conversations; all but the first mean nothing without it."""
-_OF_TOKENS = ("token_field", "loss_field", "token_dtype", "source_eos")
-_OF_COPIES = ("where", "source", "drop_ids", "hash_range", "columns", "shuffle")
-_FORMATS_OF_CHAT = frozenset({"jsonl", "parquet", "arrow", RECORDS})
-_NOT_FOR = {
-    TEXT: (*_OF_TOKENS, *_OF_COPIES),
-    TOKENS: (*_OF_CHAT, "special_tokens", "text_field", "text_unit", *_OF_COPIES),
-    DOCUMENTS: (
-        *(*_OF_CHAT, "eos", "bos", *_OF_TOKENS, "special_tokens", "text_field", "text_unit", "id_field", "keep_field"),
-        *("format", "max_document_bytes", "task_bytes", "on_bad_record", "max_bad_records"),
-    ),
-}
-"""Options that mean nothing for what a build reads."""
-_COMMANDS = {TEXT: "build", TOKENS: "import", DOCUMENTS: "copy"}
-_RUN_ONLY = frozenset({"out", "workers", "ray", "force"})
-"""Options that may differ from one run of a build to the next. The location may be spelled in another way."""
+_COMMANDS = {TEXT: "build", TOKENS: "import", DOCUMENTS: "copy", VIEW: "select"}
 _FLAGS = {"columns": "--keep-columns", "token_dtype": "--dtype"}
 
 
-def takes_build_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Give a function with ``**keywords: Unpack[OptionalBuildOptions]`` the signature and help of all options.
+def _said() -> Iterator[tuple[str, Option]]:
+    for name, hint in get_type_hints(BuildOptions, include_extras=True).items():
+        yield from ((name, of) for of in getattr(hint, "__metadata__", ()) if isinstance(of, Option))
 
-    The line ``{options}`` of its docstring becomes the arguments of `BuildOptions`.
+
+OPTIONS: Mapping[str, Option] = dict(_said())
+"""Each option of a build, and what is said of it."""
+
+
+def kept_settings() -> list[str]:
+    """The options that all generations of a corpus have in common."""
+    return [name for name, option in OPTIONS.items() if option.is_kept]
+
+
+def help_of(name: str, reads: str) -> str:
+    """What the command for a kind of sources says of an option: what it does, and in brackets its default."""
+    option = OPTIONS[name]
+    text = option.help.format(formats=listed(FORMATS.get(reads, ()), "or"), users=listed(option.users, "and"))
+    default = option.default if isinstance(option.default, str) else option.default[reads]
+    if not default:
+        return text
+    return f"{text}  [{'' if default == 'required' or name == 'ray' else 'default: '}{default}]"
+
+
+BadRecordLimit = int | Fraction
+"""``--max-bad-records``: a number of bad records, or their share of the records read so far.
+
+Tasks are judged in input order, whichever ends first. A share is judged after each task once `MIN_RECORDS` were read,
+and at the end.
+"""
+
+
+def parse_bad_record_limit(text: str | int | None) -> BadRecordLimit | None:
+    """``--max-bad-records``: a count, or a share such as ``0.1%``.
+
+    Raises:
+        UsageError: it is neither.
     """
-    signature = inspect.signature(function)
-    options = inspect.signature(BuildOptions).parameters.values()
-    own = [given for given in signature.parameters.values() if given.kind is not given.VAR_KEYWORD]
-    named = {given.name for given in own} | {"tokenizer"}
-    added = [option for option in options if option.name not in named]
-    vars(function)["__signature__"] = signature.replace(parameters=[*own, *added])
-    if function.__doc__ and BuildOptions.__doc__:  # python -OO has neither
-        arguments = BuildOptions.__doc__.partition("Args:\n")[2].strip()
-        function.__doc__ = function.__doc__.replace("{options}", arguments)
-    return function
+    if text is None:
+        return None
+    hint = "give a number such as 100, or a share such as 0.1%"
+    match = _SHARE.fullmatch(str(text).strip())
+    if match is not None and (share := Fraction(match[1]) / 100) <= 1:
+        return share
+    try:
+        return read_count(str(text))
+    except UsageError as error:
+        raise UsageError(f"max_bad_records is {text!r}", hint=hint) from error
+
+
+def takes_build_options(reads: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Give a function with ``**keywords: Unpack[OptionalBuildOptions]`` the signature and help of the options.
+
+    The line ``{options}`` of its docstring becomes what each `Option` says.
+
+    Args:
+        reads: the kind of sources that it reads.
+    """
+
+    def given(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        named = {"tokenizer", *(one.name for one in own)}
+        fields = inspect.signature(BuildOptions).parameters
+        hints, defaults = (
+            get_type_hints(BuildOptions),
+            BuildOptions(tokenizer="", out=""),
+        )  # without what is said of each
+        added = [name for name, option in OPTIONS.items() if name not in named and reads in option.reads]
+        vars(function)["__signature__"] = signature.replace(
+            parameters=[
+                *own,
+                *(fields[name].replace(annotation=hints[name], default=getattr(defaults, name)) for name in added),
+            ]
+        )
+        if function.__doc__:  # python -OO has none
+            lines = "\n        ".join(f"{name}: {help_of(name, reads)}" for name in added)
+            function.__doc__ = function.__doc__.replace("{options}", lines)
+        return function
+
+    return given
 
 
 def checked_options(options: BuildOptions) -> BuildOptions:
@@ -241,8 +518,10 @@ def checked_options(options: BuildOptions) -> BuildOptions:
         UsageError: one is of another type, or out of range, or unknown, or two of them contradict each other.
     """
     values = {name: _plain(getattr(options, name)) for name in options.__struct_fields__}
-    for name in ("keep_field", "where"):
+    for name in ("keep_field", "where", "join"):
         values[name] = [values[name]] if isinstance(values[name], str) else values[name]
+    by = [values["by"]] if isinstance(values["by"], str) else values["by"]
+    values["by"] = [name.strip() for given in by for name in given.split(",")]
     try:
         options = msgspec.convert(values, BuildOptions)
     except msgspec.ValidationError as error:
@@ -256,10 +535,10 @@ def checked_options(options: BuildOptions) -> BuildOptions:
 def _plain(value: Any) -> Any:
     """A number of another library as Python's own; a sequence as a list; a path as a string."""
     if isinstance(value, tuple | list):
-        return list(value)
+        return [_plain(item) for item in value]
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)
-    if isinstance(value, np.generic):
+    if hasattr(value, "dtype") and not getattr(value, "ndim", 0):  # a number of numpy, which has no `__index__`
         return value.item()
     return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value
 
@@ -296,17 +575,19 @@ def _check_pairs(options: BuildOptions) -> None:
     check_ray(options.ray)
     if options.token_dtype not in (None, *DTYPES):
         raise UsageError(f"token_dtype is {options.token_dtype!r}", hint=f"give one of {', '.join(DTYPES)}")
+    if options.engine not in (None, *ENGINES):
+        raise UsageError(f"engine is {options.engine!r}", hint=f"give {listed(ENGINES, 'or')}, or leave out --engine")
 
 
 def _check_chat(options: BuildOptions) -> None:
     given = _given(options)
     check_template(options.chat)
     if options.chat is None:
-        for name in _OF_CHAT:
+        for name in _CHAT:
             if name in given:
                 raise UsageError(f"{flag(name)} needs --chat", hint=f"add --chat, or leave out {flag(name)}")
         return
-    for name in ("text_field", "text_unit", "eos", "bos", "special_tokens"):
+    for name in ("text_field", "text_unit", "eos", "bos", "special_tokens", "engine"):
         if name in given:
             end = "; --document-end says what ends a conversation" if name == "eos" else ""
             raise UsageError(f"{flag(name)} does not go with --chat", hint=f"leave out {flag(name)}{end}")
@@ -346,14 +627,14 @@ def check_ray(address: str | None) -> None:
 def _check_reads(options: BuildOptions) -> None:
     """Refuse an option that is for builds that read something else."""
     given = _given(options)
-    for name in _NOT_FOR[options.reads]:
-        if name in given:
-            others = [_COMMANDS[reads] for reads, names in _NOT_FOR.items() if name not in names]
+    for name, option in OPTIONS.items():
+        if name in given and options.reads not in option.reads:
+            others = [_COMMANDS[reads] for reads in option.reads]
             raise UsageError(
                 f"{name} is given, and the sources are read as {options.reads}",
                 hint=f"leave out {flag(name)}, or use tokshard {' or '.join(others)}",
             )
-    known = TOKEN_FORMATS if options.reads == TOKENS else INPUT_FORMATS
+    known = FORMATS.get(options.reads, ())
     if options.format not in (None, *known):
         raise UsageError(f"format is {options.format!r}", hint=f"give one of {', '.join(known)}")
 
@@ -368,17 +649,18 @@ def check_used(options: BuildOptions, formats: Collection[str]) -> None:
         UsageError: none of them uses it.
     """
     found, given = sorted({form.removesuffix("-stream") for form in formats}), _given(options)
-    others = sorted(set(found) - _FORMATS_OF_CHAT)
+    of_chats = OPTIONS["chat"].users
+    others = sorted(set(found).difference(of_chats))
     if options.chat is not None and others:
         raise UsageError(
             f"chat is given, and the sources are {' and '.join(others)}, which hold texts",
-            hint="leave out --chat, or give conversations as JSON lines, parquet or Arrow",
+            hint=f"leave out --chat, or give conversations as {listed(of_chats, 'or')}",
         )
-    for name, users in FORMATS_OF_OPTION.items() if options.reads == TOKENS else ():
-        if name in given and not set(users).intersection(found):
+    for name, option in OPTIONS.items() if options.reads == TOKENS else ():
+        if name in given and option.users and not set(option.users).intersection(found):
             raise UsageError(
                 f"{name} is given, and the sources are {' and '.join(found)}, which do not use it",
-                hint=f"leave out {flag(name)}, which is for {', '.join(users)}",
+                hint=f"leave out {flag(name)}, which is for {', '.join(option.users)}",
             )
 
 
@@ -395,25 +677,16 @@ def path_option(name: str, value: Any) -> str:
     return os.fsdecode(value)
 
 
-def config_of(options: BuildOptions, **others: Any) -> BuildConfig:
-    """What the manifest says of the options.
-
-    Args:
-        others: settings that differ from the given ones.
-    """
-    same = BuildConfig.__struct_fields__, BuildOptions.__struct_fields__
-    return BuildConfig(**{name: getattr(options, name) for name in set.intersection(*map(set, same))} | others)
-
-
 def _given(options: BuildOptions) -> dict[str, Any]:
     """The options that do not have their defaults."""
     defaults = BuildOptions(tokenizer="", out="")
     return {name: value for name, value in msgspec.structs.asdict(options).items() if value != getattr(defaults, name)}
 
 
-def asked_for(options: BuildOptions) -> dict[str, Any]:
+def settings_shared_by_runs(options: BuildOptions) -> dict[str, Any]:
     """The options that two runs of one build have in common."""
-    return {name: value for name, value in msgspec.structs.asdict(options).items() if name not in _RUN_ONLY}
+    may_differ = {name for name, option in OPTIONS.items() if option.may_differ}
+    return {name: value for name, value in msgspec.structs.asdict(options).items() if name not in may_differ}
 
 
 def command_words(sources: Sequence[str], options: BuildOptions, *, is_array: bool) -> list[str]:
@@ -427,11 +700,61 @@ def command_words(sources: Sequence[str], options: BuildOptions, *, is_array: bo
 def _words_of(name: str, value: Any) -> Iterator[str]:
     if name == "columns" and not value:
         yield "--no-columns"
-    elif name == "hash_range":
-        yield from (flag(name), "{}:{}".format(*value))
-    else:
-        for item in value if isinstance(value, list | tuple) else [value]:
-            yield from [flag(name)] if item is True else [flag(name), str(item)]
+        return
+    values = [f"{field}:{kind}" for field, kind in value.items()] if isinstance(value, dict) else value
+    for item in values if isinstance(values, list) else [values]:
+        yield from [flag(name)] if item is True else [flag(name), _as_typed(name, item)]
+
+
+def _as_typed(name: str, value: Any) -> str:
+    """A value of an option as the command line takes it."""
+    if isinstance(value, tuple):  # two bounds
+        return ":".join(str(bound).removesuffix(".0") for bound in value)
+    unit = OPTIONS[name].unit if name in OPTIONS else ""
+    if not isinstance(value, int) or unit not in {"N", "SIZE"}:
+        return str(value)
+    return as_typed(value) if unit == "N" else as_typed_bytes(value)
+
+
+def settings_text(config: BuildConfig) -> str:
+    """The command that made a corpus, without tokenizer, sources, and most options that have their defaults."""
+    found = {
+        name: value
+        for part in (config, config.chat, config.copied, config.selected)
+        if part is not None
+        for name, value in msgspec.structs.asdict(part).items()
+    }
+    if config.chat is not None:
+        found |= {"chat": config.chat.template[:_SHOWN_HASH]}
+    for name in ("keep_ids", "drop_ids"):
+        if (of_list := getattr(config.selected, name, None)) is not None:
+            found |= {name: of_list[:_SHOWN_HASH]}
+    found |= {"join": [one[:_SHOWN_HASH] for one in getattr(config.selected, "join", ())]}
+    words = [_COMMANDS[config.reads]]
+    if config.copied is not None:
+        words.append(counted(len(config.copied.corpora), "corpus", "corpora"))
+    defaults, kept = BuildOptions(tokenizer="", out=""), list[str]()
+    for name, option in OPTIONS.items():
+        value = found.get(name)
+        if value in (None, "", [], {}) or (name == "text_field" and config.chat is not None):
+            continue
+        is_default, is_own = value == getattr(defaults, name), config.reads in option.reads
+        if is_own and (name in _SHOWN_SETTINGS or not is_default):
+            words += map(shlex.quote, _words_of(name, value))
+        # what all corpora of a copy agree on
+        elif (
+            config.reads in {DOCUMENTS, VIEW}
+            and option.group in (INPUT, ENCODING)
+            and (name == "loss" or not is_default)
+        ):
+            kept += map(shlex.quote, _words_of(name, value))
+    of_corpora = ["made with", *kept] if kept else []
+    return " ".join([*words, *of_corpora, *([f"({config.split} split)"] if config.split else [])])
+
+
+_SHOWN_SETTINGS = "text_field", "loss", "shard_tokens", "max_document_bytes"
+"""Settings that are shown also where they have their defaults."""
+_SHOWN_HASH = 12
 
 
 def change_text(name: str, before: Any, now: Any) -> str:
@@ -440,7 +763,7 @@ def change_text(name: str, before: Any, now: Any) -> str:
     Args:
         name: a field of `BuildConfig`, `CopyConfig` or `TokenizerInfo`.
     """
-    return _CHANGED.get(name) or f"{flag(name)} was {_as_typed(before)}, now {_as_typed(now)}"
+    return _CHANGED.get(name) or f"{flag(name)} was {_change_side(name, before)}, now {_change_side(name, now)}"
 
 
 _CHANGED = {
@@ -450,21 +773,22 @@ _CHANGED = {
     "holds": "the corpora hold other corpora",
     "holds_some": "the corpora hold parts of other corpora",
     "recipes": "the corpora were made in another way",
+    "keep_ids": "--keep-ids lists other documents",
     "drop_ids": "--drop-ids lists other documents",
+    "join": "--join has other files",
     "loss_spans": "only one has loss spans, or weights of them: 'tokshard copy' joins corpora with and without",
     "template": "the chat template has changed",
 }
 """Settings whose values would say nothing to a reader."""
 
 
-def _as_typed(value: Any) -> str:
+def _change_side(name: str, value: Any) -> str:
     if value is None or value in ({}, []):
         return "not given"
     if isinstance(value, dict):
-        value = " ".join(f"{name}:{kind}" for name, kind in value.items())
-    if isinstance(value, list):
-        value = " ".join(map(str, value))
-    return shlex.quote(str(value)) if len(str(value)) <= _SHOWN else f"{value!s:.{_SHOWN}}..."
+        value = [f"{field}:{kind}" for field, kind in value.items()]
+    text = " ".join(_as_typed(name, item) for item in (value if isinstance(value, list) else [value]))
+    return shlex.quote(text) if len(text) <= _SHOWN else f"{text:.{_SHOWN}}..."
 
 
 def flag(name: str) -> str:

@@ -1,13 +1,15 @@
-"""The reports of a build while it runs. The values go to one observer, which may show them."""
+"""What a build tells its caller: reports to one observer while it runs, which may show them, and its result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from tokshard.format.manifest import Manifest
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.tasks.planning import AnyTask, StepTask
 from tokshard.pipeline.workspace.receipts import Progress, Receipt
+from tokshard.wording import counted, one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +37,7 @@ class StageStarted:
     @property
     def total_bytes(self) -> int:
         """Bytes of all inputs; 0 if that says nothing of these tasks, which are a share, or read no inputs."""
-        is_share = (
-            self.build.is_array or self.build.inputs.read_once or isinstance(next(iter(self.tasks), None), StepTask)
-        )
+        is_share = self.build.is_array or not self.tasks or isinstance(self.tasks[0], StepTask)
         return 0 if is_share else self.build.inputs.num_bytes
 
 
@@ -58,3 +58,69 @@ Report = Note | StageStarted | Progress | Receipt | InputLeftOut | StageEnded
 
 Observer = Callable[[Report], None]
 """Called in the process and thread that build, which wait for it. `Progress` comes after every chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class BuiltCorpus:
+    """A corpus that a build wrote."""
+
+    directory: str
+    manifest: Manifest
+
+    def __str__(self) -> str:
+        found = self.manifest
+        sizes = f"{counted(found.num_documents, 'document')}, {counted(found.num_tokens, 'token')}"
+        place = counted(found.num_shards, "shard") if found.base is None else f"a view of {one_line(found.base.path)}"
+        return f"{one_line(self.directory)}: {sizes} in {place}"
+
+    def __repr__(self) -> str:
+        return f"<BuiltCorpus {self}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class BuildResult:
+    """What a build did.
+
+    Args:
+        directory: the given `out`: the corpus, or with a validation split the directory of two.
+        corpora: the written corpora; with a validation split the one for training, then the one for validation.
+        is_new: False if it was complete before and nothing was done.
+        seconds, cpu_seconds: time of this run, with its workers; 0 if nothing was done.
+        tokens_written: tokens that this run wrote.
+        ignored: suffix to count of files in source directories whose format is not known.
+        notes: what the user should know, one line each.
+        warnings: probable mistakes, one line each.
+        normalizer: steps that change text before it is encoded, such as ``NFKC``; None if there are none.
+    """
+
+    directory: str
+    corpora: tuple[BuiltCorpus, ...]
+    is_new: bool
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    tokens_written: int = 0
+    num_workers: int = 0
+    peak_worker_bytes: int = 0
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    normalizer: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<BuildResult {', '.join(map(str, self.corpora))}>"
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the corpus; with a validation split, of the one for training."""
+        return self.corpora[0].manifest
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all corpora."""
+        return sum(corpus.manifest.num_tokens for corpus in self.corpora)
+
+    @property
+    def num_targets(self) -> int | None:
+        """Tokens of all corpora that lie in loss spans; None if the corpora have none."""
+        found = [corpus.manifest.num_targets for corpus in self.corpora]
+        return None if None in found else sum(number or 0 for number in found)

@@ -12,7 +12,7 @@ import importlib.metadata
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -22,12 +22,20 @@ from tokshard.extras import version_of
 from tokshard.forking import cached_property
 from tokshard.format import names
 from tokshard.format.loss import has_spans, has_weights
-from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
-from tokshard.format.schema import ShardFacts, token_dtype
+from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo, shard_facts
+from tokshard.format.schema import ShardFacts
 from tokshard.interop.tokens.batches import TokenSpec
-from tokshard.pipeline.options import SKIP, BuildOptions, asked_for, change_text, flag
+from tokshard.pipeline.options import (
+    SKIP,
+    TEXT,
+    TOKENS,
+    BuildOptions,
+    change_text,
+    flag,
+    settings_shared_by_runs,
+)
 from tokshard.pipeline.sources.chats import TemplateSource
-from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, InputTable, read_once_name, saved_inputs
+from tokshard.pipeline.sources.inputs import InputTable, read_once_name, saved_inputs
 from tokshard.pipeline.sources.records import RecordSpec, parse_columns
 from tokshard.pipeline.workspace.places import INPUTS, REQUEST, TOKENIZER, Output, Workspace, has_request
 from tokshard.store import is_uri, present
@@ -104,13 +112,7 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
     @cached_property
     def facts(self) -> ShardFacts:
         """The facts of its corpus that every shard repeats."""
-        return ShardFacts(
-            dtype=token_dtype(self.tokenizer.vocab_size),
-            tokenizer_sha256=self.tokenizer.canonical_sha256,
-            eos_id=self.tokenizer.eos_id,
-            bos_id=self.tokenizer.bos_id,
-            columns=self.columns,
-        )
+        return shard_facts(self.tokenizer, self.columns)
 
     @cached_property
     def spec(self) -> RecordSpec:
@@ -132,7 +134,7 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
             max_document_bytes=config.max_document_bytes,
             text_unit=config.text_unit,
             tokens=tokens if config.reads == TOKENS else None,
-            is_chat=config.chat is not None and config.copied is None,
+            is_chat=config.chat is not None and config.reads == TEXT,
         )
 
     @property
@@ -146,6 +148,16 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
         if self.is_array and not self.generation:
             return f"remove {self.workspace.out} and run the jobs again"
         return f"start over with {'--append ' if self.generation else ''}--force"
+
+
+def config_of(options: BuildOptions, **others: Any) -> BuildConfig:
+    """What the manifest says of the options.
+
+    Args:
+        others: settings that differ from the given ones.
+    """
+    same = BuildConfig.__struct_fields__, BuildOptions.__struct_fields__
+    return BuildConfig(**{name: getattr(options, name) for name in set.intersection(*map(set, same))} | others)
 
 
 def placed(request: Request, workspace: Workspace) -> Build:
@@ -169,7 +181,7 @@ def versions_here(reads: str, *more: str) -> dict[str, str]:
 
 def other_versions(request: Request) -> list[str]:
     """The packages of which this process has another version than the one that began the build, each as a clause."""
-    here = versions_here(request.config.reads, *(request.versions.keys() & {"jinja2"}))
+    here = versions_here(request.config.reads, *(request.versions.keys() & {"jinja2", request.tokenizer.library}))
     return [
         f"{package} was {version} when the build began, and is {here.get(package)} here"
         for package, version in request.versions.items()
@@ -232,20 +244,7 @@ def load_request(workspace: Workspace) -> Request | None:
     Raises:
         BuildError: the file cannot be read, or is damaged.
     """
-    try:
-        return _load_request(workspace)
-    except OSError as error:
-        raise BuildError(
-            f"{workspace.store.where(REQUEST)} cannot be read: {error.strerror or error}",
-            hint="check the path and its permissions, or give another --out",
-        ) from error
-    except BuildError:
-        if has_request(workspace.store):
-            raise
-        return None  # the build ended between two reads
 
-
-def _load_request(workspace: Workspace) -> Request | None:
     def inputs(_: type, reference: object) -> InputTable:
         roots, digest = msgspec.convert(reference, tuple[list[str], str])
         return saved_inputs(roots, workspace.store, INPUTS, digest)
@@ -254,15 +253,25 @@ def _load_request(workspace: Workspace) -> Request | None:
         request = msgspec.json.decode(_checked(workspace.store.get(REQUEST)), type=Request, dec_hook=inputs)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, *UNDECODABLE) as error:
+    except OSError as error:
+        raise BuildError(
+            f"{workspace.store.where(REQUEST)} cannot be read: {error.strerror or error}",
+            hint="check the path and its permissions, or give another --out",
+        ) from error
+    except (BuildError, ValueError, *UNDECODABLE) as error:
+        if not has_request(workspace.store):
+            return None  # the build ended between two reads
+        if isinstance(error, BuildError):
+            raise
         raise BuildError(
             f"{workspace.store.where(REQUEST)} is damaged, so nothing says which files the build wrote: {error}",
             hint=f"remove {workspace.out}, or give another --out",
         ) from error
     if request.directory == os.getcwd():
         return request
-    roots = [root if is_uri(root) else os.path.join(request.directory, root) for root in request.inputs.roots]
-    return msgspec.structs.replace(request, inputs=saved_inputs(roots, workspace.store, INPUTS, request.inputs.digest))
+    found, once = request.inputs, request.inputs.read_once
+    roots = [root if is_uri(root) or root in once else os.path.join(request.directory, root) for root in found.roots]
+    return msgspec.structs.replace(request, inputs=found.at(roots))
 
 
 def saved_tokenizer(build: Build) -> bytes:
@@ -295,6 +304,8 @@ def check_same(before: Request, now: Build, *, is_complete: bool = False) -> Non
         ConfigurationChangedError: it says what differs.
     """
     found, out = list(differences(before, now)), now.workspace.out
+    if is_complete:
+        found += [f"{read_once_name(root)} cannot be read again" for root in now.inputs.read_once]
     if found:
         shown = "; ".join(found[:_MAX_SHOWN]) + (f"; and {len(found) - _MAX_SHOWN} more" if found[_MAX_SHOWN:] else "")
         way_out = (
@@ -315,7 +326,7 @@ def differences(before: Request, now: Request) -> Iterator[str]:
     if before.config.reads != now.config.reads:
         yield f"it reads {before.config.reads}, not {now.config.reads}"
         return
-    is_same_inputs = not now.inputs.read_once and before.inputs.absolute() == now.inputs.absolute()
+    is_same_inputs = before.inputs.absolute() == now.inputs.absolute()
     old, new = settings_of(before.config, before.tokenizer), settings_of(now.config, now.tokenizer)
     # the size of tasks follows from the sources; naming the sources says more
     yield from changes(old, new, [name for name in old if name != "task_bytes" or is_same_inputs])
@@ -326,7 +337,7 @@ def differences(before: Request, now: Request) -> Iterator[str]:
     for policy in ("on_bad_record", "on_bad_source"):
         if getattr(before.options, policy) == SKIP and getattr(now.options, policy) != SKIP:
             yield f"{flag(policy)} was skip, now fail"
-    if not is_same_inputs or before.arguments != now.arguments or now.inputs.read_once:
+    if not is_same_inputs or before.arguments != now.arguments:
         yield from _other_sources(before, now)
     for package, version in before.versions.items():
         if now.versions.get(package, version) != version:
@@ -336,7 +347,7 @@ def differences(before: Request, now: Request) -> Iterator[str]:
 def settings_of(config: BuildConfig, tokenizer: TokenizerInfo) -> dict[str, Any]:
     """All settings on which the documents of a corpus depend, and how they are laid out."""
     found = msgspec.structs.asdict(config)
-    copied, chat = found.pop("copied"), config.chat
+    copied, chat = found.pop("copied") or found.pop("selected", None), config.chat
     found.pop("chat")
     found |= {name: getattr(chat, name, None) for name in ChatConfig.__struct_fields__}
     found |= {name: getattr(tokenizer, name) for name in ("sha256", "eos", "bos", "special_ids")}
@@ -350,17 +361,16 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], settings: Iterabl
 
 def _other_sources(before: Request, now: Request) -> Iterator[str]:
     old, new = before.inputs.absolute(), now.inputs.absolute()
-    if new.read_once:
-        yield f"{', '.join(map(read_once_name, new.read_once))} cannot be read again"
-    elif before.arguments != now.arguments and sorted(before.arguments) == sorted(now.arguments):
+    if before.arguments != now.arguments and sorted(before.arguments) == sorted(now.arguments):
         yield "the order of the sources changed"
     elif before.arguments != now.arguments:
         yield f"the sources were {', '.join(before.arguments)}, now {', '.join(now.arguments)}"
-    elif now.config.reads == DOCUMENTS:
+    elif now.corpora:
         yield "the corpora hold other shards"
     else:
-        then = {one.location: (one.num_bytes, one.version) for one in old}
-        here = {one.location: (one.num_bytes, one.version) for one in new}
+        # what can be read once is spooled, and what comes now is compared with that
+        then = {one.location: (one.num_bytes, one.version) for one in old if not one.is_read_once}
+        here = {one.location: (one.num_bytes, one.version) for one in new if not one.is_read_once}
         yield from (f"source {location} is gone" for location in then.keys() - here.keys())
         yield from (f"source {location} is new" for location in here.keys() - then.keys())
         for location in (location for location in then if then[location] != here.get(location, then[location])):
@@ -374,7 +384,11 @@ def _other_sources(before: Request, now: Request) -> Iterator[str]:
             yield "the order of the sources changed"
 
 
-def is_same_command(saved: Request, sources: Sequence[str], options: BuildOptions) -> bool:
+def is_same_command(saved: Request, sources: Iterable[object], options: BuildOptions) -> bool:
     """Whether a command is the one that was given then, in the same directory, to the letter."""
     is_here = saved.directory == os.getcwd()
-    return is_here and list(sources) == saved.sources and asked_for(options) == asked_for(saved.options)
+    return (
+        is_here
+        and [*map(str, sources)] == saved.sources
+        and settings_shared_by_runs(options) == settings_shared_by_runs(saved.options)
+    )

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tokshard.errors import UsageError
+from tokshard.errors import SourceError, UsageError
+from tokshard.extras import version_of
 from tokshard.format import names
-from tokshard.format.enclosing import check_outside_corpora
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 from tokshard.format.manifest import ChatConfig
+from tokshard.format.opening import check_outside_corpora
+from tokshard.numbers import ceil_div
 from tokshard.pipeline.append import next_generation
-from tokshard.pipeline.copies import copied_request
+from tokshard.pipeline.copies import copied_request, selected_request
 from tokshard.pipeline.encode.chat.texts import checked_chat, read_template
 from tokshard.pipeline.encode.encoder import Encoder
-from tokshard.pipeline.encode.tokenizer_file import read_tokenizer, with_parsed
+from tokshard.pipeline.encode.engine import COMPARED_BYTES, check_installed, check_same_ids
+from tokshard.pipeline.encode.maker import Maker
+from tokshard.pipeline.encode.tokenizer_file import parsed_tokens, parsing, read_tokenizer, with_parsed
 from tokshard.pipeline.options import (
     DEFAULT_SHARD_TOKENS,
+    DOCUMENTS,
     SKIP,
+    TOKENS,
+    VIEW,
     BuildOptions,
     check_used,
     checked_options,
-    config_of,
 )
-from tokshard.pipeline.request import Build, Request, check_saves, placed, versions_here
+from tokshard.pipeline.request import Build, Request, check_saves, config_of, placed, versions_here
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.formats import loss_columns, notes_on_columns
+from tokshard.pipeline.sources.division import Span
+from tokshard.pipeline.sources.formats import loss_columns, notes_on_columns, read_span
 from tokshard.pipeline.sources.hub import SCHEME
-from tokshard.pipeline.sources.inputs import DOCUMENTS, STDIN, TOKENS, InputTable, RecordSource, read_once_name
+from tokshard.pipeline.sources.inputs import RECORDS, STDIN, InputTable, RecordSource, read_once_name
 from tokshard.pipeline.sources.listing import split_glob
-from tokshard.pipeline.sources.records import check_field_name, parse_columns
+from tokshard.pipeline.sources.records import Records, check_field_name, parse_columns
 from tokshard.pipeline.tasks.planning import default_task_bytes, round_task_bytes
 from tokshard.pipeline.workspace.lease import cannot_write
 from tokshard.pipeline.workspace.places import open_workspace
@@ -53,11 +61,11 @@ def resolve(sources: Sequence[str | RecordSource], options: BuildOptions) -> tup
     """
     options = checked_options(options)
     if not sources:
-        what = "corpus" if options.reads == DOCUMENTS else "source"
+        what = "corpus" if options.reads in _OF_CORPORA else "source"
         raise UsageError(f"no {what} is given", hint="give files, directories or globs")
     workspace = open_workspace(options.out)
-    if options.reads == DOCUMENTS:
-        request, tokenizer = copied_request([str(source) for source in sources], options)
+    if (of_corpora := _OF_CORPORA.get(options.reads)) is not None:
+        request, tokenizer = of_corpora([str(source) for source in sources], options)
     else:
         request, tokenizer = _request(sources, options)
     check_saves(request)
@@ -70,7 +78,33 @@ def resolve(sources: Sequence[str | RecordSource], options: BuildOptions) -> tup
             raise cannot_write(options.out, error) from error
     if options.reads == TOKENS:
         build = msgspec.structs.replace(build, notes=(*build.notes, *notes_on_columns(build.inputs, build.spec)))
+    if options.engine is not None:
+        special_tokens = parsed_tokens(build.config.special_tokens)
+        check_same_ids(parsing(tokenizer, build.tokenizer, special_tokens), options.engine, _first_texts(build))
     return build, tokenizer
+
+
+_COMPARED_INPUTS = 16
+
+
+def _first_texts(build: Build) -> Iterator[tuple[str, Sequence[str]]]:
+    """The texts at the beginning of some inputs, spread evenly over all, each with its place."""
+    parse = Maker(build.spec, build.config, build.tokenizer, lambda: b"").parse
+    step = ceil_div(len(build.inputs), _COMPARED_INPUTS)
+    for input_ in (build.inputs[index] for index in range(0, len(build.inputs), step)):
+        num_bytes = 0
+        with contextlib.suppress(SourceError, OSError):  # the reader will say so
+            for chunk in read_span(input_, Span(), build.spec):
+                records = parse(chunk).records
+                assert isinstance(records, Records), "a build reads texts"
+                yield input_.location, records.texts
+                num_bytes += sum(map(len, records.texts))
+                if num_bytes >= COMPARED_BYTES:
+                    break
+
+
+_OF_CORPORA = {DOCUMENTS: copied_request, VIEW: selected_request}
+"""What makes the request of a build that reads corpora."""
 
 
 def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tuple[Request, bytes]:
@@ -85,13 +119,23 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
         reads=options.reads,
         keep_unreadable=options.on_bad_source == SKIP,
     )
-    check_used(options, found.inputs.formats)
+    check_used(options, found.inputs.formats - {RECORDS})
     _check_inputs(options.out, target, found.inputs)
-    _check_read_once(options, found.inputs.read_once)
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
     if options.chat is None and not read.has_plain_ids:
         Encoder(read.content, read.info.special_ids)
     template, chat, info, notes = None, None, read.info, list(read.notes)
+    engine = options.engine
+    if engine is not None:
+        check_installed(engine)
+        if once := found.inputs.read_once:
+            raise UsageError(
+                f"--engine {engine} first tries the beginning of the sources, and {read_once_name(once[0])} can be "
+                "read only once",
+                hint="write it to a file, or leave out --engine",
+            )
+        info = msgspec.structs.replace(info, library=engine, library_version=version_of(engine))
+        engine = f"{engine} {info.library_version}"
     of_loss = dict[str, str]()
     if options.reads == TOKENS:
         of_loss, more = loss_columns(found.inputs, options.loss_field)
@@ -143,6 +187,7 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
             task_bytes=task_bytes,
             chat=chat,
             special_tokens=special_tokens,
+            engine=engine,
         ),
         columns=of_loss | {name: kind for name, (_, kind) in columns.items()},
         tokenizer=info,
@@ -151,7 +196,9 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
         arguments=list(found.arguments),
         ignored=dict(found.ignored),
         notes=(*found.notes, *notes),
-        versions=versions_here(options.reads, *(["jinja2"] if chat is not None else [])),
+        versions=versions_here(
+            options.reads, *(["jinja2"] if chat is not None else []), *filter(None, [options.engine])
+        ),
         chat=template,
     )
     return request, read.content
@@ -159,22 +206,6 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
 
 def _loss_columns(chat: ChatConfig) -> list[str]:
     return [LOSS, WEIGHTS] if chat.loss == "weighted" else [LOSS]
-
-
-def _check_read_once(options: BuildOptions, read_once: Sequence[str]) -> None:
-    if not read_once:
-        return
-    name = read_once_name(read_once[0])
-    if options.is_dedup:
-        raise UsageError(
-            f"--dedup exact reads its sources twice, and {name} can be read once only",
-            hint="write it to a file first, or leave out --dedup",
-        )
-    if options.ray is not None:
-        raise UsageError(
-            f"--ray reads its sources on other machines, and {name} can only be read by this process",
-            hint="write it to a file that all nodes can read, or leave out --ray",
-        )
 
 
 def _check_sources(out: str, target: str, sources: Sequence[str | RecordSource]) -> None:

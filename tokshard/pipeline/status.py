@@ -18,15 +18,15 @@ from tokshard.pipeline.adopt import load_tasks
 from tokshard.pipeline.append import newest_generation
 from tokshard.pipeline.options import command_words
 from tokshard.pipeline.request import load_request
-from tokshard.pipeline.sources.inputs import read_once_name
+from tokshard.pipeline.sources.inputs import RECORDS
 from tokshard.pipeline.workspace.lease import lock_holder, running_jobs
 from tokshard.pipeline.workspace.ownership import complete_outputs
-from tokshard.pipeline.workspace.places import DEAL, FIND, HASH, JOIN, REQUEST, WRITE, Workspace, open_workspace
+from tokshard.pipeline.workspace.places import DEAL, FIND, HASH, REQUEST, WRITE, Workspace, open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt, progress_of, receipt_keys, receipts_of
 from tokshard.store import present
 
 _OTHER_SPLIT = frozenset(IN_OTHER_SPLIT.values())
-_PASSES = {HASH: "hashing", JOIN: "finding duplicates", FIND: "finding duplicates", DEAL: "dealing", WRITE: "writing"}
+_PASSES = {HASH: "hashing", FIND: "finding duplicates", DEAL: "dealing", WRITE: "writing"}
 """Stages in their order, and what they do."""
 
 COMPLETE, RUNNING, UNFINISHED = "complete", "running", "unfinished"
@@ -49,8 +49,7 @@ class BuildStatus:
         left_out: reason to count, up to now.
         config, tokenizer: the settings of the build.
         is_built: jobs of an array have done all tasks, and the corpus is to be published.
-        command, working_directory: what continues the build; empty if it is impossible.
-        read_once: inputs that can be read once only, because of which the build cannot be continued.
+        command, working_directory: what continues the build; empty if a Python program does, with its iterables.
     """
 
     directory: str
@@ -77,7 +76,6 @@ class BuildStatus:
     is_built: bool = False
     command: tuple[str, ...] = ()
     working_directory: str = ""
-    read_once: tuple[str, ...] = ()
 
 
 def read_status(location: str | os.PathLike[str]) -> BuildStatus:
@@ -112,10 +110,10 @@ def _status(workspace: Workspace) -> BuildStatus:
     passes = [name for name in has_pass if has_pass[name]]
     stage = _newest_stage(workspace, passes[0])
     kind = stage.partition("-")[0]
-    receipts = _receipts(workspace, stage)
+    receipts = list(receipts_of(workspace.store, stage))
     # documents are counted where inputs are read for the last time, not where they are put into order
     reading = DEAL if has_pass[DEAL] else WRITE
-    written = receipts if stage == reading else _receipts(workspace, reading)
+    written = receipts if stage == reading else list(receipts_of(workspace.store, reading))
     tasks = load_tasks(workspace) or []
     if load_request(workspace) is None:
         return _finished(workspace)  # the build ended meanwhile, and what it had left is gone
@@ -123,14 +121,14 @@ def _status(workspace: Workspace) -> BuildStatus:
     tasks_done, segments_done = _tasks_done(done)
     is_reading = stage in (HASH, reading)
     total, made = progress_of(done), progress_of(one for one in written if one.failure is None)
-    # a root of another directory was joined to it, and these are not paths
-    read_once = tuple(read_once_name(os.path.relpath(root, request.directory)) for root in request.inputs.read_once)
     num_tasks, failed = len(tasks) if is_reading else 0, len(receipts) - len(done)
     is_whole = tasks_done == num_tasks and not failed and not segments_done
     is_built = request.is_array and kind == WRITE and num_tasks > 0 and is_whole and not holders
     command = command_words(request.sources, request.options, is_array=request.is_array)
     if is_built:
         command = ["tokshard", "commit", request.options.out]
+    elif RECORDS in request.inputs.formats:
+        command = []
     return BuildStatus(
         directory=workspace.out,
         state=RUNNING if holders else UNFINISHED,
@@ -155,9 +153,8 @@ def _status(workspace: Workspace) -> BuildStatus:
         tokenizer=request.tokenizer,
         generation=request.generation,
         is_built=is_built,
-        command=() if read_once else tuple(command),
-        working_directory="" if read_once else request.directory,
-        read_once=read_once,
+        command=tuple(command),
+        working_directory=request.directory if command else "",
     )
 
 
@@ -167,10 +164,6 @@ def _newest_stage(workspace: Workspace, first: str) -> str:
     begun = [name.rstrip("/") for name in present(workspace.store, names.WORK)]
     known = [name for name in begun if name.partition("-")[0] in order and receipt_keys(workspace.store, name)]
     return max(known, key=lambda name: (order.index(name.partition("-")[0]), name), default=first)
-
-
-def _receipts(workspace: Workspace, stage: str) -> list[Receipt]:
-    return list(receipts_of(workspace.store, stage))
 
 
 def _left_out(receipts: list[Receipt]) -> dict[str, int]:

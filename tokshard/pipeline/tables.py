@@ -12,17 +12,16 @@ import numpy as np
 import pyarrow as pa
 
 from tokshard.errors import UsageError
-from tokshard.format.arrays import lists_array, table_batch
+from tokshard.format.arrays import lists_array, numbers_of, table_batch
 from tokshard.format.content import Content
 from tokshard.format.files import HashingFile
 from tokshard.format.manifest import DAMAGED_INPUT
 from tokshard.format.opening import open_corpus
-from tokshard.format.source_table import all_sources
 from tokshard.format.stride_hashes import stride_hash_bytes
-from tokshard.format.tables import SOURCE_TABLE_SCHEMA, SourceInfo, contents, shard_rows
+from tokshard.format.tables import SOURCE_TABLE_SCHEMA, SourceInfo, all_sources, contents, shard_rows
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.corpora import NOT_COPIED
-from tokshard.pipeline.stages import Settled
+from tokshard.pipeline.stages import StageResults
 from tokshard.pipeline.workspace.places import WRITE
 from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipt, written_rows
 from tokshard.store import side_by_side
@@ -50,7 +49,7 @@ class Totals:
         records, text_bytes, left_out: of all sources; known when the source table is written.
     """
 
-    def __init__(self, build: Build, settled: Settled, number: int) -> None:
+    def __init__(self, build: Build, settled: StageResults, number: int) -> None:
         self._build, self._settled, self._number = build, settled, number
         self.originals, self.padding_ids = _originals(build)
         # 32 bytes a source: there may be a million
@@ -119,8 +118,8 @@ class Totals:
 
     def _with_records_before(self, receipts: Sequence[Receipt], rows: pa.RecordBatch) -> pa.RecordBatch:
         """Record numbers counted from the start of the source rather than of the task."""
-        records, of_value = rows.column("run_record"), rows.column("run_source").values.to_numpy()
-        values, offsets = records.values.to_numpy().copy(), records.offsets.to_numpy()
+        records, of_value = rows.column("run_record"), numbers_of(rows.column("run_source").values)
+        values, offsets = numbers_of(records.values).copy(), numbers_of(records.offsets)
         row = 0
         for receipt in receipts:
             first, row = row, row + len(receipt.outputs[self._number].shards)

@@ -6,18 +6,25 @@ processes, Ray and jobs, builds, imports and copies, hashing, writing and shuffl
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import chain
 
-from tokshard.pipeline.executors.base import Executor, Lost, MakeExecutor, Usage
-from tokshard.pipeline.judge import Judge, parse_bad_record_limit
-from tokshard.pipeline.messages import user_error
+from tokshard import errors
+from tokshard.errors import BadRecordError, TokshardError
+from tokshard.pipeline.encode.passing import OUT_OF_VOCABULARY
+from tokshard.pipeline.executors.base import Ended, Executor, MakeExecutor, WorkerUsage
+from tokshard.pipeline.judge import Judge, TooManyBadRecords
+from tokshard.pipeline.options import SKIP, parse_bad_record_limit
 from tokshard.pipeline.progress import InputLeftOut, Observer, StageEnded, StageStarted
 from tokshard.pipeline.request import Build
+from tokshard.pipeline.sources.records import MISSING_TEXT, TOO_LONG
 from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask, StreamTask, Task
 from tokshard.pipeline.tasks.running import Stage, TaskRunner
+from tokshard.pipeline.tasks.writing import read_rejects
 from tokshard.pipeline.workspace.receipts import (
     Key,
     Receipt,
@@ -26,9 +33,10 @@ from tokshard.pipeline.workspace.receipts import (
     promised_files,
     read_receipts,
     receipt_keys,
+    rejects_folder,
 )
 
-_MAPPED_STREAMS = 6
+_SHARED_STREAMS = 6
 """One process reads and writes as fast as about six encode. With fewer streams than that, and fewer than there are
 workers, the chunks of one stream at a time go to all workers; else each worker takes a whole stream."""
 
@@ -77,7 +85,7 @@ def valid_receipts(build: Build, stage: Stage, tasks: Sequence[AnyTask]) -> Iter
         has_files = files.items() <= there.items() and all(
             output.shards.items() <= found.items() for output, found in zip(receipt.outputs, shards, strict=False)
         )
-        if has_files and _is_up_to_date(stage, task, receipt):
+        if has_files and _is_up_to_date(stage, task, receipt) and not _is_of_other_policy(build, task, receipt):
             yield receipt
         else:
             delete_receipt(store, stage.name, receipt.key)
@@ -85,10 +93,20 @@ def valid_receipts(build: Build, stage: Stage, tasks: Sequence[AnyTask]) -> Iter
 
 def _is_up_to_date(stage: Stage, task: AnyTask, receipt: Receipt) -> bool:
     """Whether a task would read the same again. A group has left out all of its inputs that are known to be damaged."""
-    if receipt.failure is None and receipt.made_of != (task.made_of if isinstance(task, StepTask) else stage.made_of):
+    if receipt.failure is None and receipt.inputs_digest != (
+        task.inputs_digest if isinstance(task, StepTask) else stage.inputs_digest
+    ):
         return False
     inputs = task.inputs if isinstance(task, Task) and task.is_group and stage.left_out else ()
     return all(index in receipt.left_out for index in inputs if index in stage.left_out)
+
+
+def _is_of_other_policy(build: Build, task: AnyTask, receipt: Receipt) -> bool:
+    """Whether a task failed at what is left out now: by a bad record, or as a group by one damaged input."""
+    kind = None if receipt.failure is None else receipt.failure.kind
+    is_group = isinstance(task, Task) and task.is_group
+    is_record_skipped = build.options.on_bad_record == SKIP
+    return (kind == "record" and is_record_skipped) or (kind == "input" and build.is_leaving_out and is_group)
 
 
 def work(
@@ -109,30 +127,28 @@ def work(
     Raises:
         BuildError: something failed that need not fail again, such as a disk, or a worker that died twice.
     """
-    mapped, run_mapped = _mapped(tasks, executor), executor.run_mapped
+    mapped, run_shared = _shared(tasks, executor), executor.run_shared
     waiting = deque(task for task in tasks if task not in mapped)
     running: dict[Key, AnyTask] = {}
     losses: Counter[Key] = Counter()
     while True:
         while waiting and executor.has_room():
             task = waiting.popleft()
-            if not judge.is_over(task) and not _is_done_by_another(build, stage, task, judge):
+            if not judge.is_pointless(task) and not _is_done_by_another(build, stage, task, judge):
                 running[task.key] = task
                 executor.submit(_run(task, judge))
         # what still runs may be pointless, but a worker that runs it cannot prepare the chunks of a stream
         left = chain(waiting, chain(running.values(), mapped) if running else ())
-        if all(map(judge.is_over, left)):
+        if all(map(judge.is_pointless, left)):
             break
         for event in executor.events():
             if isinstance(event, Receipt):
                 _take(build, judge, event, observer)
                 continue
-            task = running.pop(event.task.key)
-            if isinstance(event, Lost):
-                losses[task.key] += 1
-                waiting.appendleft(event.checked(losses[task.key]))
+            del running[event.task.key]
+            waiting.extendleft(_to_try_again(event, losses))
     for task in mapped:
-        for receipt in run_mapped(_run(task, judge)) if run_mapped is not None and not judge.is_over(task) else ():
+        for receipt in run_shared(_run(task, judge)) if run_shared is not None and not judge.is_pointless(task) else ():
             _take(build, judge, receipt, observer)
 
 
@@ -140,20 +156,31 @@ def _take(build: Build, judge: Judge, receipt: Receipt, observer: Observer) -> N
     """Have a receipt judged, and report it."""
     known = set(judge.left_out)
     judge.add(receipt)
-    for index in judge.left_out.keys() - known:
+    for index in sorted(judge.left_out.keys() - known):
         observer(InputLeftOut(build.inputs[index].location, judge.left_out[index]))
     observer(receipt)
+
+
+def _to_try_again(event: Ended, losses: Counter[Key]) -> list[AnyTask]:
+    """The task that has ended, if its worker died: it may succeed elsewhere."""
+    key, error = event.task.key, event.error
+    losses[key] += error is not None
+    if error is not None and losses[key] > event.max_losses:
+        raise error
+    return [] if error is None else [event.task]
 
 
 def _run(task: AnyTask, judge: Judge) -> Run:
     return Run(task=task, max_documents=judge.room, num_done=judge.num_done(task))
 
 
-def _mapped(tasks: Sequence[AnyTask], executor: Executor) -> list[AnyTask]:
+def _shared(tasks: Sequence[AnyTask], executor: Executor) -> list[AnyTask]:
     """The streams that are read here, one after another, while all workers encode their chunks."""
-    streams = [task for task in tasks if isinstance(task, StreamTask)] if executor.run_mapped is not None else []
-    is_few = len(streams) < min(executor.num_workers, _MAPPED_STREAMS)
-    return [task for task in streams if task.is_here or is_few]
+    streams: list[AnyTask] = (
+        [task for task in tasks if isinstance(task, StreamTask)] if executor.run_shared is not None else []
+    )
+    is_few = len(streams) < min(executor.num_workers, _SHARED_STREAMS)
+    return streams if is_few else []
 
 
 def _is_done_by_another(build: Build, stage: Stage, task: AnyTask, judge: Judge) -> bool:
@@ -200,7 +227,7 @@ def judged_on_disk(build: Build, stage: Stage) -> Judge:
     return judge
 
 
-def run_share(build: Build, stage: Stage, judge: Judge, run: RunsTasks) -> None:
+def run_share(build: Build, stage: Stage, judge: Judge, run: BuildRun) -> None:
     """Run the tasks of a judge that left no receipt. Those that failed before are tried again: the file may be back.
 
     Args:
@@ -224,7 +251,7 @@ def run_share(build: Build, stage: Stage, judge: Judge, run: RunsTasks) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunsTasks:
+class BuildRun:
     """How this run of a build runs the tasks of all stages, and where it reports them.
 
     Args:
@@ -233,7 +260,7 @@ class RunsTasks:
 
     make_executor: MakeExecutor
     observer: Observer
-    usage: Usage = field(default_factory=Usage)
+    usage: WorkerUsage = field(default_factory=WorkerUsage)
 
     def tasks(self, build: Build, stage: Stage, tasks: Sequence[AnyTask], judge: Judge) -> None:
         """Run some tasks, by an executor of their own; and those that a failure stopped which was left out later."""
@@ -244,7 +271,7 @@ class RunsTasks:
             self.usage.add(executor.usage)
 
 
-def run_stage(build: Build, stage: Stage, run: RunsTasks) -> Judge:
+def run_stage(build: Build, stage: Stage, run: BuildRun) -> Judge:
     """Run a whole stage by this process and its workers, and judge it.
 
     Raises:
@@ -257,3 +284,64 @@ def run_stage(build: Build, stage: Stage, run: RunsTasks) -> Judge:
             return settle(build, stage, judge)
         except UnfinishedStageError as error:  # a task that ran again gave less than it had, and a limit falls later
             run.tasks(build, stage, error.missing, judge)
+
+
+_REPAIRS = {
+    MISSING_TEXT: "check --text-field",
+    TOO_LONG: "allow longer documents with --max-document-bytes",
+    OUT_OF_VOCABULARY: "give the tokenizer that made the ids with --tokenizer",
+}
+
+
+def user_error(build: Build, stage: str, judge: Judge, *, is_share: bool = False) -> TokshardError:
+    """The failure that a judge found, as the user should see it.
+
+    Args:
+        stage: name of the stage.
+        is_share: the judge does not know all that was read before.
+    """
+    found, store, allowed = judge.failure, build.workspace.store, judge.max_bad_records
+    if isinstance(found, TooManyBadRecords):
+        assert allowed is not None
+        hint = (
+            f"they are listed in {store.where(rejects_folder(stage))}; repair the sources, or allow more "
+            "with --max-bad-records"
+        )
+        if isinstance(allowed, Fraction):
+            return BadRecordError(
+                f"{found.bad:,} of the first {found.records:,} records are bad ({found.bad / found.records:.2%}), "
+                f"and --max-bad-records allows {float(100 * allowed):g}%",
+                hint=hint,
+            )
+        first = next(itertools.islice(read_rejects(store, stage, found.key), allowed - found.before, None))
+        place = _place(build, judge, found.key, first["source"], first["record"])
+        return BadRecordError(
+            f"{place}: {first['reason']}: {first['detail']}; this is bad record {allowed + 1:,}, "
+            f"and --max-bad-records allows {allowed:,}",
+            hint=hint,
+        )
+    assert found is not None
+    assert found.failure is not None
+    failure = found.failure
+    if failure.kind == "record":
+        repair = _REPAIRS.get(failure.reason) if build.config.chat is None else None
+        place = _place(build, None if is_share else judge, found.key, failure.source, failure.record)
+        return BadRecordError(
+            f"{place}: {failure.reason}: {failure.problem}",
+            hint=f"{repair or 'repair the record'}, or leave out such records with --on-bad-record skip",
+        )
+    kind = getattr(errors, failure.error, errors.SourceError)
+    return kind(failure.place + failure.problem, hint=failure.hint)
+
+
+def _place(build: Build, judge: Judge | None, key: Key, index: int, record: int) -> str:
+    """The place of a record in its input, from its number within a task.
+
+    Args:
+        judge: has counted the tasks before it; None if nobody has.
+    """
+    source = build.inputs[index]
+    unit = "line" if source.format == "jsonl" else "record"
+    if judge is None:
+        return f"{source.location}, {unit} {record + 1} of the part that task {key[0]}-{key[1]} reads"
+    return f"{source.location}, {unit} {judge.records_before(key, index) + record + 1}"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import re
 import textwrap
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+from tokshard.run_files.plan_file import Mix
 from tokshard.run_files.recipe import Config
+from tokshard.runtime import Cache, StreamPlan
 
 _WIDTH = 120
 _ARGUMENT = re.compile(r"^    (\w+(?:, \w+)*): ")
@@ -78,15 +81,20 @@ def _first_line(kind: type) -> str:
 
 
 def _meanings(kind: type) -> dict[str, str]:
-    """The meaning of each key from the docstrings of a dataclass and its bases; python -OO has none."""
+    """The meaning of each key from the docstrings of a dataclass and its bases, and of what takes a mix as arguments.
+
+    python -OO has none.
+    """
     found = {item.name: "" for item in dataclasses.fields(kind)}
-    for base in reversed(kind.__mro__[:-1]):
-        found |= dict(_arguments(inspect.cleandoc(base.__doc__ or "")))
+    of_plans = (Cache, StreamPlan) if issubclass(kind, Mix) else ()
+    for base in (*of_plans, *reversed(kind.__mro__[:-1])):
+        found |= {name: text for name, text in _arguments(inspect.cleandoc(base.__doc__ or "")) if name in found}
     return found
 
 
 def _arguments(text: str) -> Iterator[tuple[str, str]]:
-    lines = text.partition("Args:\n")[2].splitlines()
+    rest = text.partition("Args:\n")[2].splitlines()
+    lines = itertools.takewhile(lambda line: not line or line[0].isspace(), rest)  # up to the next section
     names: list[str] = []
     words: list[str] = []
     for line in [*lines, "    end: "]:

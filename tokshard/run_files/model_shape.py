@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tokshard.errors import UsageError
+from tokshard.numbers import ceil_div
 
 Positive = Annotated[int, Meta(ge=1)]
 Real = Annotated[float, Meta(gt=0, le=1e38)]
@@ -124,7 +125,7 @@ def model_shape(settings: Model, needed: int) -> Shape:
         raise UsageError(f"no preset {settings.preset!r}", hint=f"known: {', '.join(PRESETS)}")
     changes = {name: value for name, value in dataclasses.asdict(settings).items() if value is not None}
     del changes["preset"]
-    shape = dataclasses.replace(PRESETS[settings.preset], **{"vocab_size": -(-needed // 128) * 128, **changes})
+    shape = dataclasses.replace(PRESETS[settings.preset], **{"vocab_size": ceil_div(needed, 128) * 128, **changes})
     if shape.vocab_size < needed:
         raise UsageError(
             f"model.vocab_size is {shape.vocab_size}, the corpora have {needed} ids", hint="leave it out, or raise it"

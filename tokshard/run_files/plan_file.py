@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from tokshard.errors import UsageError
-from tokshard.numbers import read_bytes, read_count, read_length
+from tokshard.numbers import ceil_div, read_bytes, read_count, read_length
 from tokshard.run_files.checkpoint_directory import is_checkpoint, state_of
 from tokshard.run_files.strict_toml import change_paths, convert, example_of, key, path_beside, read_toml
 from tokshard.runtime.bytes.cache import CACHE_BYTES, MEMORY_BYTES, Cache
@@ -29,36 +29,17 @@ Positive = Annotated[int, Meta(ge=1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Corpora and how they are read. The arguments of `StreamPlan`, `Cache` and `StreamingLoader` say more.
+    """Corpora and how they are read. Keys that are not here are arguments of `StreamPlan` and `Cache`, which say more.
 
     Args:
-        corpora: name to corpus directory or URI.
-        seq_len: tokens of a sample.
         global_batch_size: samples of an optimizer step, over all ranks.
-        weights: name to weight; default: the corpora's numbers of tokens.
-        seed: for shuffling.
-        epochs: passes over the one corpus of a finite plan; 0: endless.
-        generations: name to the generation, from 0, up to which a corpus that grew is read; default: the newest.
-        block_tokens: consecutive tokens that are shuffled as one; default: 16 samples, at least 65,536 tokens; with a
-            corpus that is packed whole, a multiple of 128 samples, at least 1,048,576.
-        window_blocks: blocks whose documents are shuffled together; default: about 64M tokens, at least 64 blocks.
-        num_streams: plans side by side, each over its own blocks of large corpora, so that many nodes read a bucket
-            only once together; `tokshard plan --nodes` recommends a number.
-        take: the part of each corpus that is read, one number or name to number; default: all.
-        pack: how rows of each corpus are filled, `cut` or `whole`, one word or name to word; whole rows cut no
-            document that fits into one. Default: whole for corpora with loss spans.
-        max_epochs: how often a corpus may be read, one number or name to number; default: any number of times.
-        on_max_epochs: the pass ends before the first sample that would read more, or a warning says so.
-        start_epoch: name to the epoch that counts as the first, for corpora that were read before.
+        epochs: for a finite pass over one corpus; 0: endless.
         schedule: weights that change at a sample, as `[[1_000_000, { code = 0.5, prose = 0.5 }]]`.
         uneven: whether ranks that do not divide the batch are refused or padded.
         mask: name to files that list documents which are out of the loss, one number in each line or as .npy.
-        mask_ids: name to files that list such documents by id, as `tokshard copy --drop-ids` takes them.
-        allow_small_blocks: accept blocks of fewer than four samples, which shuffle long documents badly.
-        memory_bytes: how much of corpora in buckets and on web servers each process keeps in memory, those that a
-            trainer evaluates on included.
-        cache_dir: a directory on a disk of each machine that keeps it, too.
-        cache_bytes: the limit of that directory.
+        mask_ids: name to files that list such documents by id, as `tokshard select --drop-ids` takes them.
+        memory_bytes: limit in the memory of each process, for corpora in buckets and on web servers, those that a
+            trainer evaluates on included. 2.5 windows of each corpus should fit.
     """
 
     corpora: Annotated[dict[str, str], Meta(min_length=1)] = field(
@@ -67,6 +48,7 @@ class Mix:
     seq_len: Positive = field(metadata=key("seq_len = 4096", read=read_length))
     global_batch_size: Positive = field(metadata=key("global_batch_size = 512", read=read_count))
     weights: dict[str, float] = field(default_factory=dict, metadata=key("weights = { code = 0.7, prose = 0.3 }"))
+    repeats: dict[str, float] = field(default_factory=dict, metadata=key("repeats = { good = 4 }"))
     seed: int = field(default=0, metadata=key("seed = 17"))
     epochs: int = field(default=0, metadata=key("epochs = 1"))
     generations: dict[str, int] = field(default_factory=dict, metadata=key("generations = { code = 0 }"))
@@ -89,6 +71,7 @@ class Mix:
         default_factory=dict, metadata=key('mask_ids = { code = ["takedowns.jsonl"] }', is_path=True)
     )
     allow_small_blocks: bool = field(default=False, metadata=key("allow_small_blocks = true"))
+    allow_overlap: bool = field(default=False, metadata=key("allow_overlap = true"))
     memory_bytes: int = field(default=MEMORY_BYTES, metadata=key('memory_bytes = "2GiB"', read=read_bytes))
     cache_dir: str | None = field(default=None, metadata=key('cache_dir = "/local/tokshard"', is_path=True))
     cache_bytes: int = field(default=CACHE_BYTES, metadata=key('cache_bytes = "500GiB"', read=read_bytes))
@@ -102,7 +85,8 @@ class Mix:
         names = {item.name for item in dataclasses.fields(Mix)} - _NOT_OF_PLANS
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         cache = Cache(memory_bytes=self.memory_bytes, cache_dir=self.cache_dir, cache_bytes=self.cache_bytes)
-        return given | {"weights": self.weights or None, "epochs": self.epochs or None, "cache": cache}
+        empty = {name: given[name] or None for name in ("weights", "repeats", "epochs")}  # which say nothing
+        return given | empty | {"cache": cache}
 
     def masks(self) -> Iterator[tuple[str, dict[str, str]]]:
         """A corpus, and the argument of `mask` that lists its documents, for each list."""
@@ -133,7 +117,7 @@ class TrainerData(Mix):
 
     def rows_of_rank(self, num_ranks: int) -> list[int]:
         """Rows that a rank has in a step, for each batch size of the recipe."""
-        return [-(-size // num_ranks) for size in (self.global_batch_size, *(size for _, size in self.batch_ramp))]
+        return [ceil_div(size, num_ranks) for size in (self.global_batch_size, *(size for _, size in self.batch_ramp))]
 
 
 def load_mix(

@@ -11,6 +11,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, time
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from tokshard.errors import UsageError
+from tokshard.errors import PlanError, PlanMismatchError, UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.numbers import read_count
 from tokshard.run_files.model_shape import Model, Positive, model_shape
@@ -246,10 +247,13 @@ def saved_form(settings: Config) -> dict[str, dict[str, Any]]:
     return change_paths(dataclasses.asdict(settings), Config, absolute_location)
 
 
-def in_keys(text: str) -> str:
-    """A message in which arguments of Python are keys of a recipe."""
-    text = _ON_RESUME.sub(lambda found: f'data.on_resume = ["{found[1]}"]', text)
-    return _ARGUMENT.sub(lambda found: f"data.{found[1]} = " + found[2].replace("': ", "' = ").replace("'", '"'), text)
+@contextmanager
+def errors_in_keys() -> Iterator[None]:
+    """Raise errors of plans and loaders, whose hints name arguments of Python, with the keys of a recipe."""
+    try:
+        yield
+    except (PlanError, PlanMismatchError) as error:
+        raise type(error)(error.problem, hint=_in_keys(error.hint)) from error
 
 
 def check_ranks(settings: Config, num_ranks: int) -> None:
@@ -293,6 +297,12 @@ def check_start(settings: Checkpoint, saved: Mapping[str, Any], path: str) -> No
             )
 
 
+def _in_keys(text: str) -> str:
+    """A message in which arguments of Python are keys of a recipe."""
+    text = _ON_RESUME.sub(lambda found: f'data.on_resume = ["{found[1]}"]', text)
+    return _ARGUMENT.sub(lambda found: f"data.{found[1]} = " + found[2].replace("': ", "' = ").replace("'", '"'), text)
+
+
 def _apply(fields: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not all(key.split(".")):
@@ -319,7 +329,7 @@ def _faults(config: Config) -> Iterator[tuple[str, str]]:
         yield f"train.out is {train.out}, expected a directory", hint
     if ramp != sorted(dict(ramp).items()):
         yield f"data.batch_ramp is {ramp}", "give [step, global_batch_size] in ascending order, from 1"
-    for name, ranges in (("skip", train.skip), ("profile_steps", [train.profile_steps or (0, 1)])):
+    for name, ranges in (("skip", train.skip), ("profile_steps", [train.profile_steps] if train.profile_steps else [])):
         for first, stop in ranges:
             if first >= stop:
                 yield f"train.{name} has the range [{first}, {stop}]", "give its first step and the one after it"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokshard.runtime.bytes.cache import Cache
     from tokshard.runtime.bytes.corpus import CorpusSource
+    from tokshard.runtime.bytes.source import DocumentSpan, SpansIn, TokenSource
     from tokshard.runtime.cursor import Cursor
     from tokshard.runtime.loader import NumpyLoader
     from tokshard.runtime.plan import StreamPlan
     from tokshard.runtime.rows.expand import expand
-    from tokshard.runtime.rows.infilling import FillInTheMiddle
     from tokshard.runtime.rows.transforms import Sample, SampleRandom
     from tokshard.runtime.tensors import StreamDataset, StreamingLoader, belong_to_the_loop
     from tokshard.runtime.trace import Occurrence, Piece
@@ -24,15 +24,17 @@ __all__ = [
     "Cache",
     "CorpusSource",
     "Cursor",
-    "FillInTheMiddle",
+    "DocumentSpan",
     "NumpyLoader",
     "Occurrence",
     "Piece",
     "Sample",
     "SampleRandom",
+    "SpansIn",
     "StreamDataset",
     "StreamPlan",
     "StreamingLoader",
+    "TokenSource",
     "belong_to_the_loop",
     "expand",
 ]
@@ -41,15 +43,17 @@ _HOMES = {
     "Cache": "tokshard.runtime.bytes.cache",
     "CorpusSource": "tokshard.runtime.bytes.corpus",
     "Cursor": "tokshard.runtime.cursor",
-    "FillInTheMiddle": "tokshard.runtime.rows.infilling",
+    "DocumentSpan": "tokshard.runtime.bytes.source",
     "NumpyLoader": "tokshard.runtime.loader",
     "Occurrence": "tokshard.runtime.trace",
     "Piece": "tokshard.runtime.trace",
     "Sample": "tokshard.runtime.rows.transforms",
     "SampleRandom": "tokshard.runtime.rows.transforms",
+    "SpansIn": "tokshard.runtime.bytes.source",
     "StreamDataset": "tokshard.runtime.tensors",
     "StreamPlan": "tokshard.runtime.plan",
     "StreamingLoader": "tokshard.runtime.tensors",
+    "TokenSource": "tokshard.runtime.bytes.source",
     "belong_to_the_loop": "tokshard.runtime.tensors",
     "expand": "tokshard.runtime.rows.expand",
 }

@@ -35,7 +35,7 @@ SeqLen = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
 
 MAX_SEGMENTS = 16
-"""Only so many past segments are saved. Earlier ones are saved as their balance, so states stay small."""
+"""So many started segments are saved. Earlier ones are saved as their balance, so states stay small."""
 
 
 @dataclass(frozen=True)
@@ -58,29 +58,21 @@ class Schedule:
 
     def fingerprint_after(self, sample: int) -> str:
         """A hash of the weights that start after a sample; empty if there are none."""
-        return self._fingerprints[self._num_started(sample)]
+        return _fingerprint(self.after(sample))
 
     def fingerprint_from(self, sample: int) -> str:
         """The same hash, of the weights in force at a sample as if they started there, and of those that follow."""
         now = Segment(start=sample, weights=self.at(sample).weights)
-        return _hash_before(bytes.fromhex(self.fingerprint_after(sample)), now).hex()
-
-    @cached_property
-    def _fingerprints(self) -> list[str]:
-        """The hash of the segments from each one on; the last hash is for no segments."""
-        found = [b""]
-        for segment in reversed(self.segments):
-            found.append(_hash_before(found[-1], segment))
-        return [digest.hex() for digest in reversed(found)]
+        return _fingerprint((now, *self.after(sample)))
 
     def _num_started(self, sample: int) -> int:
         return bisect_right(self.segments, sample, key=lambda segment: segment.start)
 
 
-def _hash_before(later: bytes, segment: Segment) -> bytes:
-    """The hash of a change of weights and of those after it, whose hash is `later`."""
-    content = struct.pack(f"<q{len(segment.weights)}d", segment.start, *segment.weights)
-    return hashlib.sha256(b"tokshard schedule 1\n" + later + content).digest()
+def _fingerprint(changes: Sequence[Segment]) -> str:
+    """A hash of changes of weights; empty if there are none."""
+    content = (struct.pack(f"<q{len(one.weights)}d", one.start, *one.weights) for one in changes)
+    return hashlib.sha256(b"tokshard schedule 1\n" + b"".join(content)).hexdigest() if changes else ""
 
 
 class CorpusIdentity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -185,7 +177,7 @@ class Cursor:
     Args:
         sample: the next global sample: the number of samples that the training loop received or skipped.
         segments: weights by first sample, ascending.
-        balance: balance at the first segment's start; None: the run starts there.
+        balance: balance at the first segment's start.
         skipped: ranges of skipped samples, ascending.
         changes: corpora that were added to the run or removed from it.
         masks: documents that were taken out of the loss, by file.
@@ -194,7 +186,7 @@ class Cursor:
 
     sample: int
     segments: tuple[Segment, ...]
-    balance: Balance | None = None
+    balance: Balance
     skipped: tuple[tuple[int, int], ...] = ()
     changes: tuple[CorpusChange, ...] = ()
     masks: tuple[Mask, ...] = ()
@@ -230,11 +222,11 @@ class Cursor:
         return Mixture(seed=seed, num_streams=num_streams, segments=self.segments, balance=self.balance)
 
     def compacted(self, mixture: Mixture) -> Cursor:
-        """The same future with a shorter past: all started segments but the last become a balance."""
-        num_past = self.num_started
-        if num_past <= MAX_SEGMENTS:
+        """The same future with a shorter past: of the started segments the last 16, and a balance of those before."""
+        num_dropped = self.num_started - MAX_SEGMENTS
+        if num_dropped <= 0:
             return self
-        kept = self.segments[num_past - 1 :]
+        kept = self.segments[num_dropped:]
         return replace(self, segments=kept, balance=mixture.balance_before(kept[0].start))
 
     def tokens_of(self, counts: Sequence[int], seq_len: int) -> list[int]:

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
@@ -24,7 +25,7 @@ from tokshard.runtime.options import Weights, checked_weights, integer, real
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.prefetch import Prefetch
 from tokshard.runtime.rows.expand import compact_batch, full_batch
-from tokshard.runtime.rows.narrow import NarrowBatch
+from tokshard.runtime.rows.narrow import Layout, NarrowBatch, StepTargets
 from tokshard.runtime.rows.recycling import Recycler
 from tokshard.runtime.rows.steps import RankRows, steps_of_shortest_window
 from tokshard.runtime.state import load_state, plan_of_run, save_state
@@ -41,7 +42,7 @@ _LAUNCHERS = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 """Environment variables with the number of processes, from torchrun, srun and mpirun."""
 
 
-class Walk:
+class LoopPosition:
     """The position of a loop in a plan, and the end of its pass.
 
     Args:
@@ -144,11 +145,11 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         for message in warnings_of_windows(plan, ranks.global_batch_size, ranks.world_size):
             warnings.warn(message, stacklevel=3)
         self._plan, self._ranks, self._finish = plan, ranks, finish
-        self._walk = Walk(plan, ranks.global_batch_size)
+        self._position = LoopPosition(plan, ranks.global_batch_size)
         self._prefetch: Prefetch[tuple[Batch, int, int]] | None = None
         self._memory: tuple[StreamPlan, Recycler] | None = None  # tables and arrays of the thread
         self._pid = os.getpid()
-        self._users: dict[str, int] = {}  # the thread that is in here
+        self._lock = threading.RLock()  # held by the thread that is in here
         self._num_batches = self._num_masked_tokens = self._num_read_tokens = 0
         self._wait_seconds = 0.0
 
@@ -156,15 +157,15 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         """Continue from the cursor; after a whole pass of this loader, from the start."""
         with self._exclusive():
             before = self.cursor
-            self._walk.begin()
+            self._position.begin()
             if self.cursor is not before:
                 self._discard()
-        while self._walk.has_step():
+        while self._position.has_step():
             with self._exclusive():
                 batch = self._next()
-                self._walk.advance()
+                self._position.advance()
             yield batch
-        self._walk.end()
+        self._position.end()
 
     def __len__(self) -> int:
         """Steps of a finite pass, counted from its start.
@@ -207,7 +208,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     @property
     def cursor(self) -> Cursor:
         """The position of the loop in the plan."""
-        return self._walk.cursor
+        return self._position.cursor
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor as a line of JSON under one key, the same on every rank."""
@@ -250,7 +251,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         with self._exclusive():
             if plan is not self._plan:
                 self._plan, self._memory = plan, None
-            self._walk.jump(cursor, plan)
+            self._position.jump(cursor, plan)
             self._discard()
 
     def set_weights(self, weights: Weights) -> None:
@@ -262,7 +263,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         checked = checked_weights(self.plan.names, weights)
         with self._exclusive():
             cursor = self.cursor.weighted(checked)
-            self._walk.move(cursor.compacted(self.plan.mixture(cursor)))
+            self._position.move(cursor.compacted(self.plan.mixture(cursor)))
             self._discard()
 
     def skip(self, num_samples: int) -> None:
@@ -278,7 +279,24 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                 num_samples = min(num_samples, most - self.cursor.sample)
             integer("the sample to skip to", self.cursor.sample + num_samples)
             if num_samples:
-                self._walk.jump(self.cursor.skipping(num_samples))
+                self._position.jump(self.cursor.skipping(num_samples))
+                self._discard()
+
+    def resize(self, dp_rank: int, dp_world_size: int) -> None:
+        """Read as this one of so many ranks from the next batch on. All ranks call it between two steps.
+
+        No sample is lost or read twice: what a step reads does not depend on the ranks. Tables and tokens of windows
+        are kept, so batches that were made ahead are made again in a moment. A rank that joins loads the state of
+        another one before.
+
+        Raises:
+            PlanError: the ranks do not divide the batch, or there is no such rank.
+        """
+        ranks = replace(self._ranks, rank=dp_rank, world_size=dp_world_size)
+        ranks.check_size(self.plan.seq_len)
+        with self._exclusive():
+            if ranks != self._ranks:
+                self._ranks = ranks
                 self._discard()
 
     def mask(
@@ -299,17 +317,17 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             file: their numbers in the corpus, one in each line, or a .npy file of integers. The state keeps its path,
                 and length and hash of the part that counts: every resume must find that part there, or in a file that
                 was masked before the state was loaded. Lines may be appended; they count from the next call on.
-            ids_file: a list of ids instead, as `tokshard copy --drop-ids` takes it. The first call finds their numbers,
-                which costs 4 us for each document of the corpus, and writes them beside the list, into the file that
-                the state keeps. Later calls find that file. A warning counts rows that name no document. A changed list
-                is another list.
+            ids_file: a list of ids instead, as `tokshard select --drop-ids` takes it. The first call finds their
+                numbers, which costs 4 us for each document of the corpus, and writes them beside the list, into the
+                file that the state keeps. Later calls find that file. A warning counts rows that name no document. A
+                changed list is another list.
 
         Raises:
             PlanError: the corpus or a document does not exist, the documents cannot be read, the file has other changes
                 than appended lines, or the directory of `ids_file` is not writable.
         """
         with self._exclusive():
-            self._walk.move(self.plan.masking(self.cursor, corpus, file, ids_file=ids_file))
+            self._position.move(self.plan.masking(self.cursor, corpus, file, ids_file=ids_file))
             self._discard()
 
     def stats(self) -> dict[str, Any]:
@@ -356,7 +374,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     def close(self) -> None:
         """Stop the thread. The loader can be iterated again."""
         if self._pid != os.getpid():
-            self._users.clear()  # a thread of the parent
+            self._lock = threading.RLock()  # a thread of the parent may hold the other one
         self._discard()
 
     def _next(self) -> Batch:
@@ -375,11 +393,11 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
 
     def _started(self) -> Prefetch[tuple[Batch, int, int]]:
         if self._pid != os.getpid():
-            self._plan, self._pid, self._memory = self._plan.reopened(), os.getpid(), None
+            self._plan, self._pid, self._memory = self._plan.copy(reopened=True), os.getpid(), None
         if self._memory is None:
-            self._memory = self._plan.reader(), Recycler(self._depth + HELD_BATCHES)
+            self._memory = self._plan.copy(), Recycler(self._depth + HELD_BATCHES)
         reader, recycler = self._memory
-        steps = partial(narrow_batches, reader, self._ranks, self._walk.cursor, self._walk.stop.sample)
+        steps = partial(narrow_batches, reader, self._ranks, self._position.cursor, self._position.stop.sample)
         return Prefetch(
             partial(_batches, steps, self._finish, recycler),  # without this object, which nobody could free then
             depth=self._depth,
@@ -406,8 +424,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                 "from it",
                 hint="make a loader in each process, or close this one here first",
             )
-        me = threading.get_ident()
-        if self._users.setdefault("thread", me) != me:  # one step, which no other thread interrupts
+        if not self._lock.acquire(blocking=False):
             raise LoaderError(
                 "this loader is used by two threads at once",
                 hint="use it from one thread, or make one loader per thread",
@@ -415,7 +432,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         try:
             yield
         finally:
-            self._users.clear()
+            self._lock.release()
 
 
 class NumpyLoader(BatchLoader[NumpyBatch]):
@@ -522,19 +539,44 @@ def narrow_batches(plan: StreamPlan, ranks: RankRows, cursor: Cursor, end: int |
     """
     cursor = cursor.compacted(plan.mixture(cursor))  # so that no step counts samples from long ago on
     size, rows, sample, steps = ranks.global_batch_size, ranks.rows_per_rank, cursor.sample, 1
+    laid_out = ranks.of_all if plan.knows_steps(ranks) else ranks
     while end is None or sample < end:
         starts = np.arange(sample, sample + steps * size, size)
-        samples = ranks.samples(starts if end is None else starts[starts < end], end)
-        layout = plan.lay_out(cursor, samples, is_sequential=True)
-        for row in range(0, len(samples), rows):
-            yield plan.read(layout, row, row + rows)
+        starts = starts if end is None else starts[starts < end]
+        layout, sums = steps_laid_out(plan, ranks, cursor, starts, end, is_sequential=True)
+        for row in range(0, len(layout.samples), rows):
+            narrow = plan.read(layout, row, row + rows)
+            yield narrow if sums is None else replace(narrow, step=sums[row // rows])
         sample += steps * size
         weights = plan.mixture(cursor).weights_at(sample)
         steps = min(
             2 * steps,
-            ranks.steps_at_once(len(layout.lengths) / len(samples), len(plan.names)),
+            laid_out.steps_at_once(len(layout.lengths) / len(layout.samples), len(plan.names)),
             steps_of_shortest_window(plan.corpora, weights, size * plan.seq_len),
         )
+
+
+def steps_laid_out(
+    plan: StreamPlan,
+    ranks: RankRows,
+    cursor: Cursor,
+    starts: NDArray[np.int64],
+    end: int | None,
+    *,
+    is_sequential: bool = False,
+) -> tuple[Layout, list[StepTargets] | None]:
+    """The rows of a rank in some steps; and the sums of each step, for which the rows of all ranks are laid out.
+
+    Args:
+        starts: int64 [steps], their first samples.
+        end, is_sequential: as for `RankRows.samples`, `StreamPlan.lay_out`.
+    """
+    samples = ranks.samples(starts, end)
+    if not plan.knows_steps(ranks):
+        return plan.lay_out(cursor, samples, is_sequential=is_sequential), None
+    of_all = plan.lay_out(cursor, ranks.of_all.samples(starts, end), is_sequential=is_sequential)
+    layout = of_all if ranks.world_size == 1 else plan.lay_out(cursor, samples)
+    return layout, of_all.sums_of_steps(len(starts))
 
 
 def _batches(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from tokshard.numbers import ceil_div
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.order.pieces import AHEAD
 from tokshard.runtime.order.windows import CorpusOrder
@@ -45,9 +46,9 @@ def needed_memory(plan: StreamPlan, world_size: int) -> int:
 def _kept_blocks(corpus: CorpusOrder, world_size: int) -> int:
     """Blocks of a rank's current windows and of the windows ahead; fewer if the corpus has fewer."""
     # a rank whose rows are not whole streams reads a part of one more stream
-    parts = min(corpus.num_parts, -(-corpus.num_parts // world_size) + (corpus.num_parts % world_size > 0))
+    parts = min(corpus.num_parts, ceil_div(corpus.num_parts, world_size) + (corpus.num_parts % world_size > 0))
     blocks = math.ceil((1 + AHEAD) * parts * corpus.shape.window_blocks)
-    return min(blocks, -(-corpus.num_tokens // corpus.shape.block_tokens))
+    return min(blocks, ceil_div(corpus.num_tokens, corpus.shape.block_tokens))
 
 
 def warnings_of_windows(plan: StreamPlan, global_batch_size: int, world_size: int) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from tokshard.errors import PlanError
+from tokshard.numbers import ceil_div
 from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.cursor import MAX_SAMPLE, Schedule
 from tokshard.runtime.order.mixture import Segment, are_weights
@@ -32,8 +33,13 @@ Weights = Mapping[str, float]
 CorpusLike = str | os.PathLike[str] | TokenSource
 
 
-def integer(name: str, value: Any, *, least: int | None = None, most: int | None = MAX_SAMPLE) -> int:
+def integer(
+    name: str, value: Any, *, least: int | None = None, most: int | None = MAX_SAMPLE, example: int = 4096
+) -> int:
     """An argument as a Python integer. numpy integers are accepted, floats never.
+
+    Args:
+        example: for the hint, where the value shows no number that may be meant.
 
     Raises:
         PlanError: it is not an integer, or out of range.
@@ -43,14 +49,15 @@ def integer(name: str, value: Any, *, least: int | None = None, most: int | None
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        whole = isinstance(value, float) and math.isfinite(value) and value == int(value)
-        example = str(int(value)) if whole else "4096"
+        near = {example}
+        if isinstance(value, float) and math.isfinite(value):
+            near = {number for number in (math.floor(value), math.ceil(value)) if least is None or number >= least}
         raise PlanError(
             f"{name} is {value!r:.100} ({type(value).__name__}), expected an integer",
-            hint=f"give an integer such as {example}",
+            hint=f"give an integer such as {' or '.join(map(str, sorted(near) or [example]))}",
         ) from None
     if least is not None and number < least:
-        raise PlanError(f"{name} is {number}, expected at least {least}", hint=f"give {name} of {least} or more")
+        raise PlanError(f"{name} is {number}, expected at least {least}", hint=f"give {least} or more")
     if most is not None and number > most:
         raise PlanError(f"{name} is {number}, expected at most {most}", hint="give a smaller number")
     return number
@@ -110,7 +117,7 @@ def generations_of(corpora: Mapping[str, CorpusLike], generations: Any) -> dict[
                 f"generations has {name!r}, which is open already",
                 hint="give its directory, or CorpusSource(directory, generation=...)",
             )
-    numbers = {name: integer(f"the generation of {name!r}", value, least=0) for name, value in given.items()}
+    numbers = {name: integer(f"the generation of {name!r}", value, least=0, example=0) for name, value in given.items()}
     return {name: numbers.get(name) for name in corpora}
 
 
@@ -148,14 +155,14 @@ def shape_of(
         window_blocks = integer("window_blocks", window_blocks, least=1, most=_MAX_SIZE)
     default, has_sections = max(MIN_BLOCK_TOKENS, 16 * seq_len), "whole" in packs
     if has_sections:
-        default = -(-WHOLE_SEQ_LEN // seq_len) * BLOCK_SECTIONS * seq_len
+        default = ceil_div(WHOLE_SEQ_LEN, seq_len) * BLOCK_SECTIONS * seq_len
     block = block_tokens or default
     if has_sections and block % (unit := BLOCK_SECTIONS * seq_len):
         raise PlanError(
             f"block_tokens is {block}, no multiple of {BLOCK_SECTIONS} samples of {seq_len}, and a corpus has "
             "pack='whole'",
-            hint=f"leave it out, or give {-(-block // unit) * unit}; a run that goes on keeps its block_tokens, so its "
-            f"seq_len has to divide {block // BLOCK_SECTIONS}",
+            hint=f"leave it out, or give {ceil_div(block, unit) * unit}; a run that goes on keeps its block_tokens, so "
+            f"its seq_len has to divide {block // BLOCK_SECTIONS}",
         )
     if block < 4 * seq_len and not allow_small_blocks:
         raise PlanError(
@@ -203,7 +210,7 @@ def transforms_of(transforms: Any) -> tuple[Transform, ...]:
         if not callable(transform):
             raise PlanError(
                 f"{transform!r:.100} is given as a transform, expected a function of a sample and a generator",
-                hint="give a list of functions, or of objects such as FillInTheMiddle(...)",
+                hint="give a list of functions, or of objects that can be called",
             )
     return found
 
@@ -355,12 +362,27 @@ def checked_weights(names: Sequence[str], weights: Weights) -> tuple[float, ...]
     return ordered
 
 
-def schedule_of(names: Sequence[str], weights: Weights, changes: Sequence[tuple[int, Weights]]) -> Schedule:
+def schedule_of(
+    tokens: Mapping[str, float],
+    weights: Weights | None,
+    repeats: Mapping[str, float] | None,
+    changes: Sequence[tuple[int, Weights]],
+) -> Schedule:
     """The first weights of a plan, and its planned changes.
+
+    Args:
+        tokens: of each corpus, in plan order.
+        repeats: how often corpora are read, relative to each other, in place of weights; 1 where none is given.
 
     Raises:
         PlanError: the changes are not in order, or weights do not fit the corpora.
     """
+    names = list(tokens)
+    if weights is not None and repeats is not None:
+        raise PlanError("both weights and repeats are given", hint="give one of them: weights = tokens x repeats")
+    if weights is None:
+        given = _of_plan("repeats", {} if repeats is None else repeats, names, "numbers")
+        weights = {name: count * real(f"repeats of {name!r}", given.get(name, 1)) for name, count in tokens.items()}
     try:
         pairs = [(start, later) for start, later in changes]
     except (TypeError, ValueError):
@@ -376,10 +398,25 @@ def schedule_of(names: Sequence[str], weights: Weights, changes: Sequence[tuple[
         )
     return Schedule(
         tuple(
-            Segment(start=start, weights=checked_weights(names, given))
+            Segment(start=start, weights=checked_weights(names, _tempered(given, tokens)))
             for start, given in zip([0, *starts], [weights, *(later for _, later in pairs)], strict=True)
         )
     )
+
+
+TEMPERATURE = "temperature"
+"""The one name of weights by a power of the tokens: at 1 as the tokens, at 0 the same for all corpora."""
+
+
+def _tempered(weights: Any, tokens: Mapping[str, float]) -> Weights:
+    """Weights as given, or by a temperature: a corpus of n tokens gets n ** temperature."""
+    if TEMPERATURE in tokens or not isinstance(weights, Mapping) or set(weights) != {TEMPERATURE}:
+        return weights  # type: ignore[no-any-return] # checked later
+    power = real(f"the weight of {TEMPERATURE!r}", weights[TEMPERATURE])
+    if not 0 <= power <= 1:
+        raise PlanError(f"the temperature is {power:g}", hint="give a number from 0 (all alike) to 1 (by tokens)")
+    most = max(tokens.values())
+    return {name: (count / most) ** power for name, count in tokens.items()}
 
 
 def _example(names: Sequence[str]) -> str:

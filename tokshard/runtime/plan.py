@@ -10,6 +10,7 @@ plan. A loader feeds the rows of a plan to a training loop.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,14 +26,17 @@ from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.cursor import MAX_SAMPLE, Cursor, Length, Schedule, identity_of
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
-from tokshard.runtime.order.mixture import Mixture
+from tokshard.runtime.order.mixture import Balance, Mixture
 from tokshard.runtime.order.pieces import PieceReader
-from tokshard.runtime.order.windows import CorpusOrder, Pack
+from tokshard.runtime.order.windows import CorpusOrder, Pack, Shape
+from tokshard.runtime.overlap import check_apart
 from tokshard.runtime.rows.expand import full_batch
 from tokshard.runtime.rows.masks import Mask, MaskedTokens, masked_tokens, masking
 from tokshard.runtime.rows.narrow import PADDING_INDEX, Layout, NarrowBatch, lay_out
+from tokshard.runtime.rows.steps import RankRows
 from tokshard.runtime.rows.transforms import Transform, transformed
 from tokshard.runtime.trace import Occurrence, Piece, occurrences, pieces_of_samples
+from tokshard.wording import counted, listed, one_line
 
 
 class StreamPlan:
@@ -46,6 +50,8 @@ class StreamPlan:
         seq_len: tokens of a sample.
         seed: seed of all shuffling.
         weights: name to weight, the shares of the samples; default: the corpora's token counts. 0 is allowed.
+            ``{"temperature": t}`` gives a corpus of n tokens the weight n ** t: 1 is by tokens, 0 the same for all.
+        repeats: in place of weights: name to how often a corpus is read while one that is not named is read once.
         epochs: for a finite pass over one corpus; None: endless.
         generations: name to the last generation of a grown corpus that is read; 0 is its first. Default: the newest
             when the plan is made.
@@ -68,6 +74,7 @@ class StreamPlan:
             is padding; ``"warn"``: it continues.
         transforms: change samples as they are read, one after the other; see `tokshard.runtime.rows.transforms`.
         allow_small_blocks: accept blocks under four samples, which shuffle long documents badly.
+        allow_overlap: accept views of one corpus that share documents, and a view beside its corpus.
         cache: shared by the corpora of the plan that are in buckets or on web servers; default: ``Cache()``, 2 GiB in
             memory and nothing on disk.
 
@@ -93,6 +100,7 @@ class StreamPlan:
         seq_len: int,
         seed: int = 0,
         weights: Weights | None = None,
+        repeats: Mapping[str, float] | None = None,
         epochs: int | None = None,
         generations: Mapping[str, int] | None = None,
         block_tokens: int | None = None,
@@ -106,6 +114,7 @@ class StreamPlan:
         on_max_epochs: Literal["stop", "warn"] = "stop",
         transforms: Sequence[Transform] = (),
         allow_small_blocks: bool = False,
+        allow_overlap: bool = False,
         cache: Cache | None = None,
     ) -> None:
         named = options.named_corpora(corpora)
@@ -119,6 +128,8 @@ class StreamPlan:
         cache = Cache() if cache is None else cache
         self.sources = tuple(_open(corpus, wanted[name], cache) for name, corpus in named.items())
         options.check_sources(self.names, self.sources)
+        if not allow_overlap:
+            check_apart(self.names, self.sources)
         self.has_default_windows = window_blocks is None
         self.num_streams = integer("num_streams", num_streams, least=1, most=options.MAX_STREAMS)
         packs = options.packs_of(self.names, self.sources, pack)
@@ -149,12 +160,14 @@ class StreamPlan:
             )
         self.on_max_epochs = on_max_epochs
         self.max_epochs = options.max_epochs_of(max_epochs, self.names, on_max_epochs, self.num_streams)
-        self._given_weights, self._changes = weights, schedule
+        self._given_weights, self._changes, self._repeats = weights, schedule, repeats
         self.schedule = self._schedule_of(self.corpora)
         # one object, so that `mixture` recognizes its weights
-        self._start = Cursor(sample=0, segments=self.schedule.segments)
+        balance = Balance.at_start(self.seed, self.num_streams, len(self.names))
+        self._start = Cursor(sample=0, segments=self.schedule.segments, balance=balance)
         self._kept_mixture: Mixture | None = None
-        self._kept_masks: tuple[tuple[Mask, ...], MaskedTokens | None] = ((), None)
+        # of the masks that were looked up last; copies share it
+        self._kept_masks: list[tuple[tuple[Mask, ...], MaskedTokens | None]] = [((), None)]
         self._kept_lengths: list[tuple[Length, StreamPlan]] = []
         self.identity = identity_of(self.shape, self.seed, self.num_streams, self.corpora)
         self.global_batch_size: int | None = None
@@ -186,14 +199,12 @@ class StreamPlan:
 
     def _schedule_of(self, corpora: Sequence[CorpusOrder]) -> Schedule:
         """The weights; by default a corpus has its tokens, which depend on the size of blocks with `take`."""
-        default = {name: float(corpus.num_tokens) for name, corpus in zip(self.names, corpora, strict=True)}
-        return options.schedule_of(
-            self.names, default if self._given_weights is None else self._given_weights, self._changes
-        )
+        tokens = {name: float(corpus.num_tokens) for name, corpus in zip(self.names, corpora, strict=True)}
+        return options.schedule_of(tokens, self._given_weights, self._repeats, self._changes)
 
     def __getstate__(self) -> dict[str, Any]:
         corpora = tuple(map(replace, self.corpora))  # without the permutations that they keep
-        found = {**self.__dict__, "corpora": corpora, "_kept_mixture": None, "_kept_masks": ((), None)}
+        found = {**self.__dict__, "corpora": corpora, "_kept_mixture": None, "_kept_masks": [((), None)]}
         return found | {"readers": (), "_kept_lengths": []}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -203,14 +214,44 @@ class StreamPlan:
     def __repr__(self) -> str:
         return f"<StreamPlan of {', '.join(self.names)}: {self.fingerprint[:12]}>"
 
+    def __str__(self) -> str:
+        """The plan in a few lines, in the words of its arguments."""
+        sizes = [
+            f"{name} {value:,}" for name, value in self.identity.fields.items() if name not in ("seed", "order_version")
+        ]
+        lines = [f"plan {self.fingerprint[:12]}: seed {self.seed}, {', '.join(sizes)}"]
+        first, *later = self.schedule.segments
+        for name, corpus, weight, most in zip(self.names, self.corpora, first.weights, self.max_epochs, strict=True):
+            facts = [f"weight {weight:,.12g}", f"{corpus.num_tokens:,} tokens", f"pack {corpus.pack}"]
+            facts += [f"take {corpus.take:g}"] if corpus.take != 1 else []
+            facts += [f"start_epoch {corpus.start_epoch}"] if corpus.start_epoch else []
+            facts += [f"max_epochs {most:g}"] if math.isfinite(most) else []
+            lines.append(f"  {one_line(name)}: {', '.join(facts)}")
+        if later:
+            lines.append(f"  schedule: other weights from {listed((f'{one.start:,}' for one in later), 'and')} on")
+        if self.num_samples is not None:
+            lines.append(f"  epochs {self.epochs}: {counted(self.num_samples, 'sample')}")
+        if self.transforms:
+            lines.append(f"  transforms: {', '.join(one_line(repr(one)) for one in self.transforms)}")
+        return "\n".join(lines)
+
     @property
     def fingerprint(self) -> str:
         """A hash, equal if and only if two plans read the same tokens in the same order, given the same weights."""
         return self.identity.fingerprint
 
-    def reader(self) -> StreamPlan:
-        """The same plan with its own tables, so readers at different places do not evict each other's tables."""
-        return self._with()
+    def copy(self, *, reopened: bool = False) -> StreamPlan:
+        """The same plan with its own tables, so readers at different places do not evict each other's tables.
+
+        Args:
+            reopened: over newly opened corpora, for a forked process: a thread of the parent may have held a lock of a
+                corpus at the fork, which no thread of the child releases.
+        """
+        if not reopened:
+            return self._with()
+        sources = _reopened(self.sources)
+        corpora = (replace(corpus, source=source) for corpus, source in zip(self.corpora, sources, strict=True))
+        return self._with(sources=sources, corpora=tuple(corpora))
 
     def at(self, cursor: Cursor, sample: int | None = None) -> StreamPlan:
         """The plan for a run that changed its `seq_len`, with the places where its corpora continued.
@@ -235,8 +276,7 @@ class StreamPlan:
             order.resized(bases[number], length.seq_len) if len(bases) else replace(order, shape=shape)
             for number, order in enumerate(before.corpora)
         )
-        num_samples = _samples_of_pass(corpora, self.epochs)
-        plan = self._with(shape=shape, seq_len=length.seq_len, corpora=corpora, num_samples=num_samples)
+        plan = self._resized(shape, corpora)
         self._kept_lengths.append((length, plan))
         return plan
 
@@ -262,23 +302,17 @@ class StreamPlan:
         corpora = tuple(replace(order, shape=shape) for order in self.corpora)
         options.check_takes(self.names, corpora)
         identity = identity_of(shape, self.seed, self.num_streams, corpora)
-        num_samples = _samples_of_pass(corpora, self.epochs)
         schedule = self._schedule_of(corpora)
-        start = Cursor(sample=0, segments=schedule.segments)
-        found = {"shape": shape, "corpora": corpora, "identity": identity, "num_samples": num_samples}
-        return self._with(**found, schedule=schedule, _start=start)
+        start = replace(self._start, segments=schedule.segments)
+        return self._resized(shape, corpora, identity=identity, schedule=schedule, _start=start)
 
-    def reopened(self) -> StreamPlan:
-        """The same plan over newly opened corpora, for a forked process.
-
-        A thread of the parent may have held a lock of a corpus at the fork, which no thread of the child releases.
-        """
-        sources = _reopened(self.sources)
-        corpora = (replace(corpus, source=source) for corpus, source in zip(self.corpora, sources, strict=True))
-        return self._with(sources=sources, corpora=tuple(corpora))
+    def _resized(self, shape: Shape, corpora: tuple[CorpusOrder, ...], **changes: Any) -> StreamPlan:
+        """The plan with corpora of another shape."""
+        num_samples = _samples_of_pass(corpora, self.epochs)
+        return self._with(shape=shape, seq_len=shape.seq_len, corpora=corpora, num_samples=num_samples, **changes)
 
     def _with(self, **changes: Any) -> StreamPlan:
-        """The plan with some changed attributes, and its own tables."""
+        """The plan with some changed attributes, and its own tables: all copies are made here."""
         plan = object.__new__(StreamPlan)
         plan.__setstate__(self.__dict__ | changes)
         return plan
@@ -318,7 +352,7 @@ class StreamPlan:
             PlanError: it is not an integer.
         """
         sample = _checked_sample(sample)
-        _mixture_at(self, sample, cursor)
+        _check_sample(self, sample, cursor)
         batch = full_batch(self.read(self.lay_out(cursor or self.cursor(), np.array([sample])), 0, 1))
         return {key: value[0] if value.ndim == 2 else value for key, value in batch.items()}
 
@@ -341,8 +375,10 @@ class StreamPlan:
         """
         if not len(samples):
             return []
-        _mixture_at(self, int(samples.min()), cursor)
-        mixture, cursor = _mixture_at(self, int(samples.max()), cursor), cursor or self.cursor()
+        for sample in (samples.min(), samples.max()):
+            _check_sample(self, int(sample), cursor)
+        cursor = cursor or self.cursor()
+        mixture = self.mixture(cursor)
         found: list[list[Piece]] = [[] for _ in samples]
         which = np.searchsorted([length.sample for length in cursor.lengths], samples, "right")
         for number in np.unique(which).tolist():
@@ -415,14 +451,24 @@ class StreamPlan:
         """
         if not cursor.masks:
             return None
-        if self._kept_masks[0] != cursor.masks:
-            self._kept_masks = cursor.masks, masked_tokens(cursor.masks, self.sources)
-        return self._kept_masks[1]
+        masks, found = self._kept_masks[0]
+        if masks != cursor.masks:
+            found = masked_tokens(cursor.masks, self.sources)
+            self._kept_masks[0] = cursor.masks, found
+        return found
 
     def _number_of(self, corpus: str) -> int:
         if corpus not in self.names:
             raise PlanError(f"the plan has no corpus {corpus!r}", hint=f"it has {', '.join(self.names)}")
         return self.names.index(corpus)
+
+    def knows_steps(self, ranks: RankRows) -> bool:
+        """Whether a rank can count the targets of a whole step.
+
+        A transform may change them, and a rank looks at no window of streams that others read.
+        """
+        is_all_read = ranks.world_size == 1 or not any(corpus.is_dealt for corpus in self.corpora)
+        return not self.transforms and is_all_read
 
     def lay_out(self, cursor: Cursor, samples: NDArray[np.int64], *, is_sequential: bool = False) -> Layout:
         """The rows of batches, without their tokens.
@@ -465,18 +511,18 @@ def _samples_of_pass(corpora: Sequence[CorpusOrder], epochs: int | None) -> int 
     return None if epochs is None else int(corpora[0].num_samples(epochs)[0])
 
 
-def _mixture_at(plan: StreamPlan, sample: int, cursor: Cursor | None) -> Mixture:
+def _check_sample(plan: StreamPlan, sample: int, cursor: Cursor | None) -> None:
+    """Refuse a sample that the plan does not have, or whose weights the cursor does not keep."""
     cursor = cursor or plan.cursor()
-    mixture, num_samples = plan.mixture(cursor), plan.at(cursor).num_samples
+    first, num_samples = plan.mixture(cursor).segments[0].start, plan.at(cursor).num_samples
     if sample < 0 or (num_samples is not None and sample >= num_samples):
         has = "samples from 0 on" if num_samples is None else f"{num_samples} samples"
         raise IndexError(f"the plan has no sample {sample}: it has {has}")
-    if sample < mixture.segments[0].start:
+    if sample < first:
         raise IndexError(
             f"sample {sample} was read under weights that the cursor does not keep: it keeps those from sample "
-            f"{mixture.segments[0].start} on"
+            f"{first} on"
         )
-    return mixture
 
 
 def _checked_sample(sample: int) -> int:

@@ -39,16 +39,18 @@ class Prefetch(Generic[Item]):
     ) -> None:
         self.pid = os.getpid()
         self._timeout_seconds, self._reading = timeout_seconds, reading
-        self._free: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: there is room for one more; False: stop
+        # an entry is room for one item more. Not a semaphore: the finalizer may run while this thread is in it, and of
+        # both only a SimpleQueue can be put into then
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Item | BaseException] = queue.SimpleQueue()
         self._is_closed = threading.Event()
         for _ in range(depth):
-            self._free.put(True)
-        arguments = (items, self._free, self._ready, self._is_closed)  # not self, which nobody could free then
+            self._room.put(None)
+        arguments = (items, self._room, self._ready, self._is_closed)  # not self, which nobody could free then
         self._thread = threading.Thread(target=_run, args=arguments, name="tokshard-prefetch", daemon=True)
         # also when it is forgotten without close, or the interpreter ends; in a forked child it does nothing
         self._finalizer = Finalize(
-            self, _stop, (self._free, self._is_closed, self._thread), exitpriority=_EXIT_PRIORITY
+            self, _stop, (self._room, self._is_closed, self._thread), exitpriority=_EXIT_PRIORITY
         )
         self._inline = None if depth else items()
 
@@ -79,7 +81,7 @@ class Prefetch(Generic[Item]):
         if isinstance(item, BaseException):
             self.close()
             raise item
-        self._free.put(True)
+        self._room.put(None)
         return item
 
     def _awaited(self) -> Item | BaseException | None:
@@ -109,20 +111,23 @@ class Prefetch(Generic[Item]):
 
 def _run(
     items: Callable[[], Iterator[Item]],
-    free: queue.SimpleQueue[bool],
+    room: queue.SimpleQueue[None],
     ready: queue.SimpleQueue[Item | BaseException],
     is_closed: threading.Event,
 ) -> None:
     try:
         made = items()
-        while free.get() and not is_closed.is_set() and (item := next(made, None)) is not None:
+        while True:
+            room.get()
+            if is_closed.is_set() or (item := next(made, None)) is None:
+                return
             ready.put(item)
     except BaseException as error:  # noqa: BLE001 - the edge of a thread: the loop raises it
         ready.put(error)
 
 
-def _stop(free: queue.SimpleQueue[bool], is_closed: threading.Event, thread: threading.Thread) -> None:
+def _stop(room: queue.SimpleQueue[None], is_closed: threading.Event, thread: threading.Thread) -> None:
     is_closed.set()
-    free.put(False)
+    room.put(None)  # a thread that waits for room looks, and ends
     if thread.ident is not None and thread is not threading.current_thread():
         thread.join(STOP_SECONDS)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
 import warnings
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -16,7 +14,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct
-from numpy.typing import NDArray
 
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.runtime.cursor import (
@@ -44,10 +41,8 @@ _DAMAGED = "load an older checkpoint, or start without the loader's state"
 
 _FIELDS = ("order_version", "seed", "seq_len", "block_tokens", "window_blocks", "num_streams")
 
-_MAX_PAIRS = 32
-_MAX_COLUMN_BYTES = 1 << 28
 
-Pairs = tuple[tuple[Count, Count], ...] | str
+Pairs = tuple[tuple[Count, Count], ...]
 
 
 class _Corpus(CorpusIdentity, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,10 +113,7 @@ def save_state(plan: StreamPlan, cursor: Cursor) -> dict[str, Any]:
         identity = PlanIdentity(fields=fields, corpora=identity.corpora)
     started, later = cursor.segments[: cursor.num_started], cursor.segments[cursor.num_started :]
     follows = later == plan.schedule.after(cursor.sample)
-    masks = [
-        {name: getattr(mask, name) for name in _Mask.__struct_fields__} | {"calls": _saved_pairs(mask.calls, 2)}
-        for mask in cursor.masks
-    ]
+    masks = [{name: getattr(mask, name) for name in _Mask.__struct_fields__} for mask in cursor.masks]
     line = json.dumps(
         {
             "tokshard_cursor": STATE_VERSION,
@@ -135,9 +127,9 @@ def save_state(plan: StreamPlan, cursor: Cursor) -> dict[str, Any]:
             "weights": [[part.start, part.weights] for part in (started if follows else cursor.segments)],
             "schedule": plan.schedule.fingerprint_after(cursor.sample) if follows else None,
             "planned": plan.schedule.fingerprint_from(cursor.sample),
-            "counts": [] if balance is None else balance.counts.T.tolist(),
-            "remainders": [] if balance is None else balance.remainders.T.tolist(),
-            "skipped": _saved_pairs(cursor.skipped, 1),
+            "counts": balance.counts.T.tolist(),
+            "remainders": balance.remainders.T.tolist(),
+            "skipped": cursor.skipped,
             "changes": msgspec.to_builtins(cursor.changes),
             **({"lengths": msgspec.to_builtins(cursor.lengths[1:])} if cursor.lengths else {}),
             **({"masks": masks} if masks else {}),
@@ -247,15 +239,15 @@ def load_state(
             raise ValueError(f"{name} must be {' or '.join(map(repr, words))}, got {given!r}")
     saved = _decoded(state)
     try:
-        cursor, calls = _cursor_of(saved), [_pairs(mask.calls, 2) for mask in saved.masks]
-        _check_fit(saved, cursor, calls)
-    except (ArithmeticError, ValueError, zlib.error) as error:
+        cursor = _cursor_of(saved)
+        _check_fit(saved, cursor)
+    except (ArithmeticError, ValueError) as error:
         raise PlanMismatchError(f"the state is damaged: {error}", hint=_DAMAGED) from error
     _check_growth(saved, plan)
     _check_plan(saved, plan.identity, any_corpora=corpora == "plan", any_seq_len=seq_len == "plan")
     masks = (  # whose files are read only after the plans were compared
-        load_mask(mask.file, of_mask, mask.sha256, fingerprint=mask.fingerprint, name=mask.name, others=mask_files)
-        for mask, of_mask in zip(saved.masks, calls, strict=True)
+        load_mask(mask.file, mask.calls, mask.sha256, fingerprint=mask.fingerprint, name=mask.name, others=mask_files)
+        for mask in saved.masks
     )
     cursor = replace(cursor, masks=tuple(masks))
     if saved.identity.corpora != plan.identity.corpora:
@@ -302,25 +294,20 @@ def _checked_line(line: Any) -> str:
 
 def _cursor_of(saved: _State) -> Cursor:
     """The cursor of a line, without masks and planned weights."""
-    balance = None
-    if saved.counts or saved.remainders:
-        remainders = np.array(saved.remainders, np.uint64).T
-        balance = Balance(counts=np.array(saved.counts, np.int64).T, remainders=remainders)
+    remainders = np.array(saved.remainders, np.uint64).T
+    balance = Balance(counts=np.array(saved.counts, np.int64).T, remainders=remainders)
     return Cursor(
         sample=saved.sample,
         segments=tuple(Segment(start=start, weights=weights) for start, weights in saved.weights),
         balance=balance,
-        skipped=_pairs(saved.skipped, 1),
+        skipped=saved.skipped,
         changes=saved.changes,
         lengths=(Length.at_start(saved.seq_len), *saved.lengths) if saved.lengths else (),
     )
 
 
-def _check_fit(saved: _State, cursor: Cursor, calls: Sequence[Sequence[tuple[int, int]]]) -> None:
+def _check_fit(saved: _State, cursor: Cursor) -> None:
     """Refuse values that are valid alone, but contradict each other.
-
-    Args:
-        calls: calls of each mask.
 
     Raises:
         ValueError: the values contradict each other; it names them.
@@ -335,16 +322,20 @@ def _check_fit(saved: _State, cursor: Cursor, calls: Sequence[Sequence[tuple[int
         and starts[0] <= sample
         and all(len(one.weights) == num_corpora and are_weights(one.weights) for one in cursor.segments),
         "schedule": saved.schedule is None or starts[-1] <= sample,
-        "counts": not starts[0] if balance is None else (balance.counts.shape, balance.remainders.shape) == shapes,
+        "counts": (balance.counts.shape, balance.remainders.shape) == shapes,
         "skipped": bounds == sorted(bounds) and all(start < stop for start, stop in cursor.skipped),
-        "changes": all(len(change.counts) == num_streams for change in saved.changes),
+        "changes": (changed_at := [change.sample for change in saved.changes]) == sorted(changed_at)
+        and all(change.sample <= sample and len(change.counts) == num_streams for change in saved.changes),
         "lengths": (changed := [length.sample for length in saved.lengths]) == sorted(set(changed))
         and all(start <= sample for start in changed)
         and all(
             len(length.bases) == num_streams and all(len(counts) == num_corpora for counts in length.bases)
             for length in saved.lengths
         ),
-        "masks": all(of and of[-1][0] <= sample and np.all(np.diff([(-1, 0), *of], axis=0) > 0) for of in calls),
+        "masks": all(
+            mask.calls and mask.calls[-1][0] <= sample and np.all(np.diff([(-1, 0), *mask.calls], axis=0) > 0)
+            for mask in saved.masks
+        ),
     }
     if wrong := [name for name, is_right in fits.items() if not is_right]:
         raise ValueError(f"the rest of it contradicts {', '.join(wrong)}")
@@ -465,7 +456,7 @@ def _check_bases(cursor: Cursor, plan: StreamPlan) -> None:
 
 
 def _resized(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
-    """The cursor with samples of the plan's length from here on: STATE.md, section 5."""
+    """The cursor with samples of the plan's length from here on: STATE.md, section 4."""
     lengths = cursor.lengths or (Length.at_start(saved.seq_len),)
     past = lengths[:-1] if lengths[-1].sample == cursor.sample and len(lengths) > 1 else lengths
     counts = plan.mixture(cursor).balance_before(cursor.sample).counts.T.tolist()
@@ -490,27 +481,3 @@ def _warn_of_left_out(plan: StreamPlan, before: Cursor, now: Cursor) -> None:
             f"epoch reads; a multiple of {seq_len:,} leaves out only what some streams have not read yet",
             stacklevel=4,
         )
-
-
-def _saved_pairs(pairs: Sequence[tuple[int, int]], num_columns: int) -> Any:
-    """Up to 32 pairs unchanged; more as a text of differences, so states stay small."""
-    if len(pairs) <= _MAX_PAIRS:
-        return pairs
-    numbers = np.array(pairs, np.int64).reshape(-1, num_columns)
-    steps = np.diff(numbers, axis=0, prepend=0).astype("<i8").reshape(-1, 2)
-    # first members before second ones, and low bytes before high ones, which compresses best
-    content = steps.T.copy().view(np.uint8).reshape(-1, 8).T.tobytes()
-    return base64.b64encode(zlib.compress(content, 9)).decode()
-
-
-def _pairs(saved: Pairs, num_columns: int) -> tuple[tuple[int, int], ...]:
-    if not isinstance(saved, str):
-        return saved
-    decoder = zlib.decompressobj()
-    content = decoder.decompress(base64.b64decode(saved, validate=True), _MAX_COLUMN_BYTES)
-    if not decoder.eof or decoder.unused_data:
-        raise ValueError("a column is cut, or more follows")
-    planes: NDArray[np.uint8] = np.frombuffer(content, np.uint8).reshape(8, -1)
-    steps = planes.T.copy().view("<i8").reshape(2, -1).T.reshape(-1, num_columns)
-    numbers = np.cumsum(steps, axis=0).reshape(-1, 2)
-    return tuple(map(tuple, numbers.tolist()))

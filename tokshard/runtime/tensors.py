@@ -22,12 +22,12 @@ from torch.utils.data import Dataset, Sampler
 
 from tokshard.errors import LoaderError, PlanError
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.loader import BatchLoader, Walk, launched, rows_of_rank
+from tokshard.runtime.loader import BatchLoader, LoopPosition, launched, rows_of_rank, steps_laid_out
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.expand import compact_batch, full_batch
 from tokshard.runtime.rows.narrow import NarrowBatch
 from tokshard.runtime.rows.recycling import Recycler
-from tokshard.runtime.state import load_state, save_state
+from tokshard.runtime.state import load_state, plan_of_run, save_state
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -53,6 +53,9 @@ class StreamingLoader(BatchLoader[Batch]):
       the last one is repeated until n is a power of two, at least 64. ``max_seqlen``: int64 [], the longest piece.
     - ``loss_weights``: float32 [rows, seq_len], only if a corpus of the plan has loss spans: the weight of each label.
       It is 0 where the label is -100, as it is outside of the spans, and 1 if the corpus has no weights.
+    - ``step_targets``: int64 [], ``step_weight``: float32 []: the labels of the whole step, over all ranks, that are
+      not -100, and the sum of their weights. Absent if the plan has transforms, which may change them, and on several
+      ranks if a corpus is dealt to ``num_streams``: a rank looks at no window of streams that others read.
 
     With ``compact=True`` a batch has a tenth of the size, and `tokshard.runtime.expand` makes the batch above on a
     device:
@@ -64,7 +67,7 @@ class StreamingLoader(BatchLoader[Batch]):
     - ``masked``: bool [n - 1], whether no token of the piece has a label; only once documents are masked.
     - ``loss_bounds``: int32 [m], and ``loss_weights``: float32 [m - 1], only if a corpus has loss spans: the labels of
       the flattened batch from ``loss_bounds[i]`` to ``loss_bounds[i + 1]`` have ``loss_weights[i]``; 0: do not count.
-    - ``corpus_index``, ``sample_index``, ``cu_seqlens``, ``max_seqlen``: as above.
+    - ``corpus_index``, ``sample_index``, ``cu_seqlens``, ``max_seqlen``, ``step_targets``, ``step_weight``: as above.
 
     Args:
         plan: what to read.
@@ -134,7 +137,6 @@ class StreamDataset(Dataset[Batch]):
         plan, global_batch_size, dp_rank, dp_world_size, dp_mesh, compact, uneven: as for `StreamingLoader`.
 
     Attributes:
-        plan: what is read.
         sampler: the steps of the plan. It loads states of `StreamingLoader`, and of a StatefulDataLoader with any
             number of workers.
     """
@@ -153,23 +155,31 @@ class StreamDataset(Dataset[Batch]):
         self._ranks = rows_of_rank(
             plan, global_batch_size, dp_rank, dp_world_size, uneven, otherwise=partial(_rank_in, dp_mesh)
         )
-        self.plan, self._is_compact = plan, compact
+        self._is_compact = compact
         self.sampler = StepSampler(plan, self._ranks.global_batch_size)
         self._pid: int | None = os.getpid()
         self._last: Cursor | None = None
+
+    @property
+    def plan(self) -> StreamPlan:
+        """What is read."""
+        return self.sampler.plan
 
     def __getitem__(self, step: Step) -> Batch:
         """The batch of a step of the sampler."""
         if not isinstance(step, Step):
             raise LoaderError(f"{step!r:.100} is not a step of this data set, expected one of its sampler", hint=_HOW)
         if self._pid not in (None, os.getpid()):
-            self.plan = self.plan.reopened()
+            self.sampler.plan = self.plan.copy(reopened=True)
         self._pid = os.getpid()
         # a cursor that came from another process has copies of the weights, whose samples would be counted anew
         cursor = replace(self._last or step.cursor, sample=step.cursor.sample)
         self._last = cursor if cursor == step.cursor else step.cursor
-        samples = self._ranks.samples(np.array([step.cursor.sample]), step.end)
-        narrow = self.plan.read(self.plan.lay_out(self._last, samples), 0, len(samples))
+        starts = np.array([step.cursor.sample])
+        layout, sums = steps_laid_out(self.plan, self._ranks, self._last, starts, step.end)
+        narrow = self.plan.read(layout, 0, len(layout.samples))
+        if sums is not None:
+            narrow = replace(narrow, step=sums[0])
         self.sampler.num_made += 1
         return as_tensors(narrow, compact=self._is_compact)
 
@@ -208,13 +218,14 @@ class StepSampler(Sampler["Step"]):
     reads ahead of the loop. Its iterators have one, which StatefulDataLoader saves and loads step by step.
 
     Attributes:
+        plan: what is read. One that was not given sizes of blocks and windows takes those of a state that it loads.
         is_second: whether the current loop began before the one before it had ended.
         num_made: the batches that this process made of its steps. Workers make theirs elsewhere.
     """
 
     def __init__(self, plan: StreamPlan, global_batch_size: int) -> None:
         self.num_made = 0
-        self._plan, self._walk = plan, Walk(plan, global_batch_size)
+        self.plan, self._position = plan, LoopPosition(plan, global_batch_size)
         self._loop: weakref.ref[_Loop] | None = None
         self._is_under_way = self.is_second = False
 
@@ -223,7 +234,7 @@ class StepSampler(Sampler["Step"]):
         loop = _Loop(self)
         self.is_second = self._is_under_way
         self._loop = weakref.ref(loop)
-        self._walk.begin()
+        self._position.begin()
         return loop
 
     def __getattr__(self, name: str) -> Any:
@@ -252,20 +263,19 @@ class StepSampler(Sampler["Step"]):
                 "a state is loaded while the workers of a loop have steps under way, which they would give before it",
                 hint="load the state before iter(dataloader), or end that loop and drop its iterator",
             )
-        self.jump(load_state(self._plan, _of_sampler(state)), is_new_loop=True)
+        state = _of_sampler(state)
+        plan = plan_of_run(self.plan, state)
+        self._position.jump(load_state(plan, state), plan)
+        self.plan, self._is_under_way, self.is_second = plan, False, False
 
     def _num_ahead(self) -> int:
         """The steps that workers of a loop have, which still exists, or had."""
         loop = self._loop() if self._loop is not None else None
         return 0 if loop is None else loop.num_given - (self.num_made - loop.num_made_before)
 
-    def jump(self, cursor: Cursor, *, is_new_loop: bool) -> None:
-        """Continue from a cursor.
-
-        Args:
-            is_new_loop: whether the next loop gives nothing if the pass ends there, rather than the current one.
-        """
-        (self._walk.jump if is_new_loop else self._walk.move)(cursor)
+    def move(self, cursor: Cursor) -> None:
+        """Continue the current loop from a cursor."""
+        self._position.move(cursor)
         self._is_under_way = self.is_second = False
 
     def step(self) -> Step | None:
@@ -274,21 +284,21 @@ class StepSampler(Sampler["Step"]):
         Raises:
             PlanError: the step would reach beyond sample 2**62.
         """
-        self._is_under_way = self._walk.has_step()
+        self._is_under_way = self._position.has_step()
         if not self._is_under_way:
-            self._walk.end()
+            self._position.end()
             return None
-        step = Step(self._walk.cursor, self._walk.stop.sample)
-        self._walk.advance()
+        step = Step(self._position.cursor, self._position.stop.sample)
+        self._position.advance()
         return step
 
     def state(self) -> dict[str, Any]:
         """The cursor after the last step that a DataLoader took."""
-        return save_state(self._plan, self._walk.cursor)
+        return save_state(self.plan, self._position.cursor)
 
     def loaded(self, state: Mapping[str, Any]) -> Cursor:
         """The cursor of a state."""
-        return load_state(self._plan, state)
+        return load_state(self.plan, state)
 
 
 class _Loop(Iterator["Step"]):
@@ -328,7 +338,7 @@ class _Loop(Iterator["Step"]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue in this loop."""
-        self._sampler.jump(self._sampler.loaded(state), is_new_loop=False)
+        self._sampler.move(self._sampler.loaded(state))
 
 
 def _of_sampler(state: Any) -> Any:
@@ -347,7 +357,7 @@ def _of_sampler(state: Any) -> Any:
                 "snapshot, and only as many workers as before can repeat them",
                 hint="give num_workers as before, and snapshot_every_n_steps=1 for the next states",
             )
-        found = state["_snapshot"]["_main_snapshot"]
+        found = state["_snapshot"].get("_main_snapshot", {})
     return found.get("_sampler_iter_state", state)
 
 

@@ -16,12 +16,13 @@ from tokshard.store.base import (
     Spool,
     Store,
     files_below,
+    joined_ranges,
     local_file,
     present,
+    side_by_side,
     written,
 )
 from tokshard.store.posix import PosixStore, obstacle
-from tokshard.store.side_by_side import side_by_side
 
 __all__ = [
     "STORES_BY_SCHEME",
@@ -33,6 +34,7 @@ __all__ = [
     "absolute_location",
     "files_below",
     "is_uri",
+    "joined_ranges",
     "local_file",
     "locate",
     "look_at",

@@ -13,10 +13,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import IO
 
-from tokshard.store.base import Entry, NotRegularFileError, Store
+from tokshard.store.base import Attempt, Entry, NotRegularFileError, Store
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 _LEASE_TRIES = 5
@@ -122,44 +123,13 @@ class PosixStore:
     def spool(self, name: str) -> PosixSpool:
         return PosixSpool(self, name)
 
-    def attempt(self, folder: str, token: str) -> PosixAttempt:
-        scratch = self.where(f"{folder}/{token}")
-        return PosixAttempt(replace(self, scratch=scratch), scratch)
+    def attempt(self, folder: str, token: str) -> Attempt:
+        place = self.where(folder)
+        store, clear = replace(self, scratch=f"{place}/{token}"), partial(_clear_attempts, place, token)
+        return Attempt(store=store, scratch=f"{place}/{token}", mode=0o777, clear=clear)
 
     def lease(self, name: str) -> PosixLease:
         return PosixLease(self.where(name))
-
-
-@dataclass(frozen=True, slots=True)
-class PosixAttempt:
-    """An attempt whose unfinished files lie in a folder of its own.
-
-    Args:
-        scratch: the folder; its parent holds the folders of all attempts.
-    """
-
-    store: PosixStore
-    scratch: str
-
-    def take_over(self) -> None:
-        folder, token = os.path.split(self.scratch)
-        with contextlib.suppress(FileNotFoundError):
-            # a process of an earlier attempt then finds no file there to rename, and can open none
-            os.rename(folder, f"{folder}-stale-{token}")
-        parent, name = os.path.split(folder)
-        os.makedirs(self.scratch, exist_ok=True)
-        for stale in os.listdir(parent):
-            if stale.startswith(f"{name}-stale-"):
-                _remove(os.path.join(parent, stale))
-
-    def join(self) -> None:
-        os.makedirs(self.scratch, exist_ok=True)
-
-    def discard_spooled(self) -> None:
-        discard_files(self.scratch)
-
-    def end(self) -> None:
-        shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,53 +164,60 @@ class PosixLease:
         return None
 
 
-def discard_files(folder: str) -> None:
-    """Remove the files in a folder, which may go meanwhile."""
-    for name in os.listdir(folder):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(folder, name))
+def _clear_attempts(folder: str, token: str) -> None:
+    """Remove the folders of all attempts. A token names what this attempt moves away."""
+    with contextlib.suppress(FileNotFoundError):
+        # a process of an earlier attempt then finds no file there to rename, and can open none
+        os.rename(folder, f"{folder}-stale-{token}")
+    parent, name = os.path.split(folder)
+    for stale in os.listdir(parent) if os.path.isdir(parent) else ():
+        if stale.startswith(f"{name}-stale-"):
+            _remove(os.path.join(parent, stale))
 
 
 def _locked(path: str) -> tuple[int, bool]:
     """A descriptor of the file that is at `path`, and whether it is locked."""
     tries = 0
     while True:
-        try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        except FileNotFoundError:
-            tries += 1
-            if tries < _LEASE_TRIES:
-                continue  # the holder before removed the folder just now
+        tries += 1
+        with contextlib.ExitStack() as stack:
+            try:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+                stack.callback(os.close, descriptor)
+                is_locked = _lock(descriptor)
+            except (FileNotFoundError, BlockingIOError):
+                if tries >= _LEASE_TRIES:
+                    raise
+                # the holder before removed the folder just now, or `PosixLease.holder` has the lock for a moment
+                time.sleep(_LEASE_SECONDS)
+                continue
+            if _is_at(path, descriptor):
+                stack.pop_all()
+                return descriptor, is_locked
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock an open file; False on a file system without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
             raise
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_locked = True
-        except BlockingIOError:
-            os.close(descriptor)
-            tries += 1
-            if tries >= _LEASE_TRIES:
-                raise
-            time.sleep(_LEASE_SECONDS)  # `PosixLease.holder` has it for a moment
-            continue
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                os.close(descriptor)
-                raise
-            is_locked = False
-        if _is_at(path, descriptor):
-            return descriptor, is_locked
-        os.close(descriptor)
+        return False
+    return True
 
 
 class PosixSpool:
     """A file next to its final place, or in the scratch folder of an attempt, until it is renamed."""
 
     def __init__(self, store: PosixStore, name: str) -> None:
+        self._store, self._name = store, name
         self._final = store.where(name)
         folder, base = os.path.split(self._final)
         self._is_fenced = store.scratch is not None
         self.path = os.path.join(store.scratch or folder, f".{base}.{_attempt_name()}.partial")
+        self._made_folder = False
         self.file: IO[bytes] = self._open()
 
     def put(self) -> None:
@@ -256,20 +233,26 @@ class PosixSpool:
         _sync_directory(os.path.dirname(self._final) or ".")
 
     def discard(self) -> None:
-        """Close and remove the file."""
+        """Close and remove the file, and the folder that was made for it."""
         with contextlib.suppress(OSError):
             self.file.close()
         with contextlib.suppress(OSError):
             os.unlink(self.path)
+        if self._made_folder:
+            _remove_empty(self._store, os.path.dirname(self._name))
 
     def _open(self) -> IO[bytes]:
-        try:
-            return open(self.path, "wb")
-        except FileNotFoundError:
-            if self._is_fenced:  # another attempt took over: making the folder again would undo that
-                raise
-        os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
-        return open(self.path, "wb")
+        tries = 0
+        while True:
+            try:
+                return open(self.path, "wb")
+            except FileNotFoundError:
+                tries += 1
+                # of an attempt that another took over from: making the folder again would undo that
+                if self._is_fenced or tries == _FOLDER_TRIES:
+                    raise
+            os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
+            self._made_folder = True
 
     def _publish(self) -> None:
         folder = os.path.dirname(self._final) or "."

@@ -6,20 +6,22 @@ import contextlib
 import errno
 import glob
 import hashlib
+import io
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO
 from urllib.parse import unquote
 
 from tokshard.store.addresses import canonical_uri, parse_address
-from tokshard.store.base import Entry
-from tokshard.store.bucket import Bucket
-from tokshard.store.posix import discard_files
-from tokshard.store.remote_file import open_remote
+from tokshard.store.base import Attempt, Entry
+from tokshard.store.bucket import REQUEST_BYTES, Bucket
 from tokshard.store.remote_lease import RemoteLease
 from tokshard.store.requests import RemoteOptions
 
@@ -88,10 +90,15 @@ class RemoteStore:
     def spool(self, name: str) -> RemoteSpool:
         return RemoteSpool(self.bucket, self._key(name), self.scratch)
 
-    def attempt(self, folder: str, token: str) -> RemoteAttempt:
+    def attempt(self, folder: str, token: str) -> Attempt:
+        """Its unfinished files lie in the temporary directory of this machine; nobody can foresee the folder's name.
+
+        Those on other machines stay until these are restarted. A process of an earlier attempt may put a file late.
+        """
         place = hashlib.sha256(self.where(folder).encode()).hexdigest()[:16]
         scratches = os.path.join(tempfile.gettempdir(), f"tokshard-{os.getuid()}-{place}-")
-        return RemoteAttempt(replace(self, scratch=scratches + token), scratches, scratches + token)
+        store, clear = replace(self, scratch=scratches + token), partial(_clear_attempts, scratches)
+        return Attempt(store=store, scratch=scratches + token, mode=0o700, clear=clear)
 
     def lease(self, name: str) -> RemoteLease:
         return RemoteLease(self.bucket, self._key(name))
@@ -100,36 +107,6 @@ class RemoteStore:
         if self.bucket.address.is_server:
             name = unquote(name)
         return f"{self.path}/{name}" if self.path and name else self.path or name
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteAttempt:
-    """An attempt whose unfinished files lie on this machine, in a folder of its own in the temporary directory.
-
-    Those on other machines stay until these are restarted. A process of an earlier attempt may put a file late.
-
-    Args:
-        scratches: what the paths of all attempts at one place begin with.
-        scratch: the folder of this attempt; nobody can foresee its name.
-    """
-
-    store: RemoteStore
-    scratches: str
-    scratch: str
-
-    def take_over(self) -> None:
-        for earlier in glob.glob(f"{glob.escape(self.scratches)}*"):
-            shutil.rmtree(earlier, ignore_errors=True)  # it leaves links, and what belongs to others
-        os.mkdir(self.scratch, mode=0o700)
-
-    def join(self) -> None:
-        os.makedirs(self.scratch, mode=0o700, exist_ok=True)
-
-    def discard_spooled(self) -> None:
-        discard_files(self.scratch)
-
-    def end(self) -> None:
-        shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 class RemoteSpool:
@@ -156,6 +133,12 @@ class RemoteSpool:
             self.file.close()
         with contextlib.suppress(OSError):
             os.unlink(self.path)
+
+
+def _clear_attempts(scratches: str) -> None:
+    """Remove the folders on this machine whose paths begin like this."""
+    for earlier in glob.glob(f"{glob.escape(scratches)}*"):
+        shutil.rmtree(earlier, ignore_errors=True)  # it leaves links, and what belongs to others
 
 
 def remote_store(location: str, options: RemoteOptions | None = None) -> RemoteStore:
@@ -194,3 +177,86 @@ def _listed(bucket: Bucket, key: str) -> tuple[Sequence[Entry], Sequence[str]]:
             bucket.entry(key)
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), bucket.where(key))
     return files, folders
+
+
+_FIRST_WINDOW = 64 << 10
+_BUFFER = 64 << 10
+
+
+def open_remote(bucket: Bucket, key: str) -> IO[bytes]:
+    """An object as a seekable, buffered file, of its current version.
+
+    For sequential reads it fetches ever longer ranges, the next one ahead of time; for random reads, little more than
+    requested. It takes at most twice 4 MiB of memory.
+
+    Raises:
+        FileNotFoundError: there is no such object.
+    """
+    found = bucket.entry(key)
+    return io.BufferedReader(_RemoteFile(bucket, key, found.size, found.version), _BUFFER)
+
+
+class _RemoteFile(io.RawIOBase):
+    def __init__(self, bucket: Bucket, key: str, size: int, version: str) -> None:
+        self._bucket, self._key, self._size, self._version = bucket, key, size, version
+        self.name = bucket.where(key)
+        self._position = 0
+        self._window, self._window_start = b"", 0
+        self._ahead: tuple[int, Future[tuple[bytes, str]]] | None = None
+        self._abandoned = threading.Event()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise ValueError(f"negative position {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill a buffer, or a part of it."""
+        wanted = min(len(buffer), self._size - self._position)
+        if wanted <= 0:
+            return 0
+        at = self._position - self._window_start
+        if not 0 <= at < len(self._window):
+            self._fetch(wanted)
+            at = 0
+        part = memoryview(self._window)[at : at + wanted]
+        buffer[: len(part)] = part
+        self._position += len(part)
+        return len(part)
+
+    def close(self) -> None:
+        """Drop what was fetched ahead."""
+        self._abandoned.set()
+        self._ahead, self._window = None, b""
+        super().close()
+
+    def _fetch(self, wanted: int) -> None:
+        """Make the window begin at the position."""
+        start = self._position
+        is_next = bool(self._window) and start == self._window_start + len(self._window)
+        length = max(wanted, 2 * len(self._window) if is_next else _FIRST_WINDOW)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == start:
+            content, _ = ahead[1].result()
+        else:
+            length = min(length, REQUEST_BYTES, self._size - start)
+            content, _ = self._bucket.range(self._key, start, length, version=self._version, abandoned=self._abandoned)
+        self._window, self._window_start = content, start
+        following = start + len(content)
+        if is_next and following < self._size:
+            length = min(max(2 * len(content), _FIRST_WINDOW), REQUEST_BYTES, self._size - following)
+            task = self._bucket.pool.submit(
+                self._bucket.range, self._key, following, length, version=self._version, abandoned=self._abandoned
+            )
+            self._ahead = (following, task)

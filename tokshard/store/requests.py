@@ -59,22 +59,20 @@ class RemoteOptions:
     connections: int = 32
 
 
-class _Process:
-    """`obstore` has threads of its own, which a fork does not copy: the child would hang, or end its parent."""
+_owner: list[int] = []
+"""The process that used a store first. `obstore` has threads of its own, which a fork does not copy."""
 
-    owner: int | None = None
 
-    @classmethod
-    def check(cls, root: str) -> None:
-        if cls.owner is None:
-            cls.owner = os.getpid()
-        if cls.owner != os.getpid():
-            raise StoreError(
-                f"{root} cannot be reached from process {os.getpid()}: it was forked from process {cls.owner}, which "
-                "had used a store already",
-                hint="start processes with 'forkserver' or 'spawn' (DataLoader: multiprocessing_context='forkserver'), "
-                "or read in the process itself, with num_workers=0",
-            )
+def _check_owner(root: str) -> None:
+    """Refuse a process that was forked after a store was used: it would hang, or end its parent."""
+    _owner[:] = _owner or [os.getpid()]
+    if _owner != [os.getpid()]:
+        raise StoreError(
+            f"{root} cannot be reached from process {os.getpid()}: it was forked from process {_owner[0]}, which had "
+            "used a store already",
+            hint="start processes with 'forkserver' or 'spawn' (DataLoader: multiprocessing_context='forkserver'), or "
+            "read in the process itself, with num_workers=0",
+        )
 
 
 class TryAgainError(OSError):
@@ -118,7 +116,7 @@ class Requests:
         abandoned: threading.Event | None = None,
     ) -> Answer:
         """Make a request until it succeeds, its failure is final, or patience ends; large ones at least three times."""
-        _Process.check(self.address.root)
+        _check_owner(self.address.root)
         waited, tries, is_renewed = 0.0, 0, False
         while True:
             if is_write:

@@ -13,6 +13,7 @@ from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
 from tokshard.errors import TokshardError
+from tokshard.numbers import ceil_div
 from tokshard.run_files.checkpoint_directory import State
 from tokshard.run_files.recipe import Config, check_ranks
 from tokshard.runtime.plan import StreamPlan
@@ -132,7 +133,7 @@ class Batches:
                 self.failure = error
         if not self._leave_out():
             return None
-        return padding(-(-self._size // self._mesh.size()), self.plan.seq_len, has_spans=has_spans(self.plan))
+        return padding(ceil_div(self._size, self._mesh.size()), self.plan.seq_len, has_spans=has_spans(self.plan))
 
     def _leave_out(self) -> bool:
         """Move over a step, on record in the state; False: the pass is over."""

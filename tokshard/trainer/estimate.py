@@ -1,8 +1,7 @@
-"""The step of a big job on a small machine: ``python -m tokshard.trainer.estimate RECIPE ranks=64 section.key=value``.
+"""The step of a big job by arithmetic: ``python -m tokshard.trainer.estimate RECIPE ranks=64 section.key=value``.
 
-Runs a step of the real model and optimizer on tensors without content, as rank 0 of a process group without other
-ranks. It counts what the step communicates and keeps in memory; corpora are needed only if the recipe does not give
-model.vocab_size. Compiled code keeps less in memory than this.
+From the sizes of the model and of a batch it follows what a rank communicates in a step, and about what it has in
+memory. Corpora are needed only if the recipe does not give model.vocab_size.
 """
 
 from __future__ import annotations
@@ -10,22 +9,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import nn
 
 from tokshard.errors import UsageError
-from tokshard.run_files.model_shape import model_shape
-from tokshard.run_files.recipe import Config, check_ranks, load_config, vocabulary_of
+from tokshard.numbers import ceil_div
+from tokshard.run_files.model_shape import Shape, model_shape
+from tokshard.run_files.recipe import Config, check_ranks, errors_in_keys, load_config, vocabulary_of
 from tokshard.runtime.plan import StreamPlan
-from tokshard.trainer.batches import padding
 from tokshard.trainer.launcher import exit_code_of
-from tokshard.trainer.loop import num_parameters
-from tokshard.trainer.losses import backward, micro_batches
-from tokshard.trainer.optimizer import make_optimizer
-from tokshard.trainer.parallel import make_mesh, sharded_model
-from tokshard.trainer.step_ledger import StepLedger, fake_group
+from tokshard.trainer.model import Transformer
+from tokshard.trainer.optimizer import decay_groups
+from tokshard.trainer.parallel import DTYPES
+
+_FP32 = 4
+_LOGIT_BYTES = 12
+"""Of a logit and its gradient: each in bf16 and in fp32."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +36,9 @@ class Estimate:
     Args:
         ranks, replicas, parameters: of the job.
         rows, micro_batches: of this rank, in a step.
-        collectives: name to how often, and to the bytes of the whole tensors: all-gather and reduce-scatter run among
-            the ranks that share a copy of the model, all-reduce between the copies. A ring of n ranks sends (n - 1) / n
-            of them from each rank, and an all-reduce twice that.
+        collectives: name to how often; to the bytes of the whole tensors; and to those that this rank sends, in a ring.
+            All-gather and reduce-scatter run among the ranks that share a copy of the model, all-reduce between the
+            copies, and Muon's all-to-all among the ranks that share a copy.
         peak_bytes: by kind, at the moment when their sum is largest.
     """
 
@@ -51,43 +52,138 @@ class Estimate:
 
 
 def estimate(settings: Config, *, ranks: int) -> Estimate:
-    """Run one step without content, with the largest batch of the recipe.
+    """The step with the largest batch of the recipe.
 
     Raises:
         UsageError: the sizes do not fit, or the vocabulary is not known.
     """
     check_ranks(settings, ranks)
+    replicas = settings.parallel.replicas
+    if ranks % replicas:
+        raise UsageError(f"parallel.replicas is {replicas}, of {ranks} ranks", hint="give a divisor of the ranks")
     needed = 1 if settings.model.vocab_size else vocabulary_of(StreamPlan(**settings.data.arguments()))
-    shape, device = model_shape(settings.model, needed), torch.device("cpu")
-    batch = padding(max(settings.data.rows_of_rank(ranks)), settings.data.seq_len)
-    parts = list(micro_batches(batch, settings.train.micro_batch_size, device))
-    with fake_group(ranks):
-        mesh = make_mesh(settings.parallel, device)
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            compute = dataclasses.replace(settings.compute, compile="off")
-            model = sharded_model(shape, mesh, settings.parallel, compute)
-            optimizer = make_optimizer(model, settings.optimizer)
-            states = [tensor for state in optimizer.state.values() for tensor in state.values()]
-            ledger = StepLedger(shape.vocab_size)
-            ledger.watch("parameters", model.parameters())
-            ledger.watch("optimizer", states)
-            with ledger:
-                for _ in backward(model, parts):
-                    pass
-                ledger.is_update = True
-                optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.zeros(())  # type: ignore[attr-defined]
-                optimizer.step()
-        return Estimate(
-            ranks=ranks,
-            replicas=settings.parallel.replicas,
-            parameters=num_parameters(model),
-            rows=len(batch["input_ids"]),
-            micro_batches=len(parts),
-            collectives={
-                name: {"count": number, "bytes": ledger.bytes_of[name]} for name, number in ledger.counts.items()
-            },
-            peak_bytes={kind: size for kind, size in ledger.peak.items() if size},
+    shape = model_shape(settings.model, needed)
+    rows = max(settings.data.rows_of_rank(ranks))
+    num_rows = settings.train.micro_batch_size or rows
+    with torch.device("meta"):
+        model = Transformer(shape)
+    step = _Step(settings, shape, model, shards=ranks // replicas, tokens=num_rows * settings.data.seq_len)
+    return Estimate(
+        ranks=ranks,
+        replicas=replicas,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        rows=rows,
+        micro_batches=rows // num_rows,
+        collectives=dict(step.collectives(rows // num_rows)),
+        peak_bytes=step.peak_bytes(is_accumulated=rows > num_rows),
+    )
+
+
+class _Step:
+    """The step of one of the `shards` ranks that share a copy of the model, with `tokens` in a micro-batch."""
+
+    def __init__(self, settings: Config, shape: Shape, model: Transformer, *, shards: int, tokens: int) -> None:
+        self._compute, self._shape, self._shards, self._tokens = settings.compute, shape, shards, tokens
+        self._replicas = settings.parallel.replicas
+        self._precision, self._reduce = (
+            DTYPES[name].itemsize for name in (settings.parallel.precision, settings.parallel.reduce)
         )
+        self._block = self._padded(model.layers[0].parameters())
+        self._all = self._padded(model.parameters())
+        last = [model.norm, model.head, *([model.embedding] if shape.tied_embeddings else [])]
+        self._last = sum(self._padded(module.parameters()) for module in last)
+        self._first = self._last if shape.tied_embeddings else self._padded(model.embedding.parameters())
+        matrices = decay_groups(model.layers)[0].values() if settings.optimizer.name == "muon" else ()
+        self._matrices: list[nn.Parameter] = list(matrices)
+
+    def _padded(self, parameters: Iterable[nn.Parameter]) -> int:
+        """The numbers of parameters, with the rows that make each a multiple of the ranks."""
+        return sum(
+            ceil_div(one.shape[0], self._shards) * self._shards * (one.numel() // one.shape[0]) for one in parameters
+        )
+
+    def collectives(self, micro_batches: int) -> Iterator[tuple[str, dict[str, int]]]:
+        """See `Estimate.collectives`. Blocks are gathered for each pass, embedding and head once for both."""
+        layers, ends = self._shape.num_layers, 1 if self._shape.tied_embeddings else 2
+        blocks = layers * self._block
+        if self._shards > 1:
+            gathered = (2 * blocks + self._all - blocks) * self._precision
+            yield "all-gather", self._ring(micro_batches, 2 * layers + ends, gathered, self._shards)
+            reduced = self._all * self._reduce
+            yield "reduce-scatter", self._ring(micro_batches, layers + ends, reduced, self._shards)
+        if self._replicas > 1:
+            found = self._ring(1, layers + ends, self._all // self._shards * self._reduce, self._replicas)
+            yield "all-reduce", found | {"sent": 2 * found["sent"]}
+        if self._matrices and self._shards > 1:
+            # as many matrices of one shape as there are ranks go to their owners at a time, in bf16, and come back
+            shapes = [tuple(matrix.shape) for matrix in self._matrices]
+            turns = sum(ceil_div(shapes.count(shape), self._shards) for shape in set(shapes))
+            moved = 2 * 2 * sum(matrix.numel() for matrix in self._matrices)
+            sent = moved // self._shards * (self._shards - 1) // self._shards
+            yield "all-to-all", {"count": 2 * turns, "bytes": moved, "sent": sent}
+
+    @staticmethod
+    def _ring(times: int, count: int, num_bytes: int, ranks: int) -> dict[str, int]:
+        return {"count": times * count, "bytes": times * num_bytes, "sent": times * num_bytes * (ranks - 1) // ranks}
+
+    def peak_bytes(self, *, is_accumulated: bool) -> dict[str, int]:
+        """See `Estimate.peak_bytes`.
+
+        Args:
+            is_accumulated: whether a backward pass has left gradients before the last one begins.
+        """
+        own, shape = self._all // self._shards, self._shape
+        of_matrices = self._padded(self._matrices) // self._shards
+        states = {"parameters": own * _FP32, "optimizer": 2 * own * _FP32 - of_matrices * _FP32}
+        kept = shape.num_layers * self._tokens * kept_bytes(shape, self._compute.recompute, self._precision)
+        before = {"gradients": own * _FP32} if is_accumulated else {}
+        block, chunk = self._block * self._precision, self._compute.loss_chunk
+        is_chunked = 0 < chunk < self._tokens
+        loss = (
+            states
+            | before
+            | {
+                "activations": kept,
+                "gathered parameters": (self._last + self._block) * self._precision,
+                "logits": _LOGIT_BYTES * (chunk if is_chunked else self._tokens) * shape.vocab_size
+                + is_chunked * shape.vocab_size * shape.dim * _FP32,
+            }
+        )
+        repeated = 0 if self._compute.recompute == "none" else kept_bytes(shape, "none", self._precision)
+        passing = 2 * (shape.hidden_dim + shape.dim) * self._precision
+        first_block = (
+            states
+            | before
+            | {
+                "activations": kept + self._tokens * (repeated + passing),
+                "gathered parameters": 2 * block,
+                "gradients on their way": block + 2 * self._block * self._reduce,
+            }
+        )
+        end = states | {
+            "gradients": own * _FP32,
+            "gathered parameters": block,
+            "gradients on their way": self._first * (self._precision + self._reduce),
+        }
+        return max((loss, first_block, end), key=lambda moment: sum(moment.values()))
+
+
+def kept_bytes(shape: Shape, recompute: str, precision: int) -> int:
+    """Bytes that the forward pass of a block keeps for each token, with kernels that keep no copy in fp32.
+
+    Args:
+        precision: bytes of a number.
+    """
+    if recompute == "full":
+        return precision * shape.dim
+    queries, keys, hidden = shape.query_dim, shape.kv_dim, shape.hidden_dim
+    of_attention = 2 * queries + 2 * keys  # queries, keys, values, and the result
+    statistics = _FP32 * shape.num_heads
+    if recompute == "selective":  # results of matrix products, and the block's input
+        return precision * (of_attention + 3 * shape.dim + 2 * hidden) + statistics
+    normed = (queries + keys) * shape.qk_norm
+    # both norms keep their input, and products their inputs; SwiGLU keeps the gate before and after, and both factors
+    return precision * (4 * shape.dim + of_attention + normed + 4 * hidden) + statistics
 
 
 def report(found: Estimate) -> Iterator[str]:
@@ -96,7 +192,8 @@ def report(found: Estimate) -> Iterator[str]:
     rows = f"{found.rows} rows in {found.micro_batches} micro-batches"
     yield f"{found.parameters:,} parameters on {job}; a step of a rank is {rows}"
     for name, of in found.collectives.items():
-        yield f"{name:<48} {of['count']:>6,} times {of['bytes'] / 2**30:>9.2f} GiB"
+        sizes = f"{of['bytes'] / 2**30:>9.2f} GiB, a rank sends {of['sent'] / 2**30:.2f} GiB"
+        yield f"{name:<48} {of['count']:>6,} times {sizes}"
     for kind, size in sorted(found.peak_bytes.items(), key=lambda item: -item[1]):
         yield f"{kind:<48} {size / 2**30:>22.2f} GiB"
     yield f"{'peak memory of a rank':<48} {sum(found.peak_bytes.values()) / 2**30:>22.2f} GiB"
@@ -116,7 +213,8 @@ def main(arguments: list[str]) -> int:
         if not sizes[-1].isdecimal() or int(sizes[-1]) < 1:
             raise UsageError(f"ranks is {sizes[-1]!r}, expected a number", hint="write ranks=64")
         settings = load_config(given[0], [argument for argument in given[1:] if not argument.startswith("ranks=")])
-        found = estimate(settings, ranks=int(sizes[-1]))
+        with errors_in_keys():
+            found = estimate(settings, ranks=int(sizes[-1]))
         lines = [json.dumps(dataclasses.asdict(found))] if "--json" in arguments else report(found)
         sys.stdout.writelines(f"{line}\n" for line in lines)
         return 0

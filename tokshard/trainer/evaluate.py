@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 
@@ -14,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from tokshard.errors import TokshardError, UsageError
+from tokshard.numbers import ceil_div
 from tokshard.run_files.recipe import Config
 from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.plan import StreamPlan
@@ -24,7 +26,7 @@ from tokshard.trainer.launcher import Interrupted
 from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.model import Transformer
 from tokshard.trainer.parallel import raise_together, say
-from tokshard.wording import clock
+from tokshard.wording import clock, counted
 
 PROGRESS_SECONDS = 10.0
 """Seconds between two lines that say how far an evaluation is."""
@@ -49,6 +51,9 @@ class Evaluation:
         self._settings, self._mesh, self._received = settings, mesh, received
         self._plans = {name: evaluation_plan(name, settings, trained) for name in settings.evaluation.corpora}
         self._last_step = 0
+        if distributed.get_rank() == 0:
+            for line in shared_texts(self._plans, trained):
+                say(f"warning: {line}")
 
     def is_due(self, step: int, *, is_end: bool) -> bool:
         """Whether to evaluate after a step, which has not been done."""
@@ -91,7 +96,7 @@ class Evaluation:
     def _sums(self, model: Transformer, plan: StreamPlan, what: str) -> Tensor:
         """Losses, targets and their weights over all ranks: float64 [3]. Prints its progress now and then."""
         size = self._settings.data.global_batch_size
-        num_batches, started = -(-(plan.num_samples or 0) // size), time.monotonic()
+        num_batches, started = ceil_div(plan.num_samples or 0, size), time.monotonic()
         said = started
         device, num_rows = torch.device(self._mesh.device_type), self._settings.train.micro_batch_size
         loader = StreamingLoader(
@@ -115,6 +120,16 @@ class Evaluation:
                     say(f"{what}: {number:,} of {num_batches:,} batches, {speed}, {left} left")
         distributed.all_reduce(sums)
         return sums
+
+
+def shared_texts(plans: Mapping[str, StreamPlan], trained: StreamPlan) -> Iterator[str]:
+    """The corpora that share documents with one that is trained on, as far as that is known."""
+    pairs = itertools.product(
+        ((name, plan.sources[0]) for name, plan in plans.items()), zip(trained.names, trained.sources, strict=True)
+    )
+    for (name, source), (other, read) in pairs:
+        if count := source.num_shared(read):
+            yield f"evaluation corpus {name!r} shares {counted(count, 'document')} with {other!r}"
 
 
 def evaluation_plan(name: str, settings: Config, trained: StreamPlan) -> StreamPlan:
@@ -141,7 +156,7 @@ def evaluation_plan(name: str, settings: Config, trained: StreamPlan) -> StreamP
     plan = of_all()
     if num_tokens is not None:
         block_tokens, num_blocks = plan.shape.block_tokens, plan.corpora[0].num_corpus_blocks
-        taken = -(-num_tokens // block_tokens)
+        taken = ceil_div(num_tokens, block_tokens)
         if taken < num_blocks:
             plan = of_all(take=taken / num_blocks)
     if plan.sources[0].tokenizer != trained.sources[0].tokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -10,16 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, distributed, nn
 
-from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.run_files.checkpoint_directory import State
 from tokshard.run_files.model_shape import model_shape
-from tokshard.run_files.recipe import Config, check_start, in_keys, saved_form, vocabulary_of
+from tokshard.run_files.recipe import Config, check_start, errors_in_keys, saved_form, vocabulary_of
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer import checkpoint
 from tokshard.trainer.batches import Batches
 from tokshard.trainer.evaluate import Evaluation
-from tokshard.trainer.garbage import collect_after, collected_between_steps
 from tokshard.trainer.hugging_face import load_weights
 from tokshard.trainer.launcher import Interrupted, stop_signals
 from tokshard.trainer.losses import backward, micro_batches
@@ -30,6 +29,9 @@ from tokshard.trainer.out_of_memory import out_of_memory_explained
 from tokshard.trainer.parallel import check_same, make_mesh, process_group, say, sharded_model, together
 from tokshard.trainer.profiling import Profiler
 from tokshard.trainer.run_directory import run_directory
+
+GARBAGE_STEPS = 50
+"""Garbage is collected on all ranks after the same steps, so that none waits for another one's."""
 
 
 def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
@@ -46,7 +48,7 @@ def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
         TokshardError: the recipe, the corpora or a checkpoint do not fit, or the loss is not finite. An error on one
             rank is raised on all.
     """
-    with _errors_in_keys(), process_group(settings.parallel) as device, stop_signals() as received:
+    with errors_in_keys(), process_group(settings.parallel) as device, stop_signals() as received:
         with together():
             plan = StreamPlan(**settings.data.arguments())
         check_same(
@@ -71,15 +73,6 @@ def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
             )
             with closing(batches), closing(saver), collected_between_steps():
                 return _Run(settings, model, optimizer, batches, report, saver, profiler, evaluation).run()
-
-
-@contextmanager
-def _errors_in_keys() -> Iterator[None]:
-    """Raise errors of plans and loaders, whose hints name arguments of Python, with the keys of a recipe."""
-    try:
-        yield
-    except (PlanError, PlanMismatchError) as error:
-        raise type(error)(error.problem, hint=in_keys(error.hint)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +108,8 @@ class _Run:
                 self.update(sums, rate)
             step += 1
             self.report.end_step(step, rate)
-            collect_after(step)
+            if step % GARBAGE_STEPS == 0:
+                gc.collect()
             if self.settings.checkpoint.every and step % self.settings.checkpoint.every == 0:
                 self._save(step)
                 saved = step
@@ -190,6 +184,20 @@ class _Run:
             except Interrupted as interrupted:
                 self.report.stop(step, *interrupted.args)
             self.report.restart_clock()
+
+
+@contextmanager
+def collected_between_steps() -> Iterator[None]:
+    """Inside, Python collects no garbage by itself; objects that exist already are not checked again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_on:
+            gc.enable()
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> Tensor:

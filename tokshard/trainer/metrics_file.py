@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from tokshard.errors import UNDECODABLE, TrainerError
 
+_LONG_WAIT = 0.01
+"""The share of a step's time that the loader may take without a word in its line."""
+
 
 class Line(msgspec.Struct):
     """The fields of a line that are read back."""
@@ -119,17 +122,16 @@ def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def progress_line(record: Mapping[str, Any], num_steps: int) -> str:
-    """One step as a line for people."""
+    """One step as a line for people; its record says more."""
     step = f"step {record['step']:>{len(str(num_steps))}}/{num_steps}"
     if "skipped" in record:
         return f"{step}  skipped: {record['skipped']}"
     by_corpus = ", ".join(f"{name} {loss:.3f}" for name, loss in record["loss_by_corpus"].items() if loss is not None)
-    read = ", ".join(
-        f"{name} {corpus['tokens']:,} (epoch {corpus['epoch']:.3f})" for name, corpus in record["corpora"].items()
-    )
     mfu = f"  MFU {record['mfu']:.1%}" if record["mfu"] is not None else ""
+    waited = record["loader_wait_seconds"] * record["tokens_per_second"] / max(1, record["tokens"])
+    wait = f"  waiting for data {waited:.0%}" if waited >= _LONG_WAIT else ""
     return (
         f"{step}  loss {record['loss']:.3f} ({by_corpus})"
         f"  grad {record['grad_norm']:.2f}  lr {record['lr']:.1e}  {record['tokens_per_second']:,.0f} tokens/s{mfu}"
-        f"  wait {record['loader_wait_seconds']:.2f} s  {record['memory_bytes'] / 1e9:.2f} GB  read {read}"
+        f"  memory {record['memory_bytes'] / 1e9:.2f} GB{wait}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -15,15 +15,17 @@ import pyarrow as pa
 from tokshard.errors import DamagedCorpusError
 from tokshard.format.corpus import Corpus
 from tokshard.format.loss import kept_columns
+from tokshard.format.shared import num_shared
+from tokshard.format.view import View
 from tokshard.inspect.corpus.documents import origin_of
 from tokshard.run_files.plan_file import Mix
 from tokshard.runtime.plan import StreamPlan
+from tokshard.wording import counted
 
 _MAX_NAMES = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The differences between two corpora or two plans.
 
     Args:
@@ -56,7 +58,7 @@ def compare_corpora(first: Corpus, second: Corpus, *, is_hashed: bool = False) -
     for fields in manifests:
         del fields["files"]  # their hashes follow from the other fields
     differing = _differing(manifests[0], manifests[1])
-    if [shard.sha256 for shard in first.shards] == [shard.sha256 for shard in second.shards]:
+    if _same_shards(first, second) == max(len(first.shards), len(second.shards)):
         return Difference(
             is_equal=True,
             is_hashed=is_hashed,
@@ -66,9 +68,13 @@ def compare_corpora(first: Corpus, second: Corpus, *, is_hashed: bool = False) -
             fields=differing,
             notes=[],
         )
-    notes = [_shards_note(first, second)]
+    notes: list[str] = []
+    if not (isinstance(first, View) or isinstance(second, View)):  # which have shards of another corpus
+        note, shards = _shards(first, second)
+        notes, differing = [note], {"shards": shards} | differing
     found = None if first.fingerprint == second.fingerprint else _first_differing(first, second)
     shared = min(first.num_documents, second.num_documents)
+    notes += _shared_note(first, second)
     if found is not None:
         notes += _document_notes(first, second, *found)
         verdict = "the loss spans differ" if found[1] else "the documents differ"
@@ -86,6 +92,12 @@ def compare_corpora(first: Corpus, second: Corpus, *, is_hashed: bool = False) -
     if first.manifest.tokenizer.canonical_sha256 != second.manifest.tokenizer.canonical_sha256:
         is_same, verdict = False, f"{verdict}, and the tokenizers differ: equal ids may mean other text"
     return Difference(is_equal=is_same, is_hashed=is_hashed, verdict=verdict, fields=differing, notes=notes)
+
+
+def _shared_note(first: Corpus, second: Corpus) -> list[str]:
+    """How many documents are in both, where that is known."""
+    count = None if first.fingerprint == second.fingerprint else num_shared(first, second)
+    return [] if count is None else [f"{counted(count, 'document')} {'is' if count == 1 else 'are'} in both"]
 
 
 def compare_mixes(first: Mix, second: Mix) -> Difference:
@@ -111,7 +123,8 @@ def compare_mixes(first: Mix, second: Mix) -> Difference:
             for segment in plan.cursor().segments
         }
         identities.append({**plan.identity.fields, "corpus": corpora, "weight": weights})
-    fields |= {f"plan.{name}": values for name, values in _differing(identities[0], identities[1]).items()}
+    of_plans = _differing(identities[0], identities[1])
+    fields |= {f"plan.{name}": values for name, values in of_plans.items() if fields.get(name) != values}
     if same_order and same_weights:
         verdict = "the same samples in the same order"
     elif same_order:
@@ -135,11 +148,19 @@ def _differing(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str 
     return found
 
 
+def _same_shards(first: Corpus, second: Corpus) -> int:
+    """How many shards at the start are equal, byte for byte. Of a view, all or none."""
+    if isinstance(first, View) or isinstance(second, View):
+        return len(first.shards) if first.fingerprint == second.fingerprint else 0
+    pairs = zip(first.shards, second.shards, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0].sha256 == pair[1].sha256, pairs))
+
+
 def _check_sizes(corpus: Corpus) -> None:
     for name, expected in zip(corpus.shards.names(), corpus.shards.sizes.tolist(), strict=True):
-        path = corpus.store.where(name)
+        path = corpus.shard_store.where(name)
         try:
-            found = corpus.store.stat(name).size
+            found = corpus.shard_store.stat(name).size
         except OSError as error:
             raise _damaged(corpus, f"{path} cannot be read: {error.strerror or error}") from error
         if found != expected:
@@ -152,25 +173,25 @@ def _damaged(corpus: Corpus, problem: str) -> DamagedCorpusError:
     )
 
 
-def _shards_note(first: Corpus, second: Corpus) -> str:
-    """How many shards are equal, have the same name but other bytes, or are only in one corpus."""
+def _shards(first: Corpus, second: Corpus) -> tuple[str, tuple[list[str], list[str]]]:
+    """How many shards are equal, have other bytes, or are in one corpus only; and the first that are not equal."""
     hashes = [{shard.name: shard.sha256 for shard in corpus.shards} for corpus in (first, second)]
-    shared = [name for name in hashes[0] if name in hashes[1]]
-    differing = [name for name in shared if hashes[0][name] != hashes[1][name]]
-    parts = [f"shards: {len(shared) - len(differing):,} with the same name and hash"]
-    for names, what in (
-        (differing, "with another hash"),
-        ([name for name in hashes[0] if name not in hashes[1]], "only in the first"),
-        ([name for name in hashes[1] if name not in hashes[0]], "only in the second"),
-    ):
-        if names:
-            shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
-            parts.append(f"{len(names):,} {what} ({shown})")
-    return ", ".join(parts)
+    others = [
+        [name for name, sha256 in mine.items() if theirs.get(name) != sha256] for mine, theirs in (hashes, hashes[::-1])
+    ]
+    changed = [name for name in others[0] if name in hashes[1]]
+    counts = {
+        "equal": len(hashes[0]) - len(others[0]),
+        "with another hash": len(changed),
+        "only in the first": len(others[0]) - len(changed),
+        "only in the second": len(others[1]) - len(changed),
+    }
+    note = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    return f"shards: {note}", (others[0][:_MAX_NAMES], others[1][:_MAX_NAMES])
 
 
 def _verdict_of_shards(first: Corpus, second: Corpus) -> str:
-    """What differs between two corpora of the same documents."""
+    """The verdict on two corpora of the same documents."""
     bounds = [[shard.num_documents for shard in corpus.shards] for corpus in (first, second)]
     if bounds[0] != bounds[1]:
         return "the same documents in other shards"
@@ -206,16 +227,14 @@ def _document_notes(first: Corpus, second: Corpus, document: int, is_loss: bool)
     differs = np.flatnonzero(tokens[0][:shared] != tokens[1][:shared])
     place = int(differs[0]) if len(differs) else shared
     origins = [origin_of(corpus, corpus.sources(), document) for corpus in (first, second)]
-    how = f"tokens: {' and '.join(f'{len(part):,}' for part in tokens)}"
+    how = f"{' and '.join(f'{len(part):,}' for part in tokens)} tokens"
     if is_loss:
         how = f"weight in the loss: {' and '.join(f'{part[place]:g}' for part in tokens)}"
-    records = ", ".join(
-        f"record {origin.record_number:,} of {origin.source} in the {which}"
-        for which, origin in zip(("first", "second"), origins, strict=True)
-    )
+    one, other = (f"record {origin['record_number']:,} of {origin['source']}" for origin in origins)
+    where = f"{one} in both" if one == other else f"{one} in the first, {other} in the second"
     return [
         f"the first document that differs is {document:,}, from token {place:,} on ({how})",
-        f"it is {records}",
+        f"it is {where}",
     ]
 
 
@@ -223,14 +242,11 @@ def _first_differing(first: Corpus, second: Corpus) -> tuple[int, bool] | None:
     """The first document that differs, among those that both have; equal shards at the start are not read.
 
     Returns:
-        Its number, and whether it differs only in what is trained of it.
+        Its number, and whether its tokens are equal and only its targets or their weights differ.
     """
     has_spans = first.has_spans or second.has_spans
-    document, shared = 0, min(first.num_documents, second.num_documents)
-    for one, other in zip(first.shards, second.shards, strict=False):
-        if one.sha256 != other.sha256:
-            break
-        document += one.num_documents
+    shared = min(first.num_documents, second.num_documents)
+    document = int(first.shards.first_documents[_same_shards(first, second)])
     while document < shared:
         if not np.array_equal(first.document(document), second.document(document)):
             return document, False

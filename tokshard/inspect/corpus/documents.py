@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
+from tokshard.format.arrays import numbers_of, value_array
 from tokshard.format.conditions import Conditions
 from tokshard.format.corpus import Corpus
 from tokshard.format.decode import Decode
 from tokshard.format.loss import kept_columns
 from tokshard.format.manifest import Manifest
 from tokshard.format.tables import SourceInfo
+from tokshard.inspect import OnProgress, no_progress
 from tokshard.inspect.corpus.workers import in_order
-from tokshard.inspect.progress import OnProgress, no_progress
+from tokshard.numbers import ceil_div
 from tokshard.store import is_uri
 
 CONTEXT_CHARACTERS = 60
@@ -42,30 +47,18 @@ _REPLACEMENT = "\ufffd"
 _MAX_JOINED = 8
 
 
-class Origin(NamedTuple):
-    """The input record that a document was made from.
-
-    Args:
-        source: label of the input, see `source_label`.
-        record_number: number of the record in that input, from 1, as in error messages and the rejects file.
-    """
-
-    source: str
-    record_number: int
-
-
-class TokenPiece(NamedTuple):
+class TokenPiece(msgspec.Struct, frozen=True, omit_defaults=True):
     """The text of one token, or of a few that spell one character together.
 
     Args:
         ids: token ids.
-        text: what they add to the text before them.
-        is_trained: whether one of them is a target; None in a corpus without loss spans.
+        text: that they add to the text before them.
+        is_target: whether one of them is a target; None in a corpus without loss spans.
     """
 
     ids: tuple[int, ...]
     text: str
-    is_trained: bool | None = None
+    is_target: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +67,7 @@ class DocumentView:
 
     Args:
         document: number in the corpus, from 0.
-        source, record_number: see `Origin`.
+        source, record_number: the input, see `source_label`, and the number of the record in it, from 1.
         metadata: kept columns.
         text: the decoded tokens, delimiters included.
         is_excerpt: whether `text` is only the start of the document and its last token.
@@ -100,7 +93,7 @@ class Match:
     Args:
         document: number in the corpus, from 0.
         id: its id; None if the corpus keeps no ids.
-        source, record_number: see `Origin`.
+        source, record_number: the input, see `source_label`, and the number of the record in it, from 1.
         count: occurrences in the document.
         offset: characters of the document's text before the first occurrence.
         before, text, after: the first occurrence and its context.
@@ -123,11 +116,21 @@ def source_label(manifest: Manifest, source: SourceInfo) -> str:
     return f"{argument}/{source.path}" if source.path else argument
 
 
-def origin_of(corpus: Corpus, sources: Sequence[SourceInfo], document: int) -> Origin:
-    """Where a document comes from; ``unknown`` if a damaged shard table names a missing source."""
+def origin_of(corpus: Corpus, sources: Sequence[SourceInfo], document: int) -> dict[str, Any]:
+    """The `source` of a document and its `record_number` there, from 1; a damaged table makes the source unknown."""
     place = corpus.provenance(document)
     is_known = 0 <= place.source < len(sources)
-    return Origin(source_label(corpus.manifest, sources[place.source]) if is_known else "unknown", place.record)
+    label = source_label(corpus.manifest, sources[place.source]) if is_known else "unknown"
+    return {"source": label, "record_number": place.record}
+
+
+def metadata_of(corpus: Corpus, document: int) -> dict[str, Any]:
+    """The kept columns of a document. Numbers that are not finite, which JSON lacks, are texts."""
+    found = corpus.metadata(document)
+    return {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in found.items()
+    }
 
 
 def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str) -> list[int]:
@@ -160,12 +163,13 @@ def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str)
         return by_number
     import pyarrow.compute as pc  # takes 60 ms, and few commands come here
 
+    wanted = value_array([key], pa.string())[0]
     found, first_of_batch = list[int](), 0
     for index in range(len(corpus.shards)):
         shard = corpus.shard(index)
         for batch, place in enumerate(shard.places):
-            is_equal = pc.equal(pc.cast(shard.columns(batch)[ID], "string"), key)
-            rows = np.flatnonzero(is_equal.fill_null(False).to_numpy(zero_copy_only=False))
+            is_equal = pc.equal(pc.cast(shard.columns(batch)[ID], pa.string()), wanted)
+            rows = numbers_of(pc.indices_nonzero(is_equal)).astype(np.int64)
             found += (rows + first_of_batch).tolist()
             first_of_batch += place.num_documents
     if not found and not by_number:
@@ -225,14 +229,14 @@ def view_document(
     if with_boundaries:
         is_target = corpus.target_weights(index) > 0 if corpus.has_spans else None
         pieces = token_pieces(tokens if excerpt is None else tokens[: _start_tokens(excerpt)], decode, is_target)
-    if is_excerpt and excerpt is not None:
+    if excerpt is not None:
         ends = itertools.accumulate(len(piece.text) for piece in pieces)
         pieces = [piece for piece, end in zip(pieces, ends, strict=True) if end <= excerpt]
     return DocumentView(
         document=index,
         num_tokens=len(tokens),
-        **origin_of(corpus, sources, index)._asdict(),
-        metadata=corpus.metadata(index),
+        **origin_of(corpus, sources, index),
+        metadata=metadata_of(corpus, index),
         text=text,
         is_excerpt=is_excerpt,
         pieces=tuple(pieces),
@@ -247,7 +251,7 @@ def _start_tokens(characters: int) -> int:
 def _excerpt(tokens: NDArray[Any], decode: Decode, characters: int) -> tuple[str, bool]:
     """The start of a document and its last token, and whether anything was left out."""
     text = decode(tokens[: _start_tokens(characters)])
-    start = "".join(text[:characters].splitlines(keepends=True)[: -(-characters // _EXCERPT_LINE)])
+    start = "".join(text[:characters].splitlines(keepends=True)[: ceil_div(characters, _EXCERPT_LINE)])
     if len(tokens) <= _start_tokens(characters) and len(start) == len(text):
         return text, False
     return f"{start.rstrip()} ... {decode(tokens[-1:])}", True
@@ -266,15 +270,15 @@ def token_pieces(tokens: NDArray[Any], decode: Decode, is_target: NDArray[np.boo
     pieces: list[TokenPiece] = []
     before = start = 0  # first tokens of the previous piece and of the one being collected
     for stop in range(1, len(ids) + 1):
-        context = decode(tokens[before:start]) if start > before else ""
+        context = decode(tokens[before:start])
         text = decode(tokens[before:stop])
-        is_broken = text.endswith(_REPLACEMENT) and stop < len(ids) and stop - start < _MAX_JOINED
-        if is_broken or not text.startswith(context):
-            if stop < len(ids) and stop - start < _MAX_JOINED:
-                continue
+        is_last = stop == len(ids) or stop - start == _MAX_JOINED
+        if not is_last and (text.endswith(_REPLACEMENT) or not text.startswith(context)):
+            continue
+        if not text.startswith(context):
             text, context = decode(tokens[start:stop]), ""
-        is_trained = None if is_target is None else bool(is_target[start:stop].any())
-        pieces.append(TokenPiece(tuple(ids[start:stop]), text[len(context) :], is_trained))
+        has_target = None if is_target is None else bool(is_target[start:stop].any())
+        pieces.append(TokenPiece(tuple(ids[start:stop]), text[len(context) :], has_target))
         before, start = start, stop
     return pieces
 
@@ -292,7 +296,7 @@ def search(
     """The documents whose text contains a pattern, in order. Delimiters are not text: ``$`` matches before them.
 
     Decodes every document that meets the conditions, one at a time, at about 20M tokens per CPU-second. Holds one
-    document in memory; each of several workers holds what it found in two record batches (of a bucket: in two shards).
+    document in memory; each of several workers holds its matches in two record batches (of a bucket: in two shards).
 
     Args:
         where: conditions on kept columns, see `Conditions`.
@@ -340,7 +344,7 @@ def _search(
     columns: Mapping[str, str],
     limit: int | None,
 ) -> Iterator[Match]:
-    """What is found in some record batches of a shard, at most `limit` documents."""
+    """The matches in some record batches of a shard, at most `limit`."""
     index, batches = part
     decode, sources = corpus.decode, corpus.sources()
     first_token, conditions = int(corpus.bos_id is not None), Conditions(where, columns)
@@ -357,8 +361,8 @@ def _search(
                 continue
             yield Match(
                 document=first + row,
-                id=corpus.metadata(first + row).get(ID),
-                **origin_of(corpus, sources, first + row)._asdict(),
+                id=metadata_of(corpus, first + row).get(ID),
+                **origin_of(corpus, sources, first + row),
                 count=sum(1 for _ in pattern.finditer(text)),
                 offset=found.start(),
                 before=text[max(0, found.start() - CONTEXT_CHARACTERS) : found.start()],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tokshard.format.corpus import Corpus
 from tokshard.format.loss import has_weights, num_spans
@@ -12,9 +13,16 @@ from tokshard.format.manifest import IN_OTHER_SPLIT, Manifest
 from tokshard.format.opening import open_corpus
 from tokshard.format.tables import ShardInfo, SourceInfo
 from tokshard.format.whole_corpus import check_not_empty
-from tokshard.inspect.corpus.documents import EXCERPT_CHARACTERS, DocumentView, document_numbers, spread, view_document
+from tokshard.inspect import OnProgress, no_progress
+from tokshard.inspect.corpus.documents import (
+    EXCERPT_CHARACTERS,
+    DocumentView,
+    document_numbers,
+    source_label,
+    spread,
+    view_document,
+)
 from tokshard.inspect.corpus.statistics import Lengths, TokenCounts, corpus_lengths, count_tokens
-from tokshard.inspect.progress import OnProgress, no_progress
 
 NUM_WORST_SOURCES = 10
 """Sources that a summary names because records of theirs were left out."""
@@ -27,7 +35,6 @@ class CorpusReport:
     """A corpus and some of its documents.
 
     Args:
-        tokens: None if tokens were not counted.
         num_spans: loss spans; None in a corpus without them.
     """
 
@@ -37,17 +44,45 @@ class CorpusReport:
     documents: Sequence[DocumentView]
     lengths: Lengths
     shards: Sequence[ShardInfo]
-    tokens: TokenCounts | None
+    tokens: TokenCounts
     num_spans: int | None = None
+
+    def facts(self, *, all_shards: bool) -> dict[str, Any]:
+        """The fields of the JSON.
+
+        Args:
+            all_shards: list every shard.
+        """
+        worst = most_left_out(self.sources)[:NUM_WORST_SOURCES]
+        return {
+            "corpus": self.directory,
+            "manifest": self.manifest,
+            "num_sources": len(self.sources),
+            "source_bytes": sum(source.num_bytes for source in self.sources),
+            "most_left_out": [
+                {
+                    "source": source_label(self.manifest, source),
+                    "records_read": source.records_read,
+                    "left_out": dict(source.left_out),
+                }
+                for source in worst
+            ],
+            "percentiles": self.lengths.percentiles(),
+            "percentiles_are_exact": self.lengths.is_exact,
+            "num_spans": self.num_spans,
+            "tokens": self.tokens.facts(),
+            "documents": self.documents,
+            **({"shards": list(self.shards)} if all_shards else {}),
+        }
 
 
 def generations_text(manifest: Manifest) -> str:
-    """The number of generations, or which generation this is; empty if nothing was appended to the corpus."""
+    """The generations that are shown; empty if nothing was appended to the corpus."""
     if manifest.generation is None:
         return ""
     number = manifest.generation.number
     is_combined = any("/" in name for name in manifest.files)
-    return f"{number + 1}: 0 to {number}" if is_combined else f"{number} alone"
+    return f"0 to {number}" if is_combined else f"{number}, without those before it"
 
 
 def read_documents(
@@ -70,7 +105,6 @@ def read_report(
     num_samples: int,
     characters: int = EXCERPT_CHARACTERS,
     is_full: bool = False,
-    with_tokens: bool = False,
     with_boundaries: bool = False,
     on_progress: OnProgress = no_progress,
 ) -> CorpusReport:
@@ -78,8 +112,7 @@ def read_report(
 
     Args:
         characters: length of these starts, see `view_document`.
-        is_full: read all lengths and count all tokens, for any size.
-        with_tokens: count tokens; a sample of them unless `is_full`.
+        is_full: read all lengths and count all tokens, for any size; otherwise a sample of tokens is counted.
         with_boundaries: split the documents into tokens.
         on_progress: receives counted tokens.
 
@@ -95,7 +128,7 @@ def read_report(
             documents=_excerpts(corpus, num_samples, characters, with_boundaries=with_boundaries),
             lengths=corpus_lengths(corpus, is_full=is_full),
             shards=corpus.shards,
-            tokens=count_tokens(corpus, is_full=is_full, on_progress=on_progress) if with_tokens else None,
+            tokens=count_tokens(corpus, is_full=is_full, on_progress=on_progress),
             num_spans=_num_spans(corpus) if corpus.has_spans else None,
         )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,9 +18,9 @@ from tokshard.format.document_list import ID
 from tokshard.format.opening import open_corpus
 from tokshard.format.row_files import read_rows
 from tokshard.format.whole_corpus import checked_batches
+from tokshard.inspect import OnProgress, no_progress
 from tokshard.inspect.corpus.ngrams import Grams, grams_of
 from tokshard.inspect.corpus.workers import in_order
-from tokshard.inspect.progress import OnProgress, no_progress
 
 Encode = Callable[[str], NDArray[np.uint32]]
 """Ids of a text, without delimiters."""
@@ -179,3 +180,89 @@ def _scan_shard(corpus: Corpus, index: int, *, grams: Grams) -> list[SharedItems
             )
         first += len(offsets) - 1
     return found
+
+
+class ScannedCorpus(msgspec.Struct, kw_only=True):
+    """A corpus, and how many of its documents share n-grams with an item."""
+
+    corpus: str
+    tokens: int
+    documents: int = 0
+
+
+class ScannedBenchmark(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of items: how many it has, are too short to be scanned, and were found, in how many documents."""
+
+    benchmark: str
+    items: int
+    not_scanned: int
+    found: int
+    documents: int
+
+
+class FoundItem(msgspec.Struct, frozen=True, kw_only=True):
+    """An item that was found, and in how many documents."""
+
+    benchmark: str
+    row: int
+    id: str | None
+    documents: int
+
+
+class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a scan of some corpora; of the items only those that were found, in their order."""
+
+    ngram: int
+    corpora: Sequence[ScannedCorpus]
+    benchmarks: Sequence[ScannedBenchmark]
+    items: Sequence[FoundItem]
+
+
+class Tally:
+    """Counts the documents found in all corpora, by benchmark and item."""
+
+    def __init__(self, ngram: int) -> None:
+        self.ngram = ngram
+        self._corpora: list[ScannedCorpus] = []
+
+    def begin(self, location: str, corpus: Corpus, benchmarks: Benchmarks) -> None:
+        """Count a corpus from here on. All of them have the same items."""
+        if not self._corpora:
+            num_items, num_files = len(benchmarks.items), len(benchmarks.files)
+            self._documents_of_item = np.zeros(num_items, np.int64)
+            self._is_scanned = np.zeros(num_items, np.bool_)
+            self._file_of_item = np.array([item.benchmark for item in benchmarks.items])
+            self._documents_of_file = np.zeros(num_files, np.int64)
+        self._benchmarks = benchmarks
+        self._is_scanned |= benchmarks.is_scanned
+        self._corpora.append(ScannedCorpus(corpus=location, tokens=corpus.num_tokens))
+
+    def add(self, found: SharedItems) -> None:
+        """Count a document."""
+        self._corpora[-1].documents += 1
+        self._documents_of_item[found.items] += 1
+        self._documents_of_file[np.unique(self._file_of_item[found.items])] += 1
+
+    def report(self) -> ScanReport:
+        """All counts."""
+        files = self._benchmarks.files
+        return ScanReport(
+            ngram=self.ngram,
+            corpora=self._corpora,
+            benchmarks=[self._of_file(number) for number in range(len(files))],
+            items=[
+                FoundItem(benchmark=files[item.benchmark], row=item.row, id=item.id, documents=count)
+                for item, count in zip(self._benchmarks.items, self._documents_of_item.tolist(), strict=True)
+                if count
+            ],
+        )
+
+    def _of_file(self, number: int) -> ScannedBenchmark:
+        mine = self._file_of_item == number
+        return ScannedBenchmark(
+            benchmark=self._benchmarks.files[number],
+            items=int(mine.sum()),
+            not_scanned=int((mine & ~self._is_scanned).sum()),
+            found=int((mine & (self._documents_of_item > 0)).sum()),
+            documents=int(self._documents_of_file[number]),
+        )

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from tokshard.format.corpus import Corpus
 from tokshard.format.manifest import DocumentLengths
+from tokshard.inspect import OnProgress, no_progress
 from tokshard.inspect.corpus.documents import spread
 from tokshard.inspect.corpus.vocabulary import Vocabulary, load_vocabulary
-from tokshard.inspect.progress import OnProgress, no_progress
+from tokshard.numbers import ceil_div
 
+NUM_FREQUENT = 12
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
 ALWAYS_READ = 20_000_000
@@ -24,6 +26,9 @@ ALWAYS_READ = 20_000_000
 SLICE_TOKENS = 16_384
 NUM_SLICES = 512
 """Size of a sample: about 8M tokens, in evenly spaced slices."""
+
+_SLICES_OF_A_MAP = 32
+"""After so many slices the shards are mapped anew: pages that were read count as memory of the process."""
 
 _DENSE_IDS = 1 << 22
 """Smaller ids are counted in an array; the few larger ones (a vocabulary may have up to 2**32 ids) one by one."""
@@ -46,7 +51,7 @@ class Lengths:
     def percentiles(self) -> dict[int, int]:
         """Percent to length, for `PERCENTILES`, by nearest rank: that percentage of documents is at most as long."""
         ends = np.cumsum(self.counts)
-        ranks = [max(1, -(-percent * int(ends[-1]) // 100)) for percent in PERCENTILES]
+        ranks = [max(1, ceil_div(percent * int(ends[-1]), 100)) for percent in PERCENTILES]
         found = self.lengths[np.searchsorted(ends, ranks)]
         return dict(zip(PERCENTILES, found.tolist(), strict=True))
 
@@ -105,6 +110,19 @@ class TokenCounts:
         shown, total = self.vocabulary.shown, self.num_tokens
         pairs = zip(self.ids[order].tolist(), self.counts[order].tolist(), strict=True)
         return [FrequentToken(id=token, text=shown(token), count=of, share=of / total) for token, of in pairs]
+
+    def facts(self) -> dict[str, Any]:
+        """The fields of the JSON: how many were counted, the ids in use, and shares of the counted tokens."""
+        return {
+            "counted": self.num_tokens,
+            "is_full": self.is_full,
+            "used": len(self.ids),
+            "vocab_size": self.vocab_size,
+            "unknown_share": self.unknown_share,
+            "byte_share": self.byte_share,
+            "normalizers": self.vocabulary.normalizers,
+            "most_frequent": self.most_frequent(NUM_FREQUENT),
+        }
 
     def _share_of(self, ids: list[int]) -> float:
         return float(self.counts[np.isin(self.ids, ids)].sum()) / self.num_tokens
@@ -197,7 +215,9 @@ def _slices(corpus: Corpus) -> Iterator[NDArray[Any]]:
     """Evenly spaced slices, each within one record batch."""
     first_batches, tokens = corpus.shards.batch_tokens()
     ends = np.cumsum(tokens)
-    for place in spread(NUM_SLICES, corpus.num_tokens):
+    for number, place in enumerate(spread(NUM_SLICES, corpus.num_tokens)):
+        if not number % _SLICES_OF_A_MAP:
+            corpus.close()
         batch = int(np.searchsorted(ends, place, "right"))
         index = int(np.searchsorted(first_batches, batch, "right")) - 1
         values = corpus.shard(index).batch(batch - int(first_batches[index]))[1]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.errors import RESTORE, UNDECODABLE, DamagedCorpusError
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
-from tokshard.interop.conversion import SPACE, byte_characters
+from tokshard.format.decode import SPACE, byte_alphabet, parse_tokenizer
 
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
@@ -48,8 +47,8 @@ def load_vocabulary(corpus: Corpus) -> Vocabulary:
     """
     path = corpus.store.where(names.TOKENIZER)
     try:
-        return parse_vocabulary(json.loads(corpus.store.get(names.TOKENIZER)))
-    except (OSError, ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
+        return parse_vocabulary(parse_tokenizer(corpus.store.get(names.TOKENIZER)))
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, OverflowError, *UNDECODABLE) as error:
         raise DamagedCorpusError(f"{path} cannot be read: {error}", hint=RESTORE) from error
 
 
@@ -116,7 +115,7 @@ def _has_byte_level(part: Any) -> bool:
     return part.get("type") == "ByteLevel" or any(map(_has_byte_level, parts))
 
 
-_BYTES = {character: byte for byte, character in byte_characters().items()}
+_BYTES = byte_alphabet()
 
 
 def _byte_level_bytes(piece: str) -> bytes:

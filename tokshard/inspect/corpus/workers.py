@@ -58,7 +58,7 @@ def _results(pool: ProcessPoolExecutor, parts: Sequence[Any], most: int) -> Iter
 
 
 _here: list[tuple[Corpus, Callable[[Corpus, Any], Iterable[Any]]]] = []
-"""Of a worker: what it works on, and what it does."""
+"""Of a worker: its corpus, and its function."""
 
 
 def _begin(location: str, generation: int, work: Callable[[Corpus, Any], Iterable[Any]]) -> None:

@@ -39,8 +39,9 @@ def corpora_page(
     names = short_names([report.directory for report in reports])
     sections: list[Section] = []
     if len(reports) > 1:
-        columns = [{"name": label} for label in side_by_side[0]]
-        rows = [[name, *list(values.values())[1:]] for name, values in zip(names, side_by_side, strict=True)]
+        columns: list[Section] = [{"name": "corpus"}, *({"name": name, "number": True} for name in names)]
+        labels = dict.fromkeys(label for values in side_by_side for label in list(values)[1:])
+        rows = [[label, *(values.get(label, "-") for values in side_by_side)] for label in labels]
         sections += [heading("Side by side"), table("Corpora", columns, rows)]
         of_all = [(name, one.lengths, one.lengths.counts) for name, one in zip(names, reports, strict=True)]
         sections.append(_length_chart("The share of each corpus's documents.", of_all))
@@ -77,15 +78,14 @@ def _length_chart(note: str, series: Iterable[tuple[str, Lengths, NDArray[np.int
         "Document lengths",
         f"{note} In bins of half a power of two, delimiters included.",
         traces,
-        {"title": "tokens per document", "type": "log", "dtick": 1},
-        {"tickformat": ".0%", "rangemode": "tozero"},
+        {"title": "tokens per document, on a log scale", "type": "log", "dtick": 1},
+        {"title": "share", "tickformat": ".0%", "rangemode": "tozero"},
         hovermode="x unified",
     )
 
 
 def _token_sections(report: CorpusReport) -> list[Section]:
     tokens = report.tokens
-    assert tokens is not None, "a page shows counted tokens"
     frequent = [(token.id, token.text, token.count, token.share) for token in tokens.most_frequent(_FREQUENT)]
     columns: list[Section] = [
         {"name": "id", "number": True},
@@ -99,7 +99,7 @@ def _token_sections(report: CorpusReport) -> list[Section]:
         token_section(
             "Documents, token by token",
             "Hold the pointer over a token to see its id."
-            + (" Tokens that are trained are underlined." if report.num_spans is not None else ""),
+            + (" Targets are underlined." if report.num_spans is not None else ""),
             tokens.vocabulary.special_ids,
             [(_title(view), [("", view.pieces)]) for view in report.documents],
         ),
@@ -115,8 +115,8 @@ def _rank_chart(counts: TokenCounts) -> Section:
         "Token frequencies by rank",
         f"Counted over {all_of}",
         [lines(x=ranks.tolist(), y=shares, hovertemplate="rank %{x:,}: %{y:.3%}<extra></extra>")],
-        {"title": "rank", "type": "log", "dtick": 1},
-        {"title": "share of tokens", "type": "log", "tickformat": ".0e", "dtick": 1},
+        {"title": "rank, on a log scale", "type": "log", "dtick": 1},
+        {"title": "share of tokens, on a log scale", "type": "log", "tickformat": ".0e", "dtick": 1},
     )
 
 
@@ -125,7 +125,7 @@ def _title(view: DocumentView) -> str:
     shown = f", the first {num_shown:,} shown" if view.is_excerpt and num_shown < view.num_tokens else ""
     title = f"document {view.document:,}: {counted(view.num_tokens, 'token')}{shown}"
     if view.loss_spans is not None:
-        title += f", {sum(stop - start for start, stop in view.loss_spans):,} of them trained"
+        title += f", {sum(stop - start for start, stop in view.loss_spans):,} of them targets"
     kept = "".join(f", {name} {value}" for name, value in view.metadata.items() if value is not None)
     return f"{title}, record {view.record_number:,} of {view.source}{kept}"
 

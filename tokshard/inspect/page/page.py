@@ -76,7 +76,7 @@ def token_section(
                 {
                     "title": part,
                     "pieces": [[piece.text, *piece.ids] for piece in pieces],
-                    "trained": [place for place, piece in enumerate(pieces) if piece.is_trained],
+                    "targets": [place for place, piece in enumerate(pieces) if piece.is_target],
                 }
                 for part, pieces in ((part, list(pieces)) for part, pieces in parts)
             ],

@@ -14,7 +14,7 @@ from tokshard.inspect.corpus.vocabulary import load_vocabulary
 from tokshard.inspect.page.page import Facts, Section, chart, facts, heading, lines, render_page, token_section
 from tokshard.inspect.plan.preview import PlanReport
 from tokshard.inspect.plan.run import Run
-from tokshard.inspect.plan.simulation import simulate
+from tokshard.numbers import ceil_div
 from tokshard.runtime.order.windows import CorpusOrder
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import used_up
@@ -24,9 +24,6 @@ _WINDOWS = 8
 _POINTS = 2_400
 _SAMPLE_TOKENS = 400
 _MAX_PICTURES = 8
-_COUNTED_STEPS = 8
-_COUNTED_SAMPLES = 1_024
-"""Blocks are counted over so many steps, or fewer if these have more samples."""
 
 
 def plan_page(run: Run, report: PlanReport, *, name: str, num_samples: int) -> str:
@@ -53,7 +50,7 @@ def plan_page(run: Run, report: PlanReport, *, name: str, num_samples: int) -> s
         facts("Order and corpora", _facts(run, report)),
         *_charts_over_time(run, marks, counts),
         heading("Shuffle"),
-        *(_shuffle_chart(plan, number) for number in np.flatnonzero(is_read).tolist() if number < _MAX_PICTURES),
+        *(_shuffle_chart(plan, number) for number in np.flatnonzero(is_read)[:_MAX_PICTURES].tolist()),
         heading("Samples"),
         token_section(
             "The first samples",
@@ -67,22 +64,16 @@ def plan_page(run: Run, report: PlanReport, *, name: str, num_samples: int) -> s
 
 def _facts(run: Run, report: PlanReport) -> Facts:
     plan, size = run.plan, run.global_batch_size
-    num_counted = size * max(1, min(_COUNTED_STEPS, _COUNTED_SAMPLES // size))
-    simulation = simulate(run, num_counted) if run.stop.has_step(run.cursor.sample) else None
     yield "fingerprint", plan.fingerprint
     yield "steps", f"{report.num_steps:,}, {report.num_tokens:,} tokens; --tokens shows more or fewer"
     yield "a step", f"{size:,} samples of {plan.seq_len:,} tokens, {size * plan.seq_len:,} tokens"
     yield "block", f"{plan.shape.block_tokens:,} consecutive tokens, the unit of the global shuffle"
     yield "window", f"{plan.shape.window_blocks:,} blocks, whose documents are shuffled together"
     yield "seed", f"{plan.seed}"
-    for number, corpus in enumerate(report.corpora):
+    for corpus in report.corpora:
         steps = corpus.steps_per_window
         mixed = "one window holds all of it" if steps is None else f"a window lasts {steps:,.0f} steps"
-        about = f"{corpus.weight_share:.2%} of the first samples, {corpus.epoch_tokens:,} tokens, {mixed}"
-        if simulation is not None:
-            first = "the first step" if simulation.num_steps == 1 else f"each of the first {simulation.num_steps} steps"
-            about += f", {first} draws from {simulation.corpora[number].blocks_per_step:,.1f} blocks on average"
-        yield corpus.name, about
+        yield corpus.name, f"{corpus.weight_share:.2%} of the first samples, {corpus.epoch_tokens:,} tokens, {mixed}"
         yield "", corpus.directory
     for sample, name in used_up(plan, run.cursor):
         yield f"{name} is used up", f"before sample {sample:,}, which would exceed its max_epochs"
@@ -105,7 +96,7 @@ def _charts_over_time(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int
         "Mixture over time",
         "The share of samples from each corpus, by the weights of the plan and its schedule.",
         np.concatenate([shares, shares[-1:]]),
-        {"tickformat": ".0%", "range": [0, 1]},
+        {"title": "share of samples", "tickformat": ".0%", "range": [0, 1]},
         stackgroup="shares",
         shape="hv",
         hovertemplate="%{y:.2%}",
@@ -153,7 +144,7 @@ def _ordinals(corpus: CorpusOrder, per_epoch: int) -> NDArray[np.int64]:
         return np.unique(np.linspace(0, per_epoch - 1, _POINTS).astype(np.int64))
     firsts = np.linspace(0, num_windows - 2, _WINDOWS).astype(np.int64) * window_tokens
     within = np.linspace(0, max(0, window_tokens - 2 * seq_len), _POINTS // _WINDOWS).astype(np.int64)
-    return np.unique(-(-(firsts[:, None] + within) // seq_len))
+    return np.unique(ceil_div(firsts[:, None] + within, seq_len))
 
 
 def _parts(plan: StreamPlan, decode: Decode, sample: int) -> Iterator[tuple[str, Iterable[TokenPiece]]]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import UNDECODABLE, UsageError
 from tokshard.inspect.page.page import Facts, Section, chart, facts, heading, lines, render_page, table
+from tokshard.numbers import ceil_div
 from tokshard.run_files.checkpoint_directory import checkpoints_by_step
 from tokshard.wording import counted
 
@@ -38,6 +39,7 @@ _SPREAD = 1.4826
 
 class _Read(msgspec.Struct):
     tokens: float
+    weight: float | None = None
 
 
 class _Evaluated(msgspec.Struct):
@@ -101,7 +103,7 @@ def run_page(path: str) -> str:
         UsageError: plotly is not installed, or a line is not one of metrics.
         TrainerError: the checkpoints beside it cannot be listed.
     """
-    with np.errstate(all="ignore"):  # figures may be huge or 0: what is not finite is not drawn
+    with np.errstate(all="ignore"):  # figures may be huge or 0: those that are not finite are not drawn
         return _page_of(path)
 
 
@@ -165,6 +167,7 @@ def _figures(line: _Line) -> Iterator[tuple[str, float | None]]:
         yield f"loss_by_corpus/{corpus}", loss
     for corpus, read in line.corpora.items():
         yield f"read/{corpus}", read.tokens
+        yield f"weight/{corpus}", read.weight
 
 
 def _peaks(values: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -226,7 +229,7 @@ def _means(values: NDArray[np.float64], starts: NDArray[np.int64]) -> list[float
 
 
 def _over_steps(history: _History, title: str, note: str, traces: Sequence[Mapping[str, Any]], y: Any) -> Section:
-    num_steps = -(-len(history.steps) // POINTS)
+    num_steps = ceil_div(len(history.steps), POINTS)
     more = "" if num_steps == 1 else f" A point is the mean of about {num_steps:,} steps."
     return chart(title, (note + more).strip(), traces, {"title": "step"}, y, hovermode="x unified")
 
@@ -243,7 +246,7 @@ def _loss_chart(history: _History, peaks: NDArray[np.int64]) -> Section:
         marked = {"x": history.steps[peaks].tolist(), "y": history.values["loss"][peaks].tolist()}
         traces.append({"type": "scatter", "mode": "markers", "name": "stands out", "size": 8, **marked, **style})
     note = "Mean over the targets of a step, of all and of each corpus."
-    return _over_steps(history, "Loss in training", note, traces, {"title": "nats", "type": "log"})
+    return _over_steps(history, "Loss in training", note, traces, {"title": "nats, on a log scale", "type": "log"})
 
 
 def _evaluation_sections(history: _History) -> Iterator[Section]:
@@ -274,26 +277,26 @@ def _charts_of_data(history: _History) -> Iterator[Section]:
         before = np.zeros((len(totals), 1)) if history.steps[0] == 1 else totals[:, :1]
         tokens = np.diff(totals, axis=1, prepend=before)
         with np.errstate(invalid="ignore"):
-            shares = tokens / tokens.sum(0)
+            weights = np.stack([history.values[f"weight/{name}"][starts] for name in read])
+            planned, shares = weights / weights.sum(0), tokens / tokens.sum(0)
+        style = {"x": x, "shape": "hv", "hovertemplate": "%{y:.2%}"}
         traces = [
-            lines(name=name, x=x, y=_known(of), stackgroup="shares", shape="hv", hovertemplate="%{y:.2%}")
-            for name, of in zip(read, shares, strict=True)
+            lines(name=f"{name}{kind}", y=_known(of), color=number, dash=dash, **style)
+            for kind, dash, each in (("", "solid", shares), (", planned", "dash", planned))
+            for number, (name, of) in enumerate(zip(read, each, strict=True))
+            if np.isfinite(of).any()
         ]
-        note = "The share of the tokens of each corpus that was read."
-        yield _over_steps(history, "Mix", note, traces, {"tickformat": ".0%", "range": [0, 1]})
-    for name, title, note, form in (
-        ("tokens_per_second", "Tokens per second", "Of all ranks together.", ",.0f"),
-        (
-            "loader_wait_seconds",
-            "Wait for data",
-            "Seconds of a step that the slowest rank waited for its batch.",
-            ".3f",
-        ),
-        ("grad_norm", "Gradient norm", "Before clipping.", ".3f"),
-        ("lr", "Learning rate", "", ".2e"),
+        note = "The share of each corpus in the tokens that were read; dashed: the share that its weight asks for."
+        axis = {"title": "share of tokens", "tickformat": ".0%", "range": [0, 1]}
+        yield _over_steps(history, "Mix", note, traces, axis)
+    for name, title, note, form, unit in (
+        ("tokens_per_second", "Speed", "Of all ranks together.", ",.0f", "tokens/s"),
+        ("loader_wait_seconds", "Wait for data", "Of the slowest rank in each step.", ".3f", "seconds"),
+        ("grad_norm", "Gradient norm", "Before clipping.", ".3f", "norm"),
+        ("lr", "Learning rate", "", ".2e", "learning rate"),
     ):
         trace = lines(x=x, y=_means(history.values[name], starts), hovertemplate=f"%{{y:{form}}}<extra></extra>")
-        yield _over_steps(history, title, note, [trace], {"rangemode": "tozero"})
+        yield _over_steps(history, title, note, [trace], {"title": unit, "rangemode": "tozero"})
 
 
 def _filled(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -306,7 +309,7 @@ def _known(values: NDArray[np.float64]) -> list[float | None]:
 
 
 def _table(history: _History, peaks: Mapping[str, NDArray[np.bool_]], checkpoints: Mapping[int, str]) -> Section:
-    """The steps that stand out, each with the command that shows what it read."""
+    """The steps that stand out, each with the command that lists its documents."""
     loss, norm = history.values["loss"], history.values["grad_norm"]
     skipped = np.isin(history.steps, list(history.skipped))
     places = np.flatnonzero(peaks["loss"] | peaks["grad_norm"] | skipped)

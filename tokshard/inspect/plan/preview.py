@@ -8,12 +8,15 @@ from dataclasses import dataclass
 
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run, check_sample
-from tokshard.inspect.plan.simulation import Simulation
 from tokshard.inspect.plan.streams import StreamsAdvice, advise
+from tokshard.numbers import ceil_div
 from tokshard.runtime.locality import MIN_WINDOW_STEPS, enough_window_blocks, steps_per_window
 from tokshard.runtime.order.mixture import Segment
 from tokshard.runtime.order.packing import count_put_off
 from tokshard.runtime.order.pieces import packing_of
+
+_MUCH_READ = 1.5
+"""Bytes fetched for each that is used, above which a view is better copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ class CorpusPlan:
         take, start_epoch: as in the plan.
         max_epochs: as in the plan; None: no limit.
         epoch_tokens: tokens of one pass over the part that is taken.
-        target_share: the share of its tokens that are trained; None without loss spans.
+        target_share: the share of its tokens that are targets; None without loss spans.
         num_documents: documents in the whole corpus.
         num_blocks, num_windows: per epoch, without the short tail.
         num_parts: streams that own a part of it; 1 if they share the corpus.
@@ -100,7 +103,7 @@ class PlanReport:
         batch_ramp: (step, global_batch_size) from that step on; `global_batch_size` until then.
         bytes_per_token: on disk.
         changes: changes of the weights after the start.
-        warnings: what the user probably does not intend.
+        warnings: probable mistakes.
         streams: a recommended number of them, if nodes are given.
     """
 
@@ -115,7 +118,6 @@ class PlanReport:
     corpora: Sequence[CorpusPlan]
     changes: Sequence[WeightChange]
     warnings: Sequence[str]
-    simulation: Simulation | None = None
     streams: StreamsAdvice | None = None
 
 
@@ -124,10 +126,9 @@ def report_plan(
     *,
     num_tokens: int | None,
     max_epochs_warn: float = math.inf,
-    simulation: Simulation | None = None,
     num_nodes: int | None = None,
 ) -> PlanReport:
-    """Compute what a run reads. Only arithmetic, so the cost does not depend on its size.
+    """Compute the reading of a run. Only arithmetic, so the cost does not depend on its size.
 
     Args:
         num_tokens: tokens to train on, rounded up to whole steps; None: a finite pass, or as many as the corpora hold.
@@ -135,13 +136,13 @@ def report_plan(
         num_nodes: recommend a number of streams for so many nodes.
 
     Raises:
-        UsageError: there are more nodes than samples in a step, or the checkpoint does not say what was read up to
-            there.
+        UsageError: there are more nodes than samples in a step, or the checkpoint does not say how much of each
+            corpus was read up to there.
     """
     plan = run.plan
     if num_tokens is None:
         num_tokens = sum(corpus.padded_tokens for corpus in plan.corpora) * (plan.epochs or 1)
-    wanted, _ = run.step_with(max(0, -(-num_tokens // plan.seq_len) - 1))
+    wanted, _ = run.step_with(max(0, ceil_div(num_tokens, plan.seq_len) - 1))
     steps, samples = _end_of(run, wanted)
     check_sample(samples)
     mixture = plan.mixture(run.cursor)
@@ -166,7 +167,6 @@ def report_plan(
         corpora=corpora,
         changes=[_change(run, segment) for segment in run.cursor.segments[1:]],
         warnings=ended + _warnings(run, corpora, max_epochs_warn),
-        simulation=simulation,
         streams=None if num_nodes is None else advise(run, num_nodes),
     )
 
@@ -239,8 +239,7 @@ def _packing(run: Run, number: int) -> Packing:
 
 def _warnings(run: Run, corpora: Sequence[CorpusPlan], max_epochs_warn: float) -> list[str]:
     warnings = [
-        f"corpus {corpus.name!r} is read {corpus.epochs:,.1f} times; more than {max_epochs_warn:g} epochs of the "
-        "same data help little"
+        f"corpus {corpus.name!r} is read {corpus.epochs:,.1f} times, more than --max-epochs-warn {max_epochs_warn:g}"
         for corpus in corpora
         if corpus.epochs > max_epochs_warn
     ]
@@ -251,5 +250,11 @@ def _warnings(run: Run, corpora: Sequence[CorpusPlan], max_epochs_warn: float) -
             warnings.append(
                 f"a window of corpus {corpus.name!r} lasts {steps:.1f} steps: documents are shuffled only within "
                 f"a window; window_blocks = {enough} makes it {MIN_WINDOW_STEPS}"
+            )
+    for name, source in zip(run.plan.names, run.plan.sources, strict=True):
+        if not source.is_in_memory and source.read_factor > _MUCH_READ:
+            warnings.append(
+                f"corpus {name!r} is a view of scattered documents: about {source.read_factor:.1f} bytes are fetched "
+                "for each that is used; 'tokshard copy' makes a corpus of it"
             )
     return warnings

@@ -17,6 +17,7 @@ from tokshard.errors import UNDECODABLE, UsageError
 from tokshard.forking import cached_property
 from tokshard.format.corpus import Corpus
 from tokshard.inspect.corpus.places import trained_on
+from tokshard.numbers import ceil_div
 from tokshard.run_files.checkpoint_directory import checkpoints_by_step, is_checkpoint, newest, state_of
 from tokshard.run_files.plan_file import Mix, TrainerData, load_mix
 from tokshard.run_files.recipe import corpora_of
@@ -25,7 +26,7 @@ from tokshard.run_files.strict_toml import change_paths, path_beside, read_toml
 from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
 from tokshard.runtime.order.mixture import Segment
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.steps import RankRows, turns
+from tokshard.runtime.rows.steps import RankRows, rotations
 from tokshard.runtime.state import load_state, other_weights, plan_of_run
 from tokshard.runtime.stop import Stop, stop_of
 from tokshard.store import absolute_location
@@ -35,7 +36,7 @@ _NO_RECORD = np.empty((0, 3), np.int64)
 
 
 _NOT_OF_SAMPLES = {"on_resume", "memory_bytes", "cache_dir", "cache_bytes", "allow_small_blocks"}
-"""Keys of ``[data]`` that do not say what a run reads."""
+"""Keys of ``[data]`` that do not change the samples of a run."""
 
 
 class Place(NamedTuple):
@@ -162,7 +163,7 @@ class Run:
             if self.is_skipped(start):
                 raise UsageError(
                     f"step {step} was left out of the run",
-                    hint=f"--sample {start}:{stop} shows what it would have read",
+                    hint=f"--sample {start}:{stop} shows its documents",
                 )
             return int(start)
         if step > self.step:
@@ -205,9 +206,9 @@ class Run:
             if step < 1:
                 return None
         start, size = sample - within, self.size_of(step)
-        part, row = divmod(self.ranks(size).row_of(sample, start), -(-size // self.world_size))
-        (turn,) = turns(np.array([start]), self.world_size, self.plan.num_streams).tolist()
-        return Place(step, (part - turn) % self.world_size, row)
+        part, row = divmod(self.ranks(size).row_of(sample, start), ceil_div(size, self.world_size))
+        (rotation,) = rotations(np.array([start]), self.world_size, self.plan.num_streams).tolist()
+        return Place(step, (part - rotation) % self.world_size, row)
 
     @cached_property
     def _surplus(self) -> int:
@@ -316,7 +317,7 @@ def _newest_of_run(location: str) -> str:
 
 
 def _other_run(location: str, mix: Mix, plan: StreamPlan) -> str:
-    """How the run of a recipe differs from what the recipe says now; empty if it does not, or there is none."""
+    """How the run of a recipe differs from the recipe as it is now; empty if it does not, or there is none."""
     out = read_toml(location, hint="").get("train", {}).get("out") if isinstance(mix, TrainerData) else None
     if not isinstance(out, str):
         return ""

@@ -1,4 +1,4 @@
-"""What a training job read: every document of a step or sample, computed only from the plan."""
+"""Every document that a step or a sample reads, computed only from the plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tokshard.errors import UsageError
 from tokshard.format.decode import Decode
 from tokshard.format.tables import SourceInfo
-from tokshard.inspect.corpus.documents import ID, origin_of
+from tokshard.inspect.corpus.documents import ID, metadata_of, origin_of
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.runtime.rows.narrow import PADDING_INDEX
 
@@ -33,7 +33,7 @@ class DocumentFacts:
         shard: file name.
         document: number in the corpus, from 0.
         id: from ``--id-field``, if the corpus was built with it.
-        source, record_number: see `tokshard.inspect.corpus.documents.Origin`.
+        source, record_number: its origin, as in `DocumentView`.
         num_tokens: length of the whole document.
         metadata: kept columns except `id`.
     """
@@ -59,7 +59,7 @@ class TraceRow:
         start, stop: which tokens of the document.
         text: the start of these tokens, decoded; None if that was not requested.
         masked: what a mask takes out of the loss: ``"labels"``; None: nothing.
-        num_targets: how many of the labels of this part are trained, masks included; None where the corpus has no loss
+        num_targets: how many of the labels of this part are targets, masks included; None where the corpus has no loss
             spans, so that all are.
     """
 
@@ -93,13 +93,13 @@ class DocumentReader:
         corpus = self._corpora[name]
         if name not in self._sources:
             self._sources[name] = corpus.sources()
-        metadata = corpus.metadata(document) if corpus.manifest.columns else {}
+        metadata = metadata_of(corpus, document) if corpus.manifest.columns else {}
         return DocumentFacts(
             corpus=name,
             shard=shard,
             document=document,
             id=metadata.pop(ID, None),
-            **origin_of(corpus, self._sources[name], document)._asdict(),
+            **origin_of(corpus, self._sources[name], document),
             num_tokens=len(corpus.document(document)),
             metadata=metadata,
         )
@@ -144,7 +144,7 @@ def trace_steps(
         if rows.rows_per_rank > _MAX_ROWS:
             raise UsageError(
                 f"step {step} has {rows.rows_per_rank:,} rows, and at most {_MAX_ROWS:,} are shown at once",
-                hint="show a part of them: --rank R, or --sample N:M",
+                hint="show a part of them: --dp-rank R, or --sample N:M",
             )
         samples = rows.samples(start, run.stop.sample)
         yield _rows(run, reader, samples[samples != PADDING_INDEX], rank, num_characters)

@@ -54,9 +54,9 @@ def find_generations(store: Store, first: Manifest) -> tuple[dict[str, Manifest]
 def check_contents(store: Store, manifests: Sequence[Manifest]) -> Iterator[Problem]:
     """The content fingerprint that each generation gives of all documents up to it."""
     corpus = Corpus(store, manifests, load_table=read_file)
-    content, shards = Content(), iter(corpus.shards)
+    content, contents = Content(), corpus.shards.contents()
     for folder, manifest in zip(map(names.generation_folder, range(len(manifests))), manifests, strict=True):
-        content = content.then(join_contents(info.content for info in islice(shards, manifest.num_shards)))
+        content = content.then(join_contents(islice(contents, manifest.num_shards)))
         found = content_fingerprint(content, manifest.tokenizer, manifest.columns)
         if manifest.generation is not None and found != manifest.generation.content:
             stated = f"gives the content fingerprint {manifest.generation.content} of the corpus up to it"

@@ -95,7 +95,7 @@ def check_totals(corpus: Corpus, tally: Tally) -> Iterator[Problem]:
     """The shard table on its own, and the manifest against all shards."""
     if twice := [name for name, count in Counter(corpus.shards.names()).items() if count > 1]:
         yield Problem(names.SHARD_TABLE, f"names {twice[0]} more than once")
-    manifest, content = corpus.manifest, join_contents(info.content for info in corpus.shards)
+    manifest, content = corpus.manifest, join_contents(corpus.shards.contents())
     found = content_fingerprint(content, manifest.tokenizer, manifest.columns)
     special, lengths = manifest.records.with_special_text or 0, manifest.document_lengths
     claims: list[tuple[str, object, object]] = [

@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from tokshard.errors import TokshardError
-from tokshard.inspect.progress import OnProgress
+from tokshard.inspect import OnProgress
+from tokshard.numbers import ceil_div
 from tokshard.store import NotRegularFileError, Store
 
 CHUNK_BYTES = 1 << 20
@@ -68,7 +69,7 @@ class SafeFile:
     """A file of a store, read without maps. For one thread.
 
     Args:
-        file: unbuffered: a buffer would hide what was changed or cut meanwhile.
+        file: unbuffered: a buffer would hide bytes that are changed or cut meanwhile.
     """
 
     def __init__(self, file: Any) -> None:
@@ -129,7 +130,7 @@ def hash_chunks(file: SafeFile, num_bytes: int, counter: ByteCounter, on_chunk: 
     while position <= num_bytes and (filled := file.fill(chunk, position)):
         digest.update(chunk[:filled])
         if filled < min(len(chunk), num_bytes - position):
-            on_chunk = None  # it was cut off; if it grows again, what follows begins inside a token
+            on_chunk = None  # it was cut off; if it grows again, the rest begins inside a token
         if on_chunk is not None:
             on_chunk(position, chunk[:filled])
         position += filled
@@ -186,6 +187,6 @@ class SparseImage:
     def unload(self, start: int, stop: int) -> None:
         """Free the memory of a part, which may lie outside of the file, but for pages that other parts share."""
         start, stop = max(0, start), min(stop, self._num_bytes)
-        first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+        first, last = ceil_div(start, mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
         if first < last:
             self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)

@@ -98,7 +98,8 @@ def check_shard(
                     found.problems.insert(0, hash_problem(info.name, digest, info.sha256))
                 elif found.lengths is not None:
                     found.problems += tokens.hash_faults(has_strides=has_hashes)
-                    found.problems += _loss_faults(info, loss if corpus.has_spans else _without_spans(found.lengths))
+                    loss = loss if corpus.has_spans else _without_spans(found.lengths)
+                    found.problems += _loss_faults(info.name, loss, corpus.shards.content(index))
                 found.problems += (Problem(info.name, message) for message in tokens.messages())
     except UnreadableError as error:
         # the content of a missing or truncated file adds no information
@@ -155,11 +156,11 @@ def _without_spans(lengths: NDArray[np.int64]) -> Content:
     return Content(num_documents=len(lengths), num_targets=num_tokens - len(lengths), loss=TokenHash(num_tokens))
 
 
-def _loss_faults(info: ShardInfo, found: Content) -> Iterator[Problem]:
+def _loss_faults(name: str, found: Content, stated: Content) -> Iterator[Problem]:
     """Where the shard table is wrong about the loss spans of a shard."""
-    if found != replace(info.content, tokens=TokenHash()):
-        stated = f"gives {info.name} {info.content.num_targets} targets and a hash of its loss spans"
-        yield Problem(names.SHARD_TABLE, f"{stated}, the shard has {found.num_targets} and perhaps another hash")
+    if found != replace(stated, tokens=TokenHash()):
+        problem = f"gives {name} {stated.num_targets} targets and a hash of its loss spans"
+        yield Problem(names.SHARD_TABLE, f"{problem}, the shard has {found.num_targets} and perhaps another hash")
 
 
 def _table_faults(
@@ -188,7 +189,6 @@ class _TokenCheck:
 
     def __init__(self, corpus: Corpus, index: int, starts: NDArray[np.int64], batches: Sequence[BatchPlace]) -> None:
         self._corpus, self._index, self._starts, self._batches = corpus, index, starts, batches
-        self._can_exceed = corpus.vocab_size <= np.iinfo(corpus.dtype).max
         self._batch = self._first_token = 0  # the position of the batch in the shard
         self._content, self._strides = TokenHash(), StrideHasher()
         self._faults: dict[str, list[int]] = {}
@@ -217,7 +217,7 @@ class _TokenCheck:
         starts = self._starts[begin:end] - first
         begin, end = np.searchsorted(self._starts[1:], [first + 1, first + len(tokens) + 1])
         lasts = self._starts[1:][begin:end] - 1 - first
-        if self._can_exceed and int(tokens.max()) >= size:
+        if int(tokens.max()) >= size:
             beyond = np.flatnonzero(tokens >= size)
             self._note(f": id {tokens[beyond[0]]} is outside the vocabulary of {size} ids", first + beyond)
         self._note(f" does not end with EOS ({eos_id})", first + lasts[tokens[lasts] != eos_id])
@@ -240,7 +240,7 @@ class _TokenCheck:
     def hash_faults(self, *, has_strides: bool) -> Iterator[Problem]:
         """Where stored hashes differ from the hashes of the tokens."""
         corpus, info = self._corpus, self._corpus.shards[self._index]
-        if self._content != info.content.tokens:
+        if self._content != corpus.shards.content(self._index).tokens:
             yield Problem(names.SHARD_TABLE, f"gives {info.name} another hash of its tokens than the shard has")
         found = self._strides.finish()
         for wrong in np.flatnonzero(corpus.shards.group_hashes(self._index) != group_hashes(found))[:1].tolist():

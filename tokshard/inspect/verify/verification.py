@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections import deque
@@ -11,17 +12,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from tokshard.errors import CorpusError, DamagedCorpusError, MissingCorpusError, UnfinishedCorpusError
+from tokshard.forking import cpu_count
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.files import read_file
 from tokshard.format.generations import generation_numbers
 from tokshard.format.manifest import Manifest
-from tokshard.format.opening import is_unfinished, list_names, read_manifest
-from tokshard.inspect.progress import OnProgress, no_progress
+from tokshard.format.opening import is_unfinished, list_names, open_corpus, read_manifest
+from tokshard.format.view import View
+from tokshard.inspect import OnProgress, no_progress
 from tokshard.inspect.verify.generation_check import check_contents, find_generations
 from tokshard.inspect.verify.manifest_check import Tally, check_sources, check_split, check_tokenizer, check_totals
 from tokshard.inspect.verify.safe_read import ByteCounter, UnreadableError, hash_chunks, opened
 from tokshard.inspect.verify.shard_check import Problem, ShardFindings, check_shard, hash_problem, problem_of
+from tokshard.inspect.verify.view_check import check_view
 from tokshard.store import NotRegularFileError, Store, open_store, present
 
 MAX_WORKERS = 8
@@ -97,7 +101,12 @@ def verify_corpus(
             for problem in _problems(store.below(folder) if folder else store, each, check, counter, workers)
         )
     if not problems and len(manifests) > 1:
-        problems += check_contents(store, manifests)
+        try:
+            problems += check_contents(store, manifests)
+        except CorpusError as error:  # a table has changed since it was checked
+            tables = [names.in_folder(folder, names.SHARD_TABLE) for folder in by_folder]
+            changed = next((table for table in tables if error.problem.startswith(store.where(table))), tables[0])
+            problems.append(problem_of(store, changed, error))
     return VerifyReport(
         directory=store.location,
         num_documents=sum(each.num_documents for each in manifests),
@@ -135,6 +144,13 @@ def _manifest_or_problem(store: Store) -> Manifest | Problem:
         return problem_of(store, names.MANIFEST, error)
 
 
+def base_of(location: str | os.PathLike[str]) -> str | None:
+    """Where the corpus of a view is; None for any other corpus, or if it cannot be found."""
+    with contextlib.suppress(CorpusError), open_corpus(location) as corpus:
+        return corpus.base.location if isinstance(corpus, View) else None
+    return None
+
+
 def check_hashes(corpora: Sequence[Corpus], on_progress: OnProgress = no_progress) -> None:
     """Hash every shard of some corpora, without other checks; 1 to 2 GB per second.
 
@@ -147,9 +163,9 @@ def check_hashes(corpora: Sequence[Corpus], on_progress: OnProgress = no_progres
     counter = ByteCounter(sum(corpus.manifest.num_bytes for corpus in corpora), on_progress)
     for corpus in corpora:
         for shard in corpus.shards:
-            for problem in _check_file(corpus.store, shard.name, shard.num_bytes, shard.sha256, counter):
+            for problem in _check_file(corpus.shard_store, shard.name, shard.num_bytes, shard.sha256, counter):
                 raise DamagedCorpusError(
-                    f"{corpus.store.where(problem.file)} {problem.message}",
+                    f"{corpus.shard_store.where(problem.file)} {problem.message}",
                     hint=f"'tokshard verify {shlex.quote(corpus.location)}' lists everything that is damaged",
                 )
 
@@ -165,7 +181,10 @@ def _problems(
             yield problem
     if names.TOKENIZER not in damaged:
         yield from check_tokenizer(store, manifest)
-    if names.SHARD_TABLE in damaged:
+    if manifest.base is not None:
+        if names.KEPT not in damaged:
+            yield from check_view(store, manifest, manifest.base, has_sources=names.SOURCE_TABLE not in damaged)
+    elif names.SHARD_TABLE in damaged:
         message = f"describes the {manifest.num_shards:,} shards: they were not checked without it"
         yield Problem(names.SHARD_TABLE, message)
     else:
@@ -203,8 +222,7 @@ def _in_order(corpus: Corpus, check: _CheckShard, counter: ByteCounter, workers:
     except OSError:
         num_bytes = None
     has_hashes = num_bytes == corpus.manifest.files[names.STRIDE_HASHES].num_bytes
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    num_threads, waiting = workers or min(MAX_WORKERS, usable), deque[Future[ShardFindings]]()
+    num_threads, waiting = workers or min(MAX_WORKERS, cpu_count()), deque[Future[ShardFindings]]()
     with ThreadPoolExecutor(num_threads) as pool:
         try:
             for index in range(len(corpus.shards)):
@@ -238,9 +256,11 @@ def _check_folder(store: Store, manifest: Manifest, corpus: Corpus | None) -> It
     except CorpusError as error:
         yield problem_of(store, ".", error)
         return
-    if manifest.generation is None:  # what is in the folders of generations is checked with them
+    if manifest.generation is None:  # files in the folders of generations are checked with them
         known |= set(map(names.generation_folder, generation_numbers(listed)))
     known |= set(filter(names.is_shard_name, listed) if corpus is None else corpus.shards.names())
+    if manifest.base is not None:  # cells have folders of their own
+        known |= {names.MIX, *(name for name in listed if "=" in name)}
     for name in sorted(listed - known):
         is_shard = names.is_shard_name(name)
         yield Problem(

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 
 from tokshard.errors import ExportError, UsageError
-from tokshard.format.enclosing import check_outside_corpora
+from tokshard.format.opening import check_outside_corpora
 from tokshard.store import Store, is_uri, open_store, present
 
 
@@ -72,7 +72,7 @@ def _in_bucket(out: str, *, is_marked: bool) -> Iterator[Store]:
     if not is_marked:
         raise UsageError(
             f"{out} is in an object store, where an export of this format would look complete before it is",
-            hint="export to a directory, and copy that; mds and litdata have an index that is written last",
+            hint="export to a directory, and copy that; mds has an index that is written last",
         )
     store = open_store(out)
     if there := present(store):

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tokshard.format.arrays import number_array
 from tokshard.format.corpus import Corpus
 from tokshard.format.whole_corpus import checked_batches
 
@@ -56,13 +57,6 @@ class Documents:
             columns={name: column.slice(start, stop - start) for name, column in self.columns.items()},
             loss=None if self.loss is None else self.loss[first:last],
         )
-
-
-def joined(first: Documents, second: Documents) -> Documents:
-    """Documents without kept columns, one after another."""
-    loss = None if first.loss is None or second.loss is None else np.concatenate([first.loss, second.loss])
-    ends = np.concatenate([first.ends, second.ends + len(first.tokens)])
-    return Documents(tokens=np.concatenate([first.tokens, second.tokens]), ends=ends, loss=loss)
 
 
 def read_documents(corpus: Corpus, *, columns: Collection[str], with_loss: bool) -> Iterator[Documents]:
@@ -114,6 +108,6 @@ def without_empty(documents: Documents) -> Documents:
     is_kept = documents.lengths > 0
     if is_kept.all():
         return documents
-    mask = pa.array(is_kept)
-    columns = {name: column.filter(mask) for name, column in documents.columns.items()}
+    kept = number_array(np.flatnonzero(is_kept))
+    columns = {name: column.take(kept) for name, column in documents.columns.items()}
     return replace(documents, ends=documents.ends[is_kept], columns=columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -14,31 +14,30 @@ from tokshard.format.corpus import Corpus
 from tokshard.format.loss import has_weights, kept_columns
 from tokshard.format.opening import open_corpus
 from tokshard.format.whole_corpus import check_not_empty
-from tokshard.interop.export.bridge import BridgeFormat
-from tokshard.interop.export.datatrove import DatatroveFormat
 from tokshard.interop.export.destination import new_place
 from tokshard.interop.export.documents import read_documents, without_delimiters, without_empty
 from tokshard.interop.export.files import LABELS, MASK, CorpusFacts, FileSequence, Format, WrittenFile
 from tokshard.interop.export.fms import FmsFormat
 from tokshard.interop.export.hugging_face import HuggingFaceFormat
-from tokshard.interop.export.litdata import LitdataFormat
 from tokshard.interop.export.mds import MdsFormat
 from tokshard.interop.export.megatron import MegatronFormat
 from tokshard.interop.export.olmo import OlmoFormat
 from tokshard.store import absolute_location
 from tokshard.wording import counted
 
-FormatName = Literal["megatron", "mds", "litdata", "fms", "hf", "olmo", "datatrove", "bridge"]
-FORMATS: tuple[str, ...] = get_args(FormatName)
-
+FormatName = Literal["megatron", "mds", "fms", "hf", "olmo"]
+FORMATS: Mapping[FormatName, type[Format]] = {
+    "megatron": MegatronFormat,
+    "mds": MdsFormat,
+    "fms": FmsFormat,
+    "hf": HuggingFaceFormat,
+    "olmo": OlmoFormat,
+}
 
 OnProgress = Callable[[int, int], None]
 """Called with the tokens exported so far, and with all that there are."""
 
 _MIN_FILE_BYTES = 1 << 10
-
-_MASKED = ("olmo", "datatrove", "bridge")
-"""Formats with a mask of 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,29 +76,25 @@ def export_corpus(
     *,
     format: FormatName,  # noqa: A002 - as the option is called
     out: str | os.PathLike[str],
-    split: str | None = None,
     drop_eos: bool | None = None,
     drop_bos: bool = False,
     drop_loss: bool = False,
     file_bytes: int | None = None,
-    pack_tokens: int | None = None,
     with_columns: bool = True,
     on_progress: OnProgress | None = None,
 ) -> Export:
     """Write the documents of a corpus, in order, in the format of another loader.
 
-    All data are checked against the hashes of the corpus. Memory is one file of MDS or litdata, and about 100 MB
-    otherwise. On an error nothing is at `out`.
+    All data are checked against the hashes of the corpus. Memory is one file of MDS, and about 100 MB otherwise. On an
+    error nothing is at `out`.
 
     Args:
         corpus: its directory or URI.
-        out: a directory that does not exist or is empty; for ``mds`` and ``litdata`` also a URI.
-        split: write into the folder `split` of `out` instead, as those loaders call a part of a data set.
+        out: a directory that does not exist or is empty; for ``mds`` also a URI.
         drop_eos: leave out the token that ends each document; default: for ``fms``, because that loader adds it.
         drop_bos: leave out the token that begins each document, if the corpus has one.
         drop_loss: write a corpus with loss spans without them; its readers then train all tokens.
         file_bytes: close a file before the document that would exceed this; default: the format's.
-        pack_tokens: for ``bridge``, which needs it: tokens of a row.
         with_columns: for ``hf``: write the kept columns, too.
 
     Raises:
@@ -107,21 +102,19 @@ def export_corpus(
         CorpusError: the corpus cannot be read, is damaged, or holds no document.
         ExportError: the files cannot be written.
     """
-    _check_options(format, split, file_bytes)
+    _check_options(format, file_bytes)
+    place = os.fspath(out)
     if format != "hf" and not with_columns:
         raise UsageError(f"{format} holds no columns but the ids", hint="leave out --no-columns, which is for hf")
-    if format != "bridge" and pack_tokens is not None:
-        raise UsageError(f"{format} has no packs", hint="leave out --pack-tokens, which is for bridge")
     if format == "olmo" and drop_eos:
         raise UsageError("olmo: only EOS says where a document ends in the files", hint="leave out --drop-eos")
-    place = _joined(os.fspath(out), split)
     drop_eos = format == "fms" if drop_eos is None else drop_eos
     with open_corpus(corpus) as opened:
         check_not_empty(opened)
         drop_bos = drop_bos and opened.bos_id is not None
         loss = None if drop_loss else _loss_form(opened, format)
         columns = kept_columns(opened.manifest.columns) if with_columns and format == "hf" else {}
-        target = _format(format, _facts(opened, columns, loss), file_bytes, pack_tokens)
+        target = FORMATS[format].of(_facts(opened, columns, loss, file_bytes))
         _check_file_bytes(target, file_bytes)
         with new_place(place, is_marked=target.is_marked) as store:
             sequence = FileSequence(target, store, file_bytes=file_bytes or target.file_bytes)
@@ -182,7 +175,7 @@ def _write(
     return sequence.finish(), left_out, targets
 
 
-def _loss_form(corpus: Corpus, form: str) -> str | None:
+def _loss_form(corpus: Corpus, form: FormatName) -> str | None:
     """How a format says which tokens of a corpus are trained; None for a corpus without loss spans.
 
     Raises:
@@ -191,18 +184,18 @@ def _loss_form(corpus: Corpus, form: str) -> str | None:
     manifest, is_weighted = corpus.manifest, has_weights(corpus.manifest.columns)
     if not corpus.has_spans:
         return None
-    if form == "hf" or (form in _MASKED and not is_weighted):
+    forms = [name for name, each in FORMATS.items() if each.holds_weights or (each.holds_masks and not is_weighted)]
+    if form in forms:
         return MASK if is_weighted else LABELS
-    what = "its loss spans have weights" if form in _MASKED else "it has loss spans"
-    others = "hf" if is_weighted else f"hf, {', '.join(_MASKED[:-1])} or {_MASKED[-1]}"
+    what = "its loss spans have weights" if FORMATS[form].holds_masks else "it has loss spans"
     raise UsageError(
         f"{corpus.location} trains {manifest.num_targets:,} of its {manifest.num_tokens:,} tokens: {what}, and {form} "
         "cannot hold them",
-        hint=f"use --format {others}; --drop-loss writes the tokens alone, of which readers then train all",
+        hint=f"use --format {' or '.join(forms)}; --drop-loss writes the tokens alone, of which readers then train all",
     )
 
 
-def _facts(corpus: Corpus, names: Collection[str], loss: str | None) -> CorpusFacts:
+def _facts(corpus: Corpus, names: Collection[str], loss: str | None, file_bytes: int | None) -> CorpusFacts:
     tokenizer = corpus.manifest.tokenizer
     return CorpusFacts(
         name=absolute_location(corpus.location).rpartition("/")[2],
@@ -210,6 +203,7 @@ def _facts(corpus: Corpus, names: Collection[str], loss: str | None) -> CorpusFa
         vocab_size=corpus.vocab_size,
         columns=tuple(corpus.shard_schema.field(name) for name in names),
         loss=loss,
+        file_bytes=file_bytes,
         metadata={
             "tokshard.fingerprint": corpus.fingerprint,
             "tokshard.tokenizer": tokenizer.name,
@@ -220,25 +214,9 @@ def _facts(corpus: Corpus, names: Collection[str], loss: str | None) -> CorpusFa
     )
 
 
-def _format(name: str, facts: CorpusFacts, file_bytes: int | None, pack_tokens: int | None) -> Format:
-    made: Mapping[str, Callable[[], Format]] = {
-        "megatron": lambda: MegatronFormat.of(facts, is_numbered=file_bytes is not None),
-        "mds": lambda: MdsFormat.of(facts, size_limit=file_bytes or MdsFormat.default_bytes),
-        "litdata": lambda: LitdataFormat.of(facts, chunk_bytes=file_bytes or LitdataFormat.default_bytes),
-        "fms": lambda: FmsFormat.of(facts),
-        "hf": lambda: HuggingFaceFormat.of(facts),
-        "olmo": lambda: OlmoFormat.of(facts),
-        "datatrove": lambda: DatatroveFormat.of(facts),
-        "bridge": lambda: BridgeFormat.of(facts, pack_tokens=pack_tokens),
-    }
-    return made[name]()
-
-
-def _check_options(name: str, split: str | None, file_bytes: int | None) -> None:
+def _check_options(name: str, file_bytes: int | None) -> None:
     if name not in FORMATS:
         raise UsageError(f"no format {name!r}", hint=f"formats are {', '.join(FORMATS)}")
-    if split is not None and (not split or split.startswith(".") or "/" in split):
-        raise UsageError(f"{split!r} cannot be the name of a split", hint="give a name such as train or validation")
     if file_bytes is not None and file_bytes < _MIN_FILE_BYTES:
         raise UsageError(
             f"files of {counted(file_bytes, 'byte')} are too small", hint="give at least 1KiB; most loaders like 64MiB"
@@ -251,7 +229,3 @@ def _check_file_bytes(target: Format, file_bytes: int | None) -> None:
             f"files of {file_bytes:,} bytes are too large: places in a file of this format are 32 bits long",
             hint="give less than 4GiB",
         )
-
-
-def _joined(out: str, split: str | None) -> str:
-    return out if split is None else f"{out.rstrip('/')}/{split}"

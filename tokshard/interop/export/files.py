@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ class CorpusFacts:
         loss: the name of the column that says what is trained: `LABELS`, or `MASK` if spans have weights; None: there
             is none.
         metadata: the corpus and tokenizer of the tokens, for formats that can store it.
+        file_bytes: the size at which the user wants files to close; None: the format's.
     """
 
     name: str
@@ -37,6 +38,7 @@ class CorpusFacts:
     columns: tuple[pa.Field, ...]
     metadata: dict[str, str]
     loss: str | None = None
+    file_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,24 @@ class OpenFile(Protocol):
 
 
 class Format(Protocol):
-    """A format of another loader, for one corpus."""
+    """A format of another loader, for one corpus.
+
+    Attributes:
+        summary: its files, for the help of the command.
+        holds_masks: whether it can say which tokens are trained; `holds_weights`: and with which weight.
+    """
+
+    summary: ClassVar[str]
+    holds_masks: ClassVar[bool]
+    holds_weights: ClassVar[bool]
+
+    @classmethod
+    def of(cls, facts: CorpusFacts) -> Format:
+        """The format for one corpus.
+
+        Raises:
+            UsageError: it cannot hold the corpus.
+        """
 
     @property
     def dtype(self) -> str:
@@ -167,5 +186,5 @@ class FileSequence:
             raise UsageError(
                 f"document {place} of those to export has {longest:,} tokens; "
                 f"this format holds at most {self._target.max_document_tokens:,}",
-                hint="choose another --format; --pack-tokens is the limit of bridge",
+                hint="choose another --format",
             )

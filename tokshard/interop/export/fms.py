@@ -30,6 +30,9 @@ class FmsFormat:
     dataset: str
     metadata: dict[str, str]
     dtype: ClassVar[str] = "uint32"
+    summary: ClassVar[str] = "Arrow files of fms-fsdp"
+    holds_masks: ClassVar[bool] = False
+    holds_weights: ClassVar[bool] = False
     file_bytes: ClassVar[int | None] = 1 << 30
     max_file_bytes: ClassVar[int | None] = None
     max_document_tokens: ClassVar[int] = (1 << 31) - 1

@@ -31,6 +31,9 @@ class HuggingFaceFormat:
 
     dtype: str
     schema: pa.Schema
+    summary: ClassVar[str] = "a Hugging Face data set in parquet"
+    holds_masks: ClassVar[bool] = True
+    holds_weights: ClassVar[bool] = True
     file_bytes: ClassVar[int | None] = 512 << 20
     max_file_bytes: ClassVar[int | None] = None
     max_document_tokens: ClassVar[int] = (1 << 31) - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.interop.export.documents import Documents
 from tokshard.interop.export.files import CorpusFacts, OpenFile, WrittenFile
-from tokshard.interop.export.samples import MAX_BYTES, SampleFile, SampleLayout
-from tokshard.store import Store
+from tokshard.store import Store, written
 
 COLUMN = "tokens"
+_MAX_BYTES = (1 << 32) - 1
+"""Places in a shard are uint32."""
 _SHAPES = ((1 << 8, struct.Struct("<IBB")), (1 << 16, struct.Struct("<IBH")), (1 << 32, struct.Struct("<IBI")))
 _HEAD_BYTES = 9
 """Most bytes before the ids of a sample: its size, the kind of its shape, and its shape."""
@@ -26,27 +29,28 @@ class MdsFormat:
 
     dtype: str
     size_limit: int
-    default_bytes: ClassVar[int] = 64 << 20
-    file_bytes: ClassVar[int | None] = default_bytes
-    max_file_bytes: ClassVar[int | None] = MAX_BYTES
+    summary: ClassVar[str] = "MosaicML streaming"
+    holds_masks: ClassVar[bool] = False
+    holds_weights: ClassVar[bool] = False
+    file_bytes: ClassVar[int] = 64 << 20
+    max_file_bytes: ClassVar[int | None] = _MAX_BYTES
     is_marked: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, facts: CorpusFacts, *, size_limit: int) -> MdsFormat:
+    def of(cls, facts: CorpusFacts) -> MdsFormat:
         """The format for one corpus."""
-        return cls(facts.dtype.name, size_limit)
+        return cls(facts.dtype.name, facts.file_bytes or cls.file_bytes)
 
     @property
     def max_document_tokens(self) -> int:
-        return (MAX_BYTES - 4096) // np.dtype(self.dtype).itemsize
+        return (_MAX_BYTES - 4096) // np.dtype(self.dtype).itemsize
 
     def sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         return lengths * np.dtype(self.dtype).itemsize + _HEAD_BYTES + 4
 
     def open(self, store: Store, number: int) -> OpenFile:
         text = json.dumps(self._config(), sort_keys=True).encode()
-        layout = SampleLayout(dtype=np.dtype(self.dtype), text=text, head=_head)
-        return SampleFile(store, f"shard.{number:05d}.mds", layout)
+        return _Shard(store, f"shard.{number:05d}.mds", np.dtype(self.dtype), text)
 
     def finish(self, store: Store, files: list[WrittenFile]) -> None:
         shards = [
@@ -75,6 +79,43 @@ class MdsFormat:
             "column_encodings": [f"ndarray:{self.dtype}"],
             "column_sizes": [None],
         }
+
+
+class _Shard:
+    """One shard: the number of samples, the place of each and of the end, a description, and the samples.
+
+    It is held in memory until it is closed, because the places come first.
+    """
+
+    def __init__(self, store: Store, name: str, dtype: np.dtype[Any], text: bytes) -> None:
+        self._store, self._name, self._dtype, self._text = store, name, dtype, text
+        self._lengths: list[NDArray[np.int64]] = []
+        self._tokens: list[NDArray[Any]] = []
+
+    def write(self, documents: Documents) -> None:
+        self._lengths.append(documents.lengths)
+        self._tokens.append(documents.tokens.astype(self._dtype))  # a copy: what it was may be unmapped
+
+    def close(self) -> WrittenFile:
+        lengths = np.concatenate(self._lengths)
+        heads = [_head(length, self._dtype.itemsize) for length in lengths.tolist()]
+        sizes = np.fromiter(map(len, heads), np.int64, len(heads)) + lengths * self._dtype.itemsize
+        places = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]) + 4 * (len(lengths) + 2) + len(self._text)
+        parts = zip(self._tokens, self._lengths, strict=True)
+        ids = (one.data for tokens, of in parts for one in np.split(tokens, np.cumsum(of)[:-1]))
+        with written(self._store, self._name) as file:
+            file.write(np.uint32(len(lengths)).tobytes() + places.astype(np.uint32).tobytes() + self._text)
+            file.writelines(itertools.chain.from_iterable(zip(heads, ids, strict=True)))
+        return WrittenFile(
+            name=self._name,
+            num_documents=len(lengths),
+            num_tokens=int(lengths.sum()),
+            num_bytes=int(places[-1]),
+        )
+
+    def discard(self) -> None:
+        """Forget the samples."""
+        self._tokens.clear()
 
 
 def _head(num_tokens: int, itemsize: int) -> bytes:

@@ -34,13 +34,16 @@ class MegatronFormat:
 
     dtype: str
     is_numbered: bool
+    summary: ClassVar[str] = ".bin and .idx of Megatron-LM"
+    holds_masks: ClassVar[bool] = False
+    holds_weights: ClassVar[bool] = False
     file_bytes: ClassVar[int | None] = None
     max_file_bytes: ClassVar[int | None] = None
     max_document_tokens: ClassVar[int] = (1 << 31) - 1
     is_marked: ClassVar[bool] = False
 
     @classmethod
-    def of(cls, facts: CorpusFacts, *, is_numbered: bool) -> MegatronFormat:
+    def of(cls, facts: CorpusFacts) -> MegatronFormat:
         """The format for one corpus.
 
         Raises:
@@ -50,7 +53,7 @@ class MegatronFormat:
             raise UsageError(
                 f"the vocabulary has {facts.vocab_size:,} ids; Megatron-LM stores int32", hint="choose another --format"
             )
-        return cls("uint16" if facts.dtype == np.uint16 else "int32", is_numbered)
+        return cls("uint16" if facts.dtype == np.uint16 else "int32", facts.file_bytes is not None)
 
     def sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         return lengths * np.dtype(self.dtype).itemsize

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.interop.export.documents import Documents
 from tokshard.interop.export.files import CorpusFacts, OpenFile, WrittenFile
-from tokshard.interop.export.flat_file import FlatFile
 from tokshard.store import Store
 
 IDS, MASK = "token_ids", "labels_mask"
@@ -21,6 +21,9 @@ class OlmoFormat:
 
     dtype: str
     has_loss: bool
+    summary: ClassVar[str] = "flat ids and masks of OLMo-core"
+    holds_masks: ClassVar[bool] = True
+    holds_weights: ClassVar[bool] = False
     file_bytes: ClassVar[int | None] = 1 << 30
     max_file_bytes: ClassVar[int | None] = None
     max_document_tokens: ClassVar[int] = (1 << 63) - 1
@@ -36,7 +39,7 @@ class OlmoFormat:
 
     def open(self, store: Store, number: int) -> OpenFile:
         end = f"_part_{number:04d}.npy"
-        return FlatFile(store, IDS + end, mask=MASK + end if self.has_loss else None)
+        return _FlatFile(store, IDS + end, mask=MASK + end if self.has_loss else None)
 
     def finish(self, store: Store, files: list[WrittenFile]) -> None:
         """Do nothing: the files have no index."""
@@ -44,3 +47,37 @@ class OlmoFormat:
     def reading(self, location: str) -> str:
         masks = f', label_mask_paths=["{location}/{MASK}_part_*.npy"]' if self.has_loss else ""
         return f'paths=["{location}/{IDS}_part_*.npy"]{masks}, as {self.dtype}'
+
+
+class _FlatFile:
+    """A file of ids, and the mask beside it.
+
+    Args:
+        mask: name of a file with a byte for each id, 1 where it is trained; None for none.
+    """
+
+    def __init__(self, store: Store, name: str, *, mask: str | None = None) -> None:
+        self._name = name
+        self._ids, self._mask = store.spool(name), mask and store.spool(mask)
+        self._num_documents = self.num_tokens = 0
+
+    def write(self, documents: Documents) -> None:
+        self._ids.file.write(np.ascontiguousarray(documents.tokens).data)
+        if self._mask and documents.loss is not None:
+            self._mask.file.write((documents.loss > 0).data)
+        self._num_documents += len(documents)
+        self.num_tokens += len(documents.tokens)
+
+    def close(self) -> WrittenFile:
+        spools = [spool for spool in (self._ids, self._mask) if spool]
+        num_bytes = sum(spool.file.tell() for spool in spools)
+        for spool in spools:
+            spool.put()
+        return WrittenFile(
+            name=self._name, num_documents=self._num_documents, num_tokens=self.num_tokens, num_bytes=num_bytes
+        )
+
+    def discard(self) -> None:
+        for spool in (self._ids, self._mask):
+            if spool:
+                spool.discard()

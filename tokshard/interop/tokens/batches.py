@@ -11,14 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import BadSourceError, UsageError
+from tokshard.numbers import DTYPES
 from tokshard.store import Store
 
 BATCH_BYTES = 1 << 20
 """A reader yields as many whole documents as fit, or one that is larger: a batch that stays in the processor's cache
 is processed three times as fast as one of 16 MiB."""
-
-DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
-"""What ids may be stored as; always little-endian."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

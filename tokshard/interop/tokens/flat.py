@@ -15,6 +15,7 @@ from tokshard.errors import SourceError, UsageError
 from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch, TokenSpec, damaged, stored_dtype
 from tokshard.interop.tokens.ends import NumberFile, is_npy, npy_array
 from tokshard.interop.tokens.loss import MaskFile
+from tokshard.numbers import ceil_div
 from tokshard.store import Store
 
 IDS, MASK = "token_ids", "labels_mask"
@@ -35,8 +36,8 @@ def read(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec)
     """
     ids = _ids(store, name, spec)
     width = ids.dtype.itemsize
-    first = _first_at(ids, max(0, -(-(start - ids.start) // width)), spec)
-    last = ids.count if stop is None else max(0, -(-(stop - ids.start) // width))
+    first = _first_at(ids, max(0, ceil_div(start - ids.start, width)), spec)
+    last = ids.count if stop is None else max(0, ceil_div(stop - ids.start, width))
     mask = MaskFile.of(store, mask_name(name), num_ids=ids.count) if spec.has_loss else None
     return _documents(ids, first, last, spec, mask) if first < last else iter(())
 

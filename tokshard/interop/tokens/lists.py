@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
 from tokshard.format.arrays import number_array
-from tokshard.interop.tokens.batches import DTYPES, TokenBatch
+from tokshard.interop.tokens.batches import TokenBatch
 from tokshard.interop.tokens.located import batches_of
 from tokshard.interop.tokens.loss import (
     IGNORED,
@@ -25,6 +25,7 @@ from tokshard.interop.tokens.loss import (
     weights_of,
 )
 from tokshard.interop.tokens.rows import LENGTHS, MASK, ROW_FIELDS, RowValues, documents_of_rows
+from tokshard.numbers import DTYPES
 
 USUAL_FIELDS = ("tokens", "input_ids", "token_ids")
 """Names of the column of ids, the first that is there."""

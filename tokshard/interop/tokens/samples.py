@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from tokshard.errors import BadSourceError, UsageError
 from tokshard.format.schema import MAX_VOCABULARY
-from tokshard.interop.tokens.batches import DTYPES, TokenBatch, TokenSpec, damaged, stored_dtype
+from tokshard.interop.tokens.batches import TokenBatch, TokenSpec, damaged, stored_dtype
 from tokshard.interop.tokens.lists import find_name, join
 from tokshard.interop.tokens.located import batches_of
 from tokshard.interop.tokens.rows import ROW_FIELDS, RowValues, documents_of_rows
 from tokshard.interop.tokens.sample_index import Json, entry_of, index_name, read_index
+from tokshard.numbers import DTYPES
 from tokshard.store import Store
 
 MDS_SUFFIXES = (".mds", ".mds.zstd", ".mds.gz", ".mds.bz2")
@@ -135,7 +136,7 @@ class _SampleFile:
     def __init__(self, store: Store, name: str, compression: str, num_bytes: Any, hashes: Any) -> None:
         self._store, self._name, self._size = store, name, store.stat(name).size
         self._unpack = _OPEN.get(compression)
-        if not isinstance(num_bytes, int) or num_bytes < 0:
+        if not isinstance(num_bytes, int):
             raise damaged(store, index_name(name), f"it gives {name} {num_bytes!r} bytes")
         if self._unpack is None and self._size != num_bytes:
             raise damaged(store, name, f"it has {self._size:,} bytes, its index says {num_bytes:,}")

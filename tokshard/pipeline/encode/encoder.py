@@ -7,7 +7,8 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from importlib import import_module
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ from tokshard.extras import version_of
 from tokshard.format.manifest import TokenizerInfo
 from tokshard.pipeline.encode.tokenizer_file import without_truncation
 from tokshard.pipeline.sources.records import NOT_ENCODED, Problem
+
+TOKENIZERS, FASTOKENS = "tokenizers", "fastokens"
+"""The packages that encode."""
 
 _MAX_COMPARED_RANGES = 4
 _ID_DTYPE = np.dtype(np.uint32)
@@ -160,6 +164,9 @@ def _ranges(ids: Iterable[int]) -> Iterator[tuple[int, int]]:
 _INLINE_BYTES = 8_192
 """Measured with tokenizers 1.0.0rc3. A wrong value costs nothing but speed."""
 
+_FLAT_BYTES = 65_536
+"""The same for fastokens 0.3.5, on one thread."""
+
 
 _HINTS = {
     "Byte fallback": "tokenizers 1.0 refuses such files (Gemma 1 and 2 have them): pip install 'tokenizers<1'",
@@ -177,14 +184,16 @@ class Encoder:
     Args:
         content: of a ``tokenizer.json``.
         ids: tokens to the ids that they have to have.
+        engine: the package that encodes: `TOKENIZERS`, or one with the same ids, see `tokshard.pipeline.encode.engine`.
 
     Raises:
         TokenizerError: the library cannot load the file, or gives one of `ids` another id.
     """
 
-    def __init__(self, content: bytes, ids: Mapping[str, int] | None = None) -> None:
+    def __init__(self, content: bytes, ids: Mapping[str, int] | None = None, engine: str = TOKENIZERS) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # 0.2x: workers are the parallelism
-        self._content, self._ids = content, ids or {}
+        os.environ["FASTOKENS_BPE_THREADS"] = "1"
+        self._content, self._ids, self._engine = content, ids or {}, engine
         self._encode = self._load()
 
     def __call__(self, texts: Sequence[str]) -> list[NDArray[Any]]:
@@ -202,16 +211,21 @@ class Encoder:
                 if not _is_panic(error):
                     raise
                 self._encode = self._load()  # a lock that the panic left closed would fail on other texts
-            raise EncodingError(f"{_library()} fails on the text: {_first_line(error)}") from error
+            raise EncodingError(f"{self._library} fails on the text: {_first_line(error)}") from error
+
+    @property
+    def _library(self) -> str:
+        return f"{self._engine} {version_of(self._engine)}"
 
     def _load(self) -> EncodeTexts:
         try:
             with tempfile.NamedTemporaryFile() as file:  # the library loads files only
                 file.write(without_truncation(self._content))
                 file.flush()
-                tokenizer: Any = Tokenizer.from_file(file.name)
+                load: Any = Tokenizer if self._engine == TOKENIZERS else import_module(self._engine).Tokenizer
+                tokenizer: Any = load.from_file(file.name)
             numbers = {token: tokenizer.encode(token, add_special_tokens=False).ids for token in self._ids}
-            encode = (_encoder_02x if hasattr(tokenizer, "encode_batch_fast") else _encoder_1x)(tokenizer)
+            encode = _encoder_of(self._engine, tokenizer)
             (found,) = encode(["a b"])  # some parts are only found to be missing when they are used
         except MemoryError:
             raise
@@ -219,8 +233,10 @@ class Encoder:
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
             raise TokenizerError(
-                f"{_library()} cannot load the tokenizer: {_first_line(error)}",
-                hint=next(
+                f"{self._library} cannot load the tokenizer: {_first_line(error)}",
+                hint="leave out --engine"
+                if self._engine != TOKENIZERS
+                else next(
                     (hint for said, hint in _HINTS.items() if said in str(error)),
                     "check that it is a tokenizer.json, and try another version of tokenizers",
                 ),
@@ -228,13 +244,13 @@ class Encoder:
         for token, ids in numbers.items():
             if len(ids) == 1 and ids[0] != self._ids[token]:  # a token of the vocabulary alone may become others
                 raise TokenizerError(
-                    f"the file of the tokenizer says that {token!r} is {self._ids[token]}, and {_library()}, which "
+                    f"the file of the tokenizer says that {token!r} is {self._ids[token]}, and {self._library}, which "
                     f"encodes texts, gives it {ids[0]}",
                     hint="number its added_tokens as the library does: by the vocabulary, or after it without a gap",
                 )
         if found.dtype != np.uint32:
             raise TokenizerError(
-                f"{_library()} gives ids as {found.dtype}, expected uint32",
+                f"{self._library} gives ids as {found.dtype}, expected uint32",
                 hint="install another version of tokenizers",
             )
         return encode
@@ -245,12 +261,28 @@ def _is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def _library() -> str:
-    return f"tokenizers {version_of('tokenizers')}"
-
-
 def _first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _encoder_of(engine: str, tokenizer: Any) -> EncodeTexts:
+    if engine == FASTOKENS:
+        return _encoder_fastokens(tokenizer)
+    return _encoder_02x(tokenizer) if hasattr(tokenizer, "encode_batch_fast") else _encoder_1x(tokenizer)
+
+
+def _encoder_fastokens(tokenizer: Any) -> EncodeTexts:
+    encode_batch = tokenizer.encode_batch_flat
+
+    def encode_all(texts: Sequence[str]) -> list[NDArray[Any]]:
+        ids: list[NDArray[Any]] = []
+        for start, stop in inline_groups(texts, _FLAT_BYTES):
+            content, offsets = encode_batch(texts[start:stop], split_special_tokens=True)
+            tokens = np.frombuffer(content, _ID_DTYPE)
+            ids += [tokens[first:last] for first, last in pairwise(np.frombuffer(offsets, np.uint64).tolist())]
+        return ids
+
+    return encode_all
 
 
 def _encoder_1x(tokenizer: Any) -> EncodeTexts:
@@ -269,17 +301,17 @@ def _encoder_1x(tokenizer: Any) -> EncodeTexts:
     return encode_all
 
 
-def inline_groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+def inline_groups(texts: Sequence[str], most: int = _INLINE_BYTES) -> Iterator[tuple[int, int]]:
     """Half-open ranges of texts, in order: one text each, or a batch that `encode_batch` of 1.x runs without threads.
 
     A call costs as much as 20 tokens, so a call for each short text would halve the speed. Above `_INLINE_BYTES` of
-    text, a batch goes to threads, which costs up to half of the throughput per core.
+    text, which is `most`, a batch goes to threads, which costs up to half of the throughput per core.
     """
     # a character takes four bytes at most
     ends = list(accumulate(len(text) if text.isascii() else 4 * len(text) for text in texts))
     start, before = 0, 0
     while start < len(ends):
-        stop = max(start + 1, bisect_right(ends, before + _INLINE_BYTES, start))
+        stop = max(start + 1, bisect_right(ends, before + most, start))
         yield start, stop
         start, before = stop, ends[stop - 1]
 

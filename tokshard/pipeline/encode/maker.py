@@ -5,7 +5,6 @@ Chunks are independent, so several processes can handle chunks of one input.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,10 +18,10 @@ from tokshard.format.manifest import BuildConfig, TokenizerInfo
 from tokshard.interop.tokens.batches import TokenBatch
 from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN
 from tokshard.pipeline.encode.chat.texts import ChatTexts
-from tokshard.pipeline.encode.documents import Documents, Made, content_hashes, ruled, validation_mask
+from tokshard.pipeline.encode.documents import ChunkResult, Documents, apply_rules, content_hashes, validation_mask
 from tokshard.pipeline.encode.encoder import DocumentEncoder, EncodedTexts, Encoder
 from tokshard.pipeline.encode.passing import TokenPasser
-from tokshard.pipeline.encode.tokenizer_file import parsed_tokens, parsing
+from tokshard.pipeline.encode.tokenizer_file import added_tokens, parsed_tokens, parsing
 from tokshard.pipeline.sources import token_lines
 from tokshard.pipeline.sources.chats import TemplateSource
 from tokshard.pipeline.sources.json_lines import JsonLinesParser
@@ -49,18 +48,18 @@ class Parsed:
         records: texts and what is wrong with others; or, where no text is read, the documents themselves.
     """
 
-    records: Records | Made
+    records: Records | ChunkResult
 
     @property
     def positions(self) -> NDArray[np.int64]:
         """The position of each candidate in the chunk: int64."""
         found = self.records
-        return found.documents.positions if isinstance(found, Made) else positions_array(found)
+        return found.documents.positions if isinstance(found, ChunkResult) else positions_array(found)
 
     def contents(self) -> Iterator[bytes]:
         """What each candidate holds, for hashes: its text as UTF-8, or its tokens."""
         found = self.records
-        return found.documents.contents() if isinstance(found, Made) else (text.encode() for text in found.texts)
+        return found.documents.contents() if isinstance(found, ChunkResult) else (text.encode() for text in found.texts)
 
 
 class Maker:
@@ -97,31 +96,32 @@ class Maker:
         loaded = self._load()
         self._added = AddedText(loaded, self._tokenizer, parsed_tokens(self._config.special_tokens))
         content = parsing(loaded, self._tokenizer, parsed_tokens(self._config.special_tokens))
-        return DocumentEncoder(Encoder(content, self._tokenizer.special_ids), self._tokenizer)
+        encode = Encoder(content, self._tokenizer.special_ids, self._tokenizer.library)
+        return DocumentEncoder(encode, self._tokenizer)
 
-    def parse(self, chunk: Chunk | Made) -> Parsed:
+    def parse(self, chunk: Chunk | ChunkResult) -> Parsed:
         """The records of a chunk."""
         found = self._parse(chunk) if isinstance(chunk, LineChunk) else chunk
-        if self._pass_on is None or isinstance(found, Made):
+        if self._pass_on is None or isinstance(found, ChunkResult):
             assert not isinstance(found, TokenBatch), "only an import reads tokens"
             return Parsed(found)
         return Parsed(self._pass_on(found if isinstance(found, TokenBatch) else token_lines.batch(found, self._spec)))
 
-    def make(self, parsed: Parsed, is_kept: NDArray[np.bool_] | None = None) -> Made:
+    def make(self, parsed: Parsed, is_kept: NDArray[np.bool_] | None = None) -> ChunkResult:
         """The documents of a chunk.
 
         Args:
             is_kept: bool [candidates]: those that are no duplicates. None: that is not known yet.
         """
         found = parsed.records
-        if isinstance(found, Made):
+        if isinstance(found, ChunkResult):
             made = replace(found, candidates=found.documents.positions)
             made = made if is_kept is None else made.without_duplicates(is_kept)
         else:
             made = self._encoded(found, is_kept)
-        return ruled(made, self._config)
+        return apply_rules(made, self._config)
 
-    def hashed(self, parsed: Parsed) -> Made:
+    def hashed(self, parsed: Parsed) -> ChunkResult:
         """The texts of a chunk as documents without tokens, of which only the hashes are known."""
         found, hashes = parsed.records, content_hashes(parsed.contents())
         documents = Documents(
@@ -131,9 +131,13 @@ class Maker:
             columns={},
             hashes=hashes,
         )
-        return replace(found, documents=documents) if isinstance(found, Made) else _made(found, documents, found.bad)
+        return (
+            replace(found, documents=documents)
+            if isinstance(found, ChunkResult)
+            else _made(found, documents, found.bad)
+        )
 
-    def _encoded(self, records: Records, is_kept: NDArray[np.bool_] | None) -> Made:
+    def _encoded(self, records: Records, is_kept: NDArray[np.bool_] | None) -> ChunkResult:
         candidates = positions_array(records)
         texts, positions, columns = records.texts, candidates, records.columns
         if is_kept is not None and not is_kept.all():
@@ -145,8 +149,7 @@ class Maker:
             changes[UNREAD + name] = np.array(found, np.int64)[np.isin(found, positions)]
         if self._added is not None:
             changes |= {SPELLED + token: positions[spelled] for token, spelled in self._added(texts).items()}
-        idle = [(int(positions[index]), NOTHING_TO_LEARN) for index in encoded.idle]
-        records = replace(records, passed_over=sorted([*records.passed_over, *idle]))
+        idle = {NOTHING_TO_LEARN: np.sort(positions[list(encoded.idle)])} if encoded.idle else {}
         if encoded.with_special or encoded.failed or encoded.idle:
             rejected = [_special(int(positions[index])) for index in encoded.with_special]
             rejected += [BadRecord(int(positions[index]), *problem) for index, problem in encoded.failed.items()]
@@ -165,23 +168,19 @@ class Maker:
             omitted=encoded.omitted,
             is_validation=None if fraction is None else validation_mask((text.encode() for text in texts), fraction),
         )
-        made = replace(_made(records, documents, bad, candidates), changes=changes)
+        made = replace(_made(records, documents, bad, candidates), changes=changes, left_out=idle)
         return made if is_kept is None else made.without_duplicates(is_kept)
 
 
 def _made(
     records: Records, documents: Documents, bad: list[BadRecord], candidates: NDArray[np.int64] | None = None
-) -> Made:
+) -> ChunkResult:
     """The results of the records of a chunk."""
-    return Made(
+    return ChunkResult(
         count=records.count,
         input_bytes=records.input_bytes,
         documents=documents,
         bad=bad,
-        left_out={
-            reason: np.array([position for position, why in records.passed_over if why == reason], np.int64)
-            for reason in {why for _, why in records.passed_over}
-        },
         candidates=candidates,
         fields=frozenset(records.fields),
         num_marks=records.num_marks,
@@ -221,8 +220,7 @@ class AddedText:
     """
 
     def __init__(self, content: bytes, info: TokenizerInfo, known: Iterable[str]) -> None:
-        added = json.loads(content).get("added_tokens") or []
-        tokens = {one["content"] for one in added if not one.get("special")}
+        tokens = {one["content"] for one in added_tokens(content) if not one.get("special")}
         # stretches of white space and single signs are words of a vocabulary, which nobody takes for control
         tokens = {token for token in tokens if _CONTROL.fullmatch(token)} - {info.eos, info.bos, *known}
         self._texts = SpecialText(tokens)

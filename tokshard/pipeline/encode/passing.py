@@ -19,7 +19,7 @@ from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS, spans_of
 from tokshard.format.manifest import TokenizerInfo
 from tokshard.format.schema import COLUMN_TYPES
 from tokshard.interop.tokens.batches import TokenBatch
-from tokshard.pipeline.encode.documents import Documents, Made
+from tokshard.pipeline.encode.documents import ChunkResult, Documents
 from tokshard.pipeline.sources.records import TOO_LONG, BadRecord, RecordSpec
 
 OUT_OF_VOCABULARY = "id outside the vocabulary"
@@ -55,7 +55,7 @@ class TokenPasser:
         self._others = [other for other in spec.tokens.delimiters if other != info.eos_id]
         self._max_bytes, self._has_weights = spec.max_document_bytes, spec.tokens.has_weights
 
-    def __call__(self, batch: TokenBatch) -> Made:
+    def __call__(self, batch: TokenBatch) -> ChunkResult:
         """The records of a batch, and the documents that they become."""
         tokens = batch.tokens
         is_delimiter = tokens == self._eos
@@ -80,7 +80,7 @@ class TokenPasser:
             loss[np.concatenate([np.zeros(1, np.int64), kept_ends])[:-1]] = 0  # nothing comes before it
         finished, finished_ends, loss = self._delimited(kept, kept_ends, is_ended[is_kept], loss)
         is_inside = np.zeros(len(ends), np.bool_) if batch.is_stream else ~records.is_last
-        return Made(
+        return ChunkResult(
             count=len(ends),
             input_bytes=batch.input_bytes,
             documents=Documents(

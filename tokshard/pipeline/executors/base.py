@@ -18,39 +18,19 @@ from tokshard.pipeline.workspace.receipts import Progress, Receipt
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A task has ended. All its receipts were reported before."""
-
-    task: AnyTask
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A task has ended because its worker died; it may succeed elsewhere.
+    """A task has ended. All its receipts were reported before.
 
     Args:
-        error: the error for the user, if the task is not tried again.
+        error: its worker died, and it may succeed elsewhere: the error for the user, if it is not tried again.
         max_losses: workers that a task may lose; after the next loss it is not tried again.
     """
 
     task: AnyTask
-    error: TokshardError
+    error: TokshardError | None = None
     max_losses: int = 1
 
-    def checked(self, losses: int) -> AnyTask:
-        """The task, to be tried again.
 
-        Args:
-            losses: workers that it has lost so far.
-
-        Raises:
-            TokshardError: there are too many.
-        """
-        if losses > self.max_losses:
-            raise self.error
-        return self.task
-
-
-Event = Receipt | Ended | Lost
+Event = Receipt | Ended
 
 OnProgress = Callable[[Progress], None]
 """Called after every chunk, with what was done since the last call."""
@@ -63,30 +43,41 @@ def cpu_time() -> float:
 
 
 @dataclass(slots=True)
-class Usage:
-    """The cost of workers, or of a run of a build.
+class WorkerUsage:
+    """The cost of workers.
 
     Args:
-        cpu_seconds: CPU time of all workers, without the process that they are forked from.
-        peak_worker_bytes: peak resident memory of the largest worker.
+        cpu_seconds: CPU time of all, without the process that they are forked from.
+        peak_bytes: peak resident memory of the largest.
         num_workers: processes that could run at once.
-        tokens: tokens written in this run.
+    """
+
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0
+    num_workers: int = 0
+
+    def add(self, other: WorkerUsage) -> None:
+        """Add the cost of later workers."""
+        self.cpu_seconds += other.cpu_seconds
+        self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
+        self.num_workers = max(self.num_workers, other.num_workers)
+
+
+@dataclass(slots=True)
+class RunUsage:
+    """The cost of a run of a build.
+
+    Args:
+        workers: of all stages.
+        tokens: tokens written.
         started: start on the monotonic clock.
         cpu_before: CPU-seconds of this process when it began.
     """
 
-    cpu_seconds: float = 0.0
-    peak_worker_bytes: int = 0
-    num_workers: int = 0
+    workers: WorkerUsage = field(default_factory=WorkerUsage)
     tokens: int = 0
     started: float = field(default_factory=time.monotonic)
     cpu_before: float = field(default_factory=cpu_time)
-
-    def add(self, other: Usage) -> None:
-        """Add the cost of later workers."""
-        self.cpu_seconds += other.cpu_seconds
-        self.peak_worker_bytes = max(self.peak_worker_bytes, other.peak_worker_bytes)
-        self.num_workers = max(self.num_workers, other.num_workers)
 
 
 class Executor(Protocol):
@@ -96,7 +87,7 @@ class Executor(Protocol):
     """
 
     @property
-    def run_mapped(self) -> Callable[[Run], Iterator[Receipt]] | None:
+    def run_shared(self) -> Callable[[Run], Iterator[Receipt]] | None:
         """Runs a stream in this process while all workers prepare its chunks and no other task runs.
 
         None: this executor has no workers for chunks.
@@ -107,7 +98,7 @@ class Executor(Protocol):
         """The number of tasks that can run at once."""
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> WorkerUsage:
         """The cost of all workers that have stopped."""
 
     def __enter__(self) -> Self: ...
@@ -132,16 +123,16 @@ class InlineExecutor:
     """An `Executor` without workers: a task runs when its events are requested."""
 
     num_workers = 1
-    run_mapped: None = None
+    run_shared: None = None
 
     def __init__(self, build: Build, stage: Stage, on_progress: OnProgress) -> None:
         self._runner = TaskRunner(build, stage, on_progress)
         self._run: Run | None = None
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> WorkerUsage:
         """Only the peak of memory: the CPU time is the caller's."""
-        return Usage(peak_worker_bytes=peak_bytes(), num_workers=1)
+        return WorkerUsage(peak_bytes=peak_bytes(), num_workers=1)
 
     def __enter__(self) -> Self:
         return self

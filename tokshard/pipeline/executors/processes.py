@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Self
 
 from tokshard.errors import BuildError
-from tokshard.pipeline.encode.documents import Made
-from tokshard.pipeline.executors.base import Ended, Event, Lost, OnProgress, Usage, peak_bytes
+from tokshard.pipeline.encode.documents import ChunkResult
+from tokshard.pipeline.executors.base import Ended, Event, OnProgress, WorkerUsage, peak_bytes
 from tokshard.pipeline.executors.worker import ENVIRONMENT, START_METHOD, environment, worker_main
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.records import Chunk
@@ -37,7 +37,7 @@ class _ChunkJob:
 
     segment: int
     chunk: Chunk
-    prepared: Made | None = None
+    prepared: ChunkResult | None = None
     losses: int = 0
 
 
@@ -56,7 +56,7 @@ class _WorkerProcess:
     connection: Connection
     task: AnyTask | None = None
     jobs: deque[_ChunkJob] = field(default_factory=deque)
-    usage: Usage = field(default_factory=Usage)
+    usage: WorkerUsage = field(default_factory=WorkerUsage)
 
 
 class ProcessExecutor:
@@ -71,7 +71,7 @@ class ProcessExecutor:
         self._workers: list[_WorkerProcess] = []
         self._num_started = 0
         self.num_workers = num_workers
-        self.usage = Usage(num_workers=num_workers)
+        self.usage = WorkerUsage(num_workers=num_workers)
 
     def __enter__(self) -> Self:
         return self
@@ -112,15 +112,15 @@ class ProcessExecutor:
                 continue
             task, worker.task = worker.task, None
             assert task is not None, "a worker has one task at a time"
-            yield Lost(task, message) if isinstance(message, BuildError) else Ended(task)
+            yield Ended(task, message if isinstance(message, BuildError) else None)
 
-    def run_mapped(self, run: Run) -> Iterator[Receipt]:
+    def run_shared(self, run: Run) -> Iterator[Receipt]:
         """Run a stream in this process while all workers prepare its chunks."""
-        self.usage.add(Usage(peak_worker_bytes=peak_bytes()))
+        self.usage.add(WorkerUsage(peak_bytes=peak_bytes()))
         runner = TaskRunner(self._build, self._stage, self._on_progress)
         return runner.run(run, self._prepared)
 
-    def _prepared(self, chunks: Iterable[tuple[int, Chunk]]) -> Iterator[tuple[int, Made]]:
+    def _prepared(self, chunks: Iterable[tuple[int, Chunk]]) -> Iterator[tuple[int, ChunkResult]]:
         """The results of the chunks of a stream, in order. Damage is raised after the chunks before it."""
         source: Iterator[tuple[int, Chunk]] | None = iter(chunks)
         jobs: deque[_ChunkJob] = deque()
@@ -161,7 +161,7 @@ class ProcessExecutor:
                     if job.losses > 1:
                         raise message
                     self._prepare(job)
-            elif not isinstance(message, Usage):
+            elif not isinstance(message, WorkerUsage):
                 worker.jobs.popleft().prepared = message
 
     def _messages(self) -> Iterator[tuple[_WorkerProcess, Any]]:
@@ -178,7 +178,7 @@ class ProcessExecutor:
                 message = worker.connection.recv() if handle is worker.connection else None
             except (EOFError, OSError):  # also "end of file during message": it was killed while it sent one
                 message = None
-            if isinstance(message, Usage):
+            if isinstance(message, WorkerUsage):
                 worker.usage = message
             if message is None:
                 self._workers.remove(worker)
@@ -235,11 +235,9 @@ class ProcessExecutor:
         task = worker.task
         what = "" if task is None else f" while it {self._purpose(task)}"
         memory = "; SIGKILL often means that memory ran out: try fewer --workers" if code == -signal.SIGKILL else ""
-        again = "run the same command again: finished tasks are kept"
-        way_out = self._build.start_over if self._build.inputs.read_once else again
         return BuildError(
             f"worker {worker.number} (pid {worker.process.pid}) {how}{what}",
-            hint=f"{way_out}{memory}",
+            hint=f"run the same command again: finished tasks are kept{memory}",
         )
 
     def _purpose(self, task: AnyTask) -> str:

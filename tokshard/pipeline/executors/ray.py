@@ -18,7 +18,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import ray
@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tokshard.errors import BuildError, StoreError, UsageError
 from tokshard.format import names
-from tokshard.pipeline.executors.base import Ended, Event, Lost, OnProgress, Usage, cpu_time, peak_bytes, portable
+from tokshard.pipeline.executors.base import Ended, Event, OnProgress, WorkerUsage, cpu_time, peak_bytes, portable
 from tokshard.pipeline.executors.ray_cluster import num_cpus
 from tokshard.pipeline.executors.worker import ENVIRONMENT
 from tokshard.pipeline.request import Build, other_versions
@@ -53,13 +53,13 @@ class RayExecutor:
         most_tasks: the most tasks in flight; None: enough to keep all CPUs busy.
     """
 
-    run_mapped: None = None
+    run_shared: None = None
 
     def __init__(self, build: Build, stage: Stage, on_progress: OnProgress, *, most_tasks: int | None) -> None:
         self._build, self._stage, self._on_progress, self._most_tasks = build, stage, on_progress, most_tasks
         self._running: dict[Any, AnyTask] = {}
         self._num_cpus, self._counted = 0, -_CPUS_SECONDS
-        self.usage = Usage()
+        self.usage = WorkerUsage()
 
     @property
     def num_workers(self) -> int:
@@ -110,11 +110,11 @@ class RayExecutor:
                 raise portable(error) from error
             except RayError as error:
                 del self._running[values]
-                yield Lost(task, self._loss(task, error), _MAX_LOSSES)
+                yield Ended(task, self._loss(task, error), _MAX_LOSSES)
             else:
                 if isinstance(message, Exception):
                     raise message
-                if isinstance(message, Usage):
+                if isinstance(message, WorkerUsage):
                     self.usage.add(message)
                 else:
                     self._on_progress(progress_of([message]))
@@ -133,26 +133,16 @@ _MARK = f"{_FOLDER}/mark"
 """The file by which a node knows the output directory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """The data that worker processes of the cluster need; put into the object store once.
-
-    Args:
-        directory: the driver's current directory, where relative paths start.
-        mark: the content of the file in the output directory.
-    """
-
-    build: Build
-    stage: Stage
-    directory: str
-    mark: bytes
+Setup = tuple[Build, Stage, str, bytes]
+"""What worker processes of the cluster need, put into the object store once: the last two are the driver's current
+directory, where relative paths start, and the content of the mark."""
 
 
 def set_up(build: Build, stage: Stage) -> Setup:
     """Mark the output directory, so nodes can check that they see the same one."""
     mark = secrets.token_hex(8).encode()
     build.workspace.store.put(_MARK, mark)
-    return Setup(build=build, stage=replace(stage, tasks=()), directory=os.getcwd(), mark=mark)
+    return build, replace(stage, tasks=()), os.getcwd(), mark
 
 
 def check_node(setup: list[Any]) -> BuildError | None:
@@ -161,9 +151,8 @@ def check_node(setup: list[Any]) -> BuildError | None:
     Args:
         setup: reference to a `Setup`; in a list, because Ray would fetch a bare one for each task.
     """
-    found: Setup = ray.get(setup[0])
     try:
-        return _problem(found)
+        return _problem(ray.get(setup[0]))
     except (StoreError, UsageError) as error:  # of a bucket that the driver reaches
         return BuildError(
             f"cannot take part: {error.problem}",
@@ -172,7 +161,7 @@ def check_node(setup: list[Any]) -> BuildError | None:
 
 
 def _problem(found: Setup) -> BuildError | None:
-    build = found.build
+    build, _, directory, mark = found
     others = other_versions(build)
     if others:
         return BuildError(
@@ -180,18 +169,18 @@ def _problem(found: Setup) -> BuildError | None:
             hint="install the same versions on all nodes",
         )
     with contextlib.suppress(OSError):  # absolute paths do not need it
-        os.chdir(found.directory)
+        os.chdir(directory)
     store, out = build.workspace.store, build.workspace.out
     shared = "on a file system that all nodes have at the same path"
     try:
-        is_same = store.get(_MARK) == found.mark
+        is_same = store.get(_MARK) == mark
     except OSError:
         is_same = False
     if not is_same:
         return BuildError(f"does not have the files of --out {out}", hint=f"give an --out {shared}")
     mine = f"{_FOLDER}/{secrets.token_hex(8)}"
     try:
-        store.put(mine, found.mark)
+        store.put(mine, mark)
         store.delete(mine)
     except OSError as error:
         return BuildError(
@@ -208,14 +197,14 @@ def _problem(found: Setup) -> BuildError | None:
     return None
 
 
-def run_task(setup: list[Any], run: Run) -> Iterator[Receipt | Usage | Exception]:
+def run_task(setup: list[Any], run: Run) -> Iterator[Receipt | WorkerUsage | Exception]:
     """Run one task in this worker process. Yields its receipts, then its cost or its error."""
     before = cpu_time()
     try:
         yield from _runner(setup[0]).run(run)
     except Exception as error:  # noqa: BLE001 - a process edge
         yield portable(error)
-    yield Usage(cpu_time() - before, peak_bytes())
+    yield WorkerUsage(cpu_time() - before, peak_bytes())
 
 
 @functools.lru_cache(maxsize=1)
@@ -224,8 +213,8 @@ def _runner(setup: Any) -> TaskRunner:
     problem = check_node([setup])  # the node may have joined since the first check
     if problem is not None:
         raise BuildError(f"node {os.uname().nodename} {problem.problem}", hint=problem.hint)
-    found: Setup = ray.get(setup)
-    return TaskRunner(found.build, found.stage, lambda _: None)
+    build, stage, *_ = ray.get(setup)
+    return TaskRunner(build, stage, lambda _: None)
 
 
 def check_nodes(setup: Any) -> None:

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tokshard.errors import BuildError
-from tokshard.pipeline.executors.base import Usage, cpu_time, peak_bytes, portable
+from tokshard.pipeline.executors.base import WorkerUsage, cpu_time, peak_bytes, portable
 from tokshard.pipeline.request import Build, check_versions
 from tokshard.pipeline.sources.records import Chunk
 from tokshard.pipeline.tasks.planning import Run
@@ -57,7 +57,7 @@ def worker_main(connection: Connection, build: Build, stage: Stage) -> None:
                     runner = TaskRunner(build, stage, connection.send)
                 for answer in runner.run(message) if isinstance(message, Run) else [runner.prepare(message)]:
                     connection.send(answer)
-                connection.send(Usage(cpu_time(), peak_bytes()))
+                connection.send(WorkerUsage(cpu_time(), peak_bytes()))
             except (BrokenPipeError, ConnectionResetError):
                 raise
             except Exception as error:  # noqa: BLE001 - a process edge
@@ -88,7 +88,7 @@ def prepare_workers() -> None:
 
         multiprocessing.set_forkserver_preload([worker_main.__module__])
         try:
-            with environment(ENVIRONMENT):
+            with environment(ENVIRONMENT), _interrupts_blocked():
                 forkserver.ensure_running()
         except OSError as error:  # it listens on a socket in the temporary directory
             raise BuildError(
@@ -98,7 +98,20 @@ def prepare_workers() -> None:
 
 
 @contextlib.contextmanager
-def leaving_the_program_alone() -> Iterator[None]:
+def _interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C, which a process that is started inside inherits: it would end its imports with a traceback."""
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # its start would unblock signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def restoring_environment() -> Iterator[None]:
     """Restore at the end the environment and the fork server of the calling program.
 
     A server that ran before belongs to the program, and stays.
@@ -107,11 +120,13 @@ def leaving_the_program_alone() -> Iterator[None]:
 
     server: Any = vars(forkserver)["_forkserver"]  # no public function stops it
     was_running, preload = server._forkserver_pid is not None, server._preload_modules  # noqa: SLF001
-    with environment({"TOKENIZERS_PARALLELISM": "false"}):
+    with environment({"TOKENIZERS_PARALLELISM": "false", "FASTOKENS_BPE_THREADS": "1"}):
         try:
             yield
         finally:
             if not was_running and server._forkserver_pid is not None:  # noqa: SLF001
+                # by itself it ends after all workers, and after Ctrl-C one may be on its way that nobody waits for
+                os.kill(server._forkserver_pid, signal.SIGKILL)  # noqa: SLF001
                 server._stop()  # noqa: SLF001
                 server._preload_modules = preload  # noqa: SLF001
 

@@ -18,8 +18,6 @@ _OWN_FIELDS = (MESSAGES, TURNS, PROMPT, COMPLETION, *PAIR_FIELDS, *MEDIA_FIELDS)
 CHAT_FIELDS = (*_OWN_FIELDS, TOOLS, DOCUMENTS, KEYWORDS, SYSTEM, SYSTEM_PROMPT, HISTORY)
 """All fields of a record that say something about its conversation."""
 NO_CHAT = "no messages, conversations, or prompt and completion"
-OWN = "own"
-"""Value of ``--chat`` that stands for the tokenizer's own template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

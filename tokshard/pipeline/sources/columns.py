@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pyarrow import ipc
 
 from tokshard.errors import SourceError, UsageError
+from tokshard.format.arrays import numbers_of
 from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import damaged
@@ -283,7 +284,7 @@ def _bytes_of_views(array: pa.Array) -> NDArray[np.float64]:
     is_dictionary = pa.types.is_dictionary(array.type)
     places = array.indices if is_dictionary else array
     is_valid = places.is_valid().to_numpy(zero_copy_only=False)
-    indices = places.drop_null().to_numpy() if is_dictionary else np.flatnonzero(is_valid)
+    indices = numbers_of(places.drop_null()) if is_dictionary else np.flatnonzero(is_valid)
     views = array.dictionary if is_dictionary else array
     sizes = np.zeros(len(array))
     if len(indices):

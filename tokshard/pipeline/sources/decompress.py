@@ -13,6 +13,7 @@ from typing import IO, Any, NamedTuple
 
 import zstandard
 
+from tokshard.errors import CutSourceError, SourceError
 from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import damaged, open_file, vanished
@@ -24,6 +25,10 @@ _XZ_MEMORY_BYTES = 1 << 30
 """The most memory for the dictionary of an xz stream; ``xz -9`` needs 65 MiB."""
 
 _COMPRESSED_BYTES = 1 << 16
+
+_AHEAD_BYTES = 8 << 20
+"""A block of zstd refers back to the window of its frame. Encoding the text in between evicts that from the processor's
+cache."""
 
 _FRAME_HEADER_BYTES = 18
 """The longest header of a zstd frame."""
@@ -43,7 +48,7 @@ class ByteSource(NamedTuple):
     Args:
         read: returns the requested number of bytes; fewer only at the end.
         file_position: returns how many bytes of the file stand for so many of the bytes, or for all that were read.
-            What was read of a compressed file and not given yet does not count.
+            What was read of a compressed file and not given yet does not count. Of what is spooled, the bytes count.
     """
 
     read: Callable[[int], bytes]
@@ -59,8 +64,9 @@ def open_bytes(input_: Input, *, start: int = 0) -> Iterator[ByteSource]:
 
     Raises:
         BadSourceError: the file is gone, or its compression is truncated or corrupt (also later, from ``read``).
+        CutSourceError: from ``read``: what is spooled has only the beginning, and was read to its end.
     """
-    if input_.compression is not None and input_.num_bytes == 0:
+    if input_.compression is not None and input_.num_bytes == 0 and input_.place is None:
         raise damaged(input_, f"the file is empty, and {input_.compression} data never is")
     with open_file(input_) as file:
         if input_.compression is None:
@@ -69,12 +75,12 @@ def open_bytes(input_: Input, *, start: int = 0) -> Iterator[ByteSource]:
             yield _plain_bytes(input_, file)
         else:
             pieces = _PIECES[input_.compression](file)
-            yield _decompressed(_naming(input_, pieces), file.tell)
+            yield _decompressed(_naming(input_, pieces), file.tell if input_.place is None else None)
 
 
 def _plain_bytes(input_: Input, file: IO[bytes]) -> ByteSource:
     """The bytes of an uncompressed file, from its current position."""
-    position = file.tell() if file.seekable() else 0
+    position = file.tell()
 
     def read(size: int) -> bytes:
         nonlocal position
@@ -90,8 +96,12 @@ def _plain_bytes(input_: Input, file: IO[bytes]) -> ByteSource:
     return ByteSource(read, lambda stop: position if stop is None else min(stop, position))
 
 
-def _decompressed(pieces: Iterator[bytes], tell: Callable[[], int]) -> ByteSource:
-    """The bytes of a compressed file, from their start."""
+def _decompressed(pieces: Iterator[bytes], tell: Callable[[], int] | None) -> ByteSource:
+    """The bytes of a compressed file, from their start.
+
+    Args:
+        tell: the position in the file; None to count the bytes themselves.
+    """
     made = given = reported = 0
 
     def counted_pieces() -> Iterator[bytes]:
@@ -100,7 +110,7 @@ def _decompressed(pieces: Iterator[bytes], tell: Callable[[], int]) -> ByteSourc
             made += len(piece)
             yield piece
 
-    read_pieces = _reads_of_any_size(counted_pieces())
+    read_pieces = _reads_of_any_size(_ahead(counted_pieces()))
 
     def read(size: int) -> bytes:
         nonlocal given
@@ -112,7 +122,8 @@ def _decompressed(pieces: Iterator[bytes], tell: Callable[[], int]) -> ByteSourc
         nonlocal reported
         place = given if stop is None else min(stop, given)
         # never back, which a part that is compressed better would be
-        reported = max(reported, tell() * place // made if place < made else tell())
+        here = made if tell is None else tell()
+        reported = max(reported, here * place // made if place < made else here)
         return reported
 
     return ByteSource(read, file_position)
@@ -123,6 +134,26 @@ def _naming(input_: Input, pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield from pieces
     except _ERRORS as error:
         raise damaged(input_, str(error)) from error
+    if input_.is_cut:
+        raise CutSourceError(f"{input_.location} was read in part only", hint="run the same command again")
+
+
+def _ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same pieces, `_AHEAD_BYTES` decompressed at a time. Those before an error come before it."""
+    while True:
+        some, num_bytes = list[bytes](), 0
+        try:
+            for piece in pieces:
+                some.append(piece)
+                num_bytes += len(piece)
+                if num_bytes >= _AHEAD_BYTES:
+                    break
+        except SourceError:
+            yield from some
+            raise
+        if not some:
+            return
+        yield from some
 
 
 def _reads_of_any_size(pieces: Iterator[bytes]) -> Callable[[int], bytes]:

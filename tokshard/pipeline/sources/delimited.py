@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from tokshard.errors import UsageError
+from tokshard.numbers import ceil_div
 from tokshard.pipeline.sources.decompress import ByteSource, open_bytes
 from tokshard.pipeline.sources.division import CHUNK_BYTES, Span
 from tokshard.pipeline.sources.inputs import Input
@@ -30,7 +31,7 @@ def _chunks(input_: Input, _: Span, spec: RecordSpec) -> Iterator[tuple[None, Re
     # a longer field raises an error; the default limit would refuse long documents
     csv.field_size_limit(spec.max_line_bytes)
     with open_bytes(input_) as stream:
-        raw = io.BufferedReader(_Raw(stream), -(-CHUNK_BYTES // 16))  # what is read ahead counts as read
+        raw = io.BufferedReader(_Raw(stream), ceil_div(CHUNK_BYTES, 16))  # what is read ahead counts as read
         lines = _Lines(io.TextIOWrapper(raw, "utf-8", "surrogateescape", newline=""), spec.max_line_bytes)
         rows = csv.reader(lines, strict=True, delimiter="\t" if input_.format == TSV.name else ",")
         try:

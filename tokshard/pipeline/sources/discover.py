@@ -9,28 +9,20 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tokshard.errors import BadSourceError, UsageError
-from tokshard.pipeline.sources.formats import choices, formats_of
-from tokshard.pipeline.sources.inputs import (
-    PINNED,
-    TEXT,
-    InputRow,
-    InputTable,
-    RecordSource,
-    input_table,
-    read_once_note,
-)
+from tokshard.pipeline.options import FORMATS, TEXT
+from tokshard.pipeline.sources.formats import formats_of
+from tokshard.pipeline.sources.inputs import PINNED, InputRow, InputTable, RecordSource, input_table, read_once_note
 from tokshard.pipeline.sources.listing import Listing, is_glob, listing_of
 from tokshard.pipeline.sources.opening import needed_names, with_needed
 from tokshard.pipeline.sources.protocol import Format
 from tokshard.store import Entry, NotRegularFileError, Store, is_uri, look_at, real_location
 
-_COMPRESSIONS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
-
-_LONG_SUFFIXES: Mapping[str, str] = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
+COMPRESSIONS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +66,7 @@ def discover(
     omitted = [form.omitted for form in formats if form.omitted]
     roots: list[str] = []
     labels: list[str] = []
-    records: dict[int, RecordSource] = {}
+    iterables: list[Any] = []
     ignored: Counter[str] = Counter()
     identities = array("q")  # a hash for each file
 
@@ -84,11 +76,11 @@ def discover(
         labels.append(listing.label)
         roots.append(listing.root)
         if isinstance(argument, RecordSource):
-            if any(other.records is argument.records for other in records.values()):
+            if any(other is argument.records for other in iterables):
                 raise UsageError(
                     f"{argument} is given twice, and it can be read once only", hint="give every source once"
                 )
-            records[number] = argument
+            iterables.append(argument.records)
         if not is_uri(listing.root):
             _check_utf_8(os.path.abspath(listing.root), listing.root)
         before = len(identities)
@@ -106,7 +98,7 @@ def discover(
         if len(identities) == before:
             shown = ", ".join(f"{count} x {suffix}" for suffix, count in sorted(passed_over.items()))
             known = [suffix for form in formats for suffix in form.suffixes]
-            known += [f"{known[0]}{suffix}" for suffix in _COMPRESSIONS if formats[0].is_compressible]
+            known += [f"{known[0]}{suffix}" for suffix in COMPRESSIONS if formats[0].is_compressible]
             has_none = "matches no file" if is_glob(str(argument)) and not shown else "holds no input"
             raise UsageError(
                 f"{argument} {has_none}" + (f"; it has {shown}" if shown else ""),
@@ -115,7 +107,7 @@ def discover(
         ignored.update(passed_over)
 
     found = itertools.chain.from_iterable(map(inputs_of, itertools.count(), arguments))
-    inputs = input_table(found, roots, records)
+    inputs = input_table(found, roots)
     _check_distinct(inputs, identities)
     notes = tuple(map(read_once_note, dict.fromkeys(inputs.read_once)))
     return Discovery(inputs=inputs, arguments=tuple(labels), ignored=dict(sorted(ignored.items())), notes=notes)
@@ -157,7 +149,7 @@ def _chosen(
         else:
             raise UsageError(
                 f"{location}: the name does not tell the format",
-                hint=f"give --format, one of {', '.join(choices(reads))}",
+                hint=f"give --format, one of {', '.join(FORMATS[reads])}; unpack an archive first",
             )
 
 
@@ -166,9 +158,7 @@ def _kind_of(
 ) -> tuple[Format, str | None] | None:
     name_in_lower_case = name.lower()
     stem, suffix = os.path.splitext(name_in_lower_case)
-    if suffix in _LONG_SUFFIXES:
-        stem, suffix = os.path.splitext(stem + _LONG_SUFFIXES[suffix])
-    compression = _COMPRESSIONS.get(suffix)
+    compression = COMPRESSIONS.get(suffix)
     for form in formats:
         if input_format is not None:
             if form.name == input_format:

@@ -40,13 +40,7 @@ class Grouped:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An input that can only be read from its start, and is divided into segments while it is read.
-
-    Args:
-        is_here: only this process can read it, and its size is unknown, as with standard input.
-    """
-
-    is_here: bool = False
+    """An input that can only be read from its start, and is divided into segments while it is read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from tokshard.errors import SourceError
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 from tokshard.interop.tokens.batches import TokenBatch
+from tokshard.pipeline.options import TOKENS
 from tokshard.pipeline.sources import (
     delimited,
     iterables,
     json_lines,
     plain_text,
     tables,
-    tar,
     token_files,
     token_lines,
     token_tables,
 )
 from tokshard.pipeline.sources.division import Divisibility, Span, Stream
-from tokshard.pipeline.sources.inputs import TEXT, TOKENS, Input, InputTable
+from tokshard.pipeline.sources.inputs import Input, InputTable
 from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import FILE, Chunk, Records, RecordSpec, value_bytes
 
@@ -33,7 +33,6 @@ FORMATS: tuple[Format, ...] = (
     plain_text.FORMAT,
     delimited.CSV,
     delimited.TSV,
-    tar.FORMAT,
     iterables.FORMAT,
     *token_files.FORMATS,
     token_tables.PARQUET,
@@ -54,25 +53,10 @@ def formats_of(reads: str) -> tuple[Format, ...]:
     return tuple(form for form in FORMATS if form.reads == reads)
 
 
-def choices(reads: str) -> tuple[str, ...]:
-    """The names of the formats that users may name."""
-    return tuple(form.name for form in formats_of(reads) if form.is_choice)
-
-
-INPUT_FORMATS, TOKEN_FORMATS = choices(TEXT), choices(TOKENS)
-"""Values of ``build --format`` and of ``import --format``."""
-
-FORMATS_OF_OPTION: Mapping[str, tuple[str, ...]] = {
-    option: tuple(form.name for form in FORMATS if option in form.options and form.is_choice)
-    for option in dict.fromkeys(option for form in FORMATS for option in form.options)
-}
-"""Options of an import that describe files, by formats that do not describe themselves."""
-
-
 def divisibility_of(input_: Input, text_unit: str = FILE) -> Divisibility:
     """How an input can be divided. Reads the footer of parquet and Arrow files; the readers report damage."""
     if input_.is_read_once:
-        return Stream(is_here=True)
+        return Stream()
     form = next(form for form in FORMATS if form.name == input_.format)
     return form.divide(input_, text_unit)
 

@@ -108,7 +108,7 @@ def fetch_tokenizer(location: str) -> HubFiles:
         others = [name for name in found if name.endswith((".model", ".tiktoken"))]
         raise UsageError(
             f"{location} has no {_TOKENIZER_FILES[0]}" + (f"; it has {', '.join(others)}" if others else ""),
-            hint=f"download it, and then: tokshard convert-tokenizer {others[0]} --out DIR"
+            hint=f"download {others[0]}, and make a tokenizer.json of it, as recipes/convert_tokenizer.py does"
             if others
             else "give another --tokenizer",
         )

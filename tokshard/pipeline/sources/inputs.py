@@ -8,8 +8,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,18 +16,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import ipc
 
-from tokshard.errors import BuildError, SourceError, TokshardError
+from tokshard.errors import BuildError
 from tokshard.forking import cached_property
-from tokshard.format.arrays import table_batch
+from tokshard.format.arrays import numbers_of, table_batch, value_array
 from tokshard.format.files import map_file
+from tokshard.pipeline.workspace.receipts import Spooled, load_spooled
 from tokshard.store import Store, absolute_location, written
 
-TEXT, TOKENS, DOCUMENTS = READS = ("text", "tokens", "documents")
-"""What a build reads: texts, which it encodes; tokens that another tool has made; or documents of corpora."""
-
 JSONL, RECORDS = "jsonl", "records"
-"""Formats that others have to know: JSON lines, whose fields show when they are read, and records of a Python object.
-"""
+"""Formats that others have to know: JSON lines, whose fields show when they are read, and records of an iterable, as
+they are spooled."""
 
 STDIN = "-"
 """The argument and location of standard input."""
@@ -37,7 +34,7 @@ PINNED = "pinned"
 """Version of an input whose content its revision determines."""
 
 READ_ONCE = "once"
-"""Version of an input that can be read only once: standard input, and records of a Python object."""
+"""Version of standard input, and of an iterable of a Python program, before it is spooled."""
 
 _NAMES = ("argument", "path", "size", "version", "kind")
 _SCHEMA = pa.schema([(name, pa.string() if name in {"path", "version"} else pa.int64()) for name in _NAMES])
@@ -54,17 +51,15 @@ _ROWS_PER_BATCH = 4_096
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RecordSource:
-    """Records from a Python object, readable once, and only in the process that received it.
+    """An iterable of a Python program.
 
     Args:
         name: its name in messages and in the corpus.
         records: mappings, or strings.
-        failure: the error of the build, once the iterator has raised one.
     """
 
     name: str
     records: Iterable[Any]
-    failure: SourceError | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -78,13 +73,14 @@ class Input:
         index: its place in the order of the build.
         argument: index of its argument.
         path: path relative to that argument, with ``/``; empty if the argument is the file.
-        location: its location.
+        location: its location; its name if it can be read only once.
         num_bytes: its size when the build began.
         version: a number or text that changes with its content, such as the modification time of a local file in ns.
         format: name of a `Format`.
         compression: None, ``gzip``, ``zstd``, ``bz2`` or ``xz``.
         needs: files that reading it requires, as in `needed_names`.
-        records: the source of the records if the input is not a file; only in the process that received it.
+        place: store and name of its file, if that is not at its location: it is spooled.
+        is_cut: whether the file has only the beginning of the input.
     """
 
     index: int
@@ -96,12 +92,13 @@ class Input:
     format: str
     compression: str | None
     needs: Needs = ()
-    records: RecordSource | None = field(default=None, compare=False, repr=False)
+    place: tuple[Store, str] | None = None
+    is_cut: bool = False
 
     @property
     def is_read_once(self) -> bool:
-        """Whether it can be read only once, from its start, by the planning process."""
-        return self.version == READ_ONCE
+        """Whether it has to be spooled before tasks can read it, or is."""
+        return self.place is not None or self.version == READ_ONCE
 
 
 class InputTable:
@@ -112,9 +109,8 @@ class InputTable:
     Args:
         roots: for each argument, the root of its paths; the file itself if the path is empty.
         table: the inputs; None if they are in a file, which is mapped when it is first used.
-        files: store and name of that file, once it exists.
+        files: store and name of that file, once it exists; what can be read only once is spooled in that store.
         digest: the digest that the file must have; None to accept any.
-        records: argument to the Python object with its records; these objects stay in their process.
     """
 
     def __init__(
@@ -123,9 +119,8 @@ class InputTable:
         table: pa.Table | None,
         files: list[tuple[Store, str]] | None = None,
         digest: str | None = None,
-        records: Mapping[int, RecordSource] = MappingProxyType({}),
     ) -> None:
-        self.roots, self.records = list(roots), records
+        self.roots = list(roots)
         self._given, self._files, self._digest = table, [] if files is None else files, digest
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -142,8 +137,11 @@ class InputTable:
     def absolute(self) -> InputTable:
         """The same inputs with absolute roots."""
         once = self.read_once
-        roots = [root if root in once else absolute_location(root) for root in self.roots]
-        return InputTable(roots, self._table, self._files, records=self.records)
+        return self.at([root if root in once else absolute_location(root) for root in self.roots])
+
+    def at(self, roots: Sequence[str]) -> InputTable:
+        """The same inputs with other roots, and with what is spooled by now."""
+        return InputTable(roots, self._table, self._files)
 
     @cached_property
     def _table(self) -> pa.Table:
@@ -161,8 +159,25 @@ class InputTable:
         raise BuildError(f"{store.where(name)} is damaged: {problem}", hint="start over with --force")
 
     @cached_property
-    def _columns(self) -> list[pa.ChunkedArray]:
-        return list(self._table.columns)
+    def spooled(self) -> Mapping[int, Spooled]:
+        """What is spooled, by index: all inputs that can be read only once, as soon as their tasks are planned."""
+        return load_spooled(self._files[0][0], self.once) if self._files and self.once else {}
+
+    @property
+    def cuts(self) -> str:
+        """What a task depends on that takes the beginning of an input for all of it; empty if none is cut."""
+        return " ".join(facts.sha256 for facts in self.spooled.values() if facts.is_cut)
+
+    @cached_property
+    def _columns(self) -> dict[str, Any]:
+        """The columns, with the facts of what is spooled."""
+        columns: dict[str, Any] = dict(zip(_NAMES, self._table.columns, strict=True))
+        for name in ("size", "version") if self.spooled else ():
+            values = columns[name].to_pylist()
+            for index, facts in self.spooled.items():
+                values[index] = facts.num_bytes if name == "size" else facts.sha256
+            columns[name] = pa.chunked_array([value_array(values, columns[name].type)])
+        return columns
 
     @cached_property
     def _kinds(self) -> list[tuple[str, str | None, Needs, bool]]:
@@ -170,7 +185,7 @@ class InputTable:
         return [(form, compression, tuple(map(tuple, needs)), is_once) for form, compression, needs, is_once in kinds]
 
     def _numbers(self, name: str) -> NDArray[np.int64]:
-        numbers: NDArray[np.int64] = self._table.column(name).to_numpy()
+        numbers: NDArray[np.int64] = numbers_of(self._columns[name])
         return numbers
 
     def __len__(self) -> int:
@@ -189,8 +204,9 @@ class InputTable:
 
     def __getitem__(self, index: int) -> Input:
         number = range(len(self))[index]
-        argument, path, num_bytes, version, kind = (column[number].as_py() for column in self._columns)
+        argument, path, num_bytes, version, kind = (column[number].as_py() for column in self._columns.values())
         form, compression, needs, _ = self._kinds[kind]
+        facts = self.spooled.get(number)
         return Input(
             index=number,
             argument=argument,
@@ -199,9 +215,10 @@ class InputTable:
             num_bytes=num_bytes,
             version=version,
             format=form,
-            compression=compression,
+            compression=compression if facts is None else "zstd",
             needs=needs,
-            records=self.records.get(argument),
+            place=None if facts is None else (self._files[0][0], facts.name),
+            is_cut=facts is not None and facts.is_cut,
         )
 
     def first_of_each_kind(self) -> list[Input]:
@@ -219,25 +236,21 @@ class InputTable:
     def versions_sha256(self) -> str:
         """Hexadecimal SHA-256 of only the versions."""
         hasher = hashlib.sha256()
-        for number, chunk in enumerate(self._table.column("version").chunks):
+        for number, chunk in enumerate(self._columns["version"].chunks):
             hasher.update("\0".join([""] * bool(number) + chunk.to_pylist()).encode())
         return hasher.hexdigest()
 
     @cached_property
-    def _once(self) -> dict[int, str]:
+    def once(self) -> Mapping[int, str]:
         """Index and root of each input that can be read only once, in order."""
         kinds = [number for number, (*_, is_once) in enumerate(self._kinds) if is_once]
-        found = np.flatnonzero(np.isin(self._numbers("kind"), kinds)).tolist() if kinds else []
-        return {index: self.roots[self[index].argument] for index in found}
+        found = np.flatnonzero(np.isin(numbers_of(self._table.column("kind")), kinds)).tolist() if kinds else []
+        return {index: self.roots[self._table.column("argument")[index].as_py()] for index in found}
 
     @property
     def read_once(self) -> list[str]:
         """Roots of the inputs that can be read only once."""
-        return list(self._once.values())
-
-    def is_read_once(self, index: int) -> bool:
-        """Whether an input can be read only once."""
-        return index in self._once
+        return list(self.once.values())
 
     @property
     def formats(self) -> frozenset[str]:
@@ -258,7 +271,7 @@ class InputTable:
 def _crc_of_kinds(table: pa.Table) -> int:
     """Of the formats, which the digest leaves out: a corpus does not say of which its sources were."""
     kinds = zlib.crc32((table.schema.metadata or {}).get(b"kinds", b""))
-    return zlib.crc32(np.ascontiguousarray(table.column("kind").to_numpy()).data, kinds)
+    return zlib.crc32(np.ascontiguousarray(numbers_of(table.column("kind"))).data, kinds)
 
 
 def _digest_of(table: pa.Table) -> str:
@@ -275,19 +288,11 @@ def saved_inputs(roots: Sequence[str], store: Store, name: str, digest: str) -> 
     return InputTable(roots, None, [(store, name)], digest)
 
 
-def original_error(inputs: InputTable, error: TokshardError) -> TokshardError:
-    """The original of an error that lost its cause on its way between processes; other errors unchanged."""
-    failures = (records.failure for records in inputs.records.values())
-    return next((failure for failure in failures if failure and failure.problem == error.problem), error)
-
-
-def input_table(
-    rows: Iterable[InputRow], roots: Sequence[str], records: Mapping[int, RecordSource] = MappingProxyType({})
-) -> InputTable:
+def input_table(rows: Iterable[InputRow], roots: Sequence[str]) -> InputTable:
     """Make a table of inputs, one after another.
 
     Args:
-        roots: as in `InputTable`; they may grow while the rows are taken, and so may `records`.
+        roots: as in `InputTable`; they may grow while the rows are taken.
     """
     left, kinds, batches = iter(rows), dict[Any, int](), []
     while held := list(itertools.islice(left, _ROWS_PER_BATCH)):
@@ -297,7 +302,7 @@ def input_table(
         ]
         batches.append(table_batch(dict(zip(_NAMES, zip(*numbered, strict=True), strict=True)), _SCHEMA))
     table = pa.Table.from_batches(batches, _SCHEMA)
-    return InputTable(roots, table.replace_schema_metadata({"kinds": json.dumps(list(kinds))}), records=records)
+    return InputTable(roots, table.replace_schema_metadata({"kinds": json.dumps(list(kinds))}))
 
 
 def read_once_name(root: str) -> str:
@@ -307,7 +312,10 @@ def read_once_name(root: str) -> str:
 
 def read_once_note(root: str) -> str:
     """A note for the user before such an input is read."""
-    return f"{read_once_name(root)} can be read once only: a build that stops has to start over"
+    return (
+        f"{read_once_name(root)} is first copied into --out, compressed to about a fifth to a third; "
+        "the copy goes when the build is done"
+    )
 
 
 def display_path(argument: str, path: str) -> str:

@@ -1,16 +1,21 @@
-"""Records that a Python program passes to a build: any iterable of mappings or texts, read once and in order."""
+"""Records that a Python program passes to a build: any iterable of mappings or texts, read once and in order.
+
+They are spooled: each as its length and MessagePack, with the values that the corpus keeps, or what is bad about it.
+"""
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tokshard.errors import SourceError, TokshardError, UsageError
 from tokshard.pipeline.sources.chats import CHAT_FIELDS, chat_text
+from tokshard.pipeline.sources.decompress import open_bytes
 from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.inputs import RECORDS, Input, RecordSource
 from tokshard.pipeline.sources.protocol import Format
@@ -21,11 +26,35 @@ from tokshard.pipeline.sources.records import (
     Problem,
     Records,
     RecordSpec,
-    chunks_of_rows,
+    admit_rows,
+    batches,
+    counted,
+    text_of,
+    typed_columns,
+    value_bytes,
 )
-from tokshard.wording import counted
+from tokshard.wording import counted as counted_text
 
 _SHOWN_FIELDS = 8
+_LENGTH_BYTES = 8
+
+
+class _Row(msgspec.Struct, array_like=True, frozen=True):
+    """A record as it is spooled.
+
+    Args:
+        num_bytes: bytes of its text and its kept values as they were given; decides where chunks end.
+        text: None if it is bad.
+        values: the kept values, each of the type of its column.
+        problem: the reason and the detail; the detail and names of fields are bytes, because UTF-8 may not hold them.
+        unread: the fields of a conversation that are not read.
+    """
+
+    num_bytes: int
+    text: str | None
+    values: list[str | int | float | bool | None]
+    problem: tuple[str, bytes] | None
+    unread: list[bytes]
 
 
 def as_sources(sources: Any) -> list[str | RecordSource]:
@@ -42,23 +71,45 @@ def as_sources(sources: Any) -> list[str | RecordSource]:
     return [_as_source(sources, "sources")]
 
 
-def _chunks(input_: Input, _: Span, spec: RecordSpec) -> Iterator[tuple[None, Records]]:
-    """The records of an iterable.
+def encoded_rows(source: RecordSource, spec: RecordSpec) -> Iterator[bytes]:
+    """The records of an iterable as they are spooled.
 
     Raises:
         SourceError: the iterable raised an exception.
         UsageError: the iterable yields paths.
     """
-    assert input_.records is not None
-    unread: list[list[str]] = []
-    for place, records in chunks_of_rows(spec, (_row(record, spec, unread) for record in _records(input_.records))):
-        for position, names in enumerate(unread):  # those of the records of this chunk
-            records.note_unread(position, names)
-        unread.clear()
-        yield place, records
+    encode = msgspec.msgpack.Encoder(enc_hook=str.__str__).encode  # as plain strings, those of numpy and others
+    for record in _records(source):
+        row = encode(_row(record, spec))
+        yield len(row).to_bytes(_LENGTH_BYTES, "little") + row
 
 
-FORMAT = Format(name=RECORDS, read=_chunks, is_choice=False)
+def _chunks(input_: Input, _: Span, spec: RecordSpec) -> Iterator[tuple[None, Records]]:
+    with open_bytes(input_) as stream:
+        yield from counted(_records_of(_rows(stream.read), spec), stream.file_position)
+
+
+FORMAT = Format(name=RECORDS, read=_chunks)
+
+
+def _rows(read: Callable[[int], bytes]) -> Iterator[_Row]:
+    decode = msgspec.msgpack.Decoder(_Row).decode
+    while length := read(_LENGTH_BYTES):
+        yield decode(read(int.from_bytes(length, "little")))
+
+
+def _records_of(rows: Iterable[_Row], spec: RecordSpec) -> Iterator[tuple[None, Records]]:
+    for held, _ in batches(rows, lambda row: row.num_bytes):
+        problems = {place: row.problem for place, row in enumerate(held) if row.problem is not None}
+        records = admit_rows(
+            spec,
+            [row.text for row in held],
+            list(zip(*(row.values for row in held), strict=True)),
+            {place: (reason, _text(detail)) for place, (reason, detail) in problems.items()},
+        )
+        for place, row in enumerate(held):
+            records.note_unread(place, map(_text, row.unread))
+        yield None, records
 
 
 def _holds_records(sources: list[Any] | tuple[Any, ...]) -> bool:
@@ -98,35 +149,52 @@ def _records(given: RecordSource) -> Iterator[Any]:
     except TokshardError:
         raise
     except Exception as error:
-        given.failure = SourceError(
-            f"{given.name} failed after {counted(number, 'record')}: {type(error).__name__}: {error}",
-            hint="fix the iterable, and start over with force=True",
-        )
-        raise given.failure from error
+        raise SourceError(
+            f"{given.name} failed after {counted_text(number, 'record')}: {type(error).__name__}: {error}",
+            hint="fix the iterable, and give it to the same build again, from its start",
+        ) from error
 
 
-def _row(record: Any, spec: RecordSpec, unread: list[list[str]]) -> tuple[Sequence[Any], Problem | None]:
-    """The text and the kept values of a record, or its problem if it is bad.
+def _row(record: Any, spec: RecordSpec) -> _Row:
+    unread = _unread(record, spec) if spec.is_chat and isinstance(record, Mapping) else ()
+    raw, values, problem = _fields(record, spec)
+    text, found = text_of(spec, raw)
+    typed, wrong = typed_columns(spec, [[value] for value in values])
+    problem = problem or found or wrong.get(0)
+    return _Row(
+        sum(map(value_bytes, (raw, *values))),
+        None if problem else text,
+        [value for (value,) in typed],
+        problem and (problem[0], _bytes(problem[1])),
+        list(map(_bytes, unread)),
+    )
 
-    Args:
-        unread: gets the fields of a conversation that are not read.
-    """
-    unread.append(list(_unread(record, spec)) if spec.is_chat and isinstance(record, Mapping) else [])
+
+def _fields(record: Any, spec: RecordSpec) -> tuple[Any, Sequence[Any], Problem | None]:
+    """The text and the kept values of a record, and its problem if it is bad."""
     if isinstance(record, str):
-        return [record, *[None] * len(spec.columns)], None
+        return record, [None] * len(spec.columns), None
     if not isinstance(record, Mapping):
         kind = type(record).__name__
         problem = MALFORMED, f"the record has type {kind}, expected a mapping or a string"
-        return [None] * (1 + len(spec.columns)), problem
+        return None, [None] * len(spec.columns), problem
     values = [_plain(_lookup(record, path)) for path in spec.kept_paths]
     text = chat_text(record) if spec.is_chat else _plain(_lookup(record, spec.text_field))
     if isinstance(text, str | bytes):
-        return [text, *values], None
+        return text, values, None
     if text is not None:
-        return [None, *values], (NOT_A_STRING, f"field {spec.text_field!r} is {text!r:.80}")
+        return None, values, (NOT_A_STRING, f"field {spec.text_field!r} is {text!r:.80}")
     names = list(map(str, record))
     shown = ", ".join(names[:_SHOWN_FIELDS]) + (", ..." if len(names) > _SHOWN_FIELDS else "")
-    return [None, *values], (MISSING_TEXT, f"no text in field {spec.text_field!r}; it has {shown or 'no fields'}")
+    return None, values, (MISSING_TEXT, f"no text in field {spec.text_field!r}; it has {shown or 'no fields'}")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
+
+
+def _text(saved: bytes) -> str:
+    return saved.decode(errors="surrogatepass")
 
 
 def _unread(record: Mapping[Any, Any], spec: RecordSpec) -> Iterator[str]:

@@ -29,7 +29,7 @@ class Listing:
         store: the store of the files.
         entries: entries of the files, in order; without facts where only the name is known.
         form: name of the format of its files, if the argument determines it.
-        is_read_once: whether it can be read only once, by this process.
+        is_read_once: whether it can be read only once.
         is_file: whether the argument is the only file; otherwise names in the store are relative to `root`.
         is_folder: whether it is a folder with all its files listed.
         is_named: whether the user named exactly this file or data set.

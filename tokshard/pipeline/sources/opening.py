@@ -12,20 +12,19 @@ from typing import IO
 import pyarrow as pa
 
 from tokshard.errors import BadSourceError, SourceError
-from tokshard.pipeline.sources.inputs import DOCUMENTS, PINNED, STDIN, Input, Needs
+from tokshard.pipeline.options import DOCUMENTS, VIEW
+from tokshard.pipeline.sources.inputs import PINNED, Input, Needs
 from tokshard.store import Entry, Store, is_uri, locate, open_store
 
 
 def open_file(input_: Input) -> IO[bytes]:
-    """The raw bytes of an input, buffered; standard input is not seekable.
+    """The raw bytes of an input, seekable and buffered.
 
     Raises:
         BadSourceError: the file is gone.
     """
     try:
-        if input_.location == STDIN:
-            return open(0, "rb", closefd=False)
-        store, name = store_of(input_.location)
+        store, name = input_.place or store_of(input_.location)
         return store.open(name)
     except OSError as error:
         raise vanished(input_, error) from error
@@ -121,7 +120,7 @@ def check_all_unchanged(inputs: Iterable[Input], start_over: str) -> None:
         SourceError: one has another size or version, or cannot be asked for.
     """
     for folder, some in itertools.groupby(inputs, lambda one: os.path.dirname(one.location)):
-        held = [one for one in some if not one.is_read_once and one.version and one.format != DOCUMENTS]
+        held = [one for one in some if not one.is_read_once and one.version and one.format not in {DOCUMENTS, VIEW}]
         is_listed = is_uri(folder) and len(held) > 1 and all(one.path for one in held)
         try:
             found = {one.name: one for one in open_store(folder).list()} if is_listed else {}

@@ -148,8 +148,8 @@ def _split(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int
 
 
 def _max_line_bytes(spec: RecordSpec) -> int:
-    """The longest line that a document can hold, with any line ending."""
-    return spec.max_document_bytes + len(b"\r\n")
+    """The longest line that a document can hold, with any line ending and a byte order mark."""
+    return spec.max_document_bytes + len(b"\r\n") + len(codecs.BOM_UTF8)
 
 
 def _joined(parts: list[bytes]) -> bytes:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tokshard.interop.tokens.loss import LossField
+from tokshard.pipeline.options import TEXT
 from tokshard.pipeline.sources.division import Divisibility, Span, Stream
-from tokshard.pipeline.sources.inputs import TEXT, Input, Needs
+from tokshard.pipeline.sources.inputs import Input, Needs
 from tokshard.pipeline.sources.records import Chunk, RecordSpec
 from tokshard.store import Entry, Store
 
@@ -27,7 +28,6 @@ class Format:
         divide: how an input can be divided; the second argument is the text mode. It may read the input, and leaves
             damage to `read`.
         suffixes: suffixes of its files, in lower case, without the suffix of a compression.
-        is_choice: whether users may name it as the format of all inputs.
         is_compressible: whether its files may be compressed as a whole.
         is_streamed: whether it can be read from a pipe.
         needs: files that reading one requires, as in `needed_names`.
@@ -40,7 +40,6 @@ class Format:
         columns: returns the names of the columns of an input, without those that are read: of ids, and of the loss.
         loss: returns what says in an input which tokens are trained, if anything does. Its second argument is the
             column that the user gave.
-        options: options of an import, for facts that the files do not contain.
     """
 
     name: str
@@ -48,7 +47,6 @@ class Format:
     reads: str = TEXT
     divide: Callable[[Input, str], Divisibility] = lambda *_: Stream()
     suffixes: tuple[str, ...] = ()
-    is_choice: bool = True
     is_compressible: bool = False
     is_streamed: bool = True
     needs: Needs = ()
@@ -59,4 +57,3 @@ class Format:
     arrange: Callable[[Store, Sequence[Entry], bool], Sequence[Entry]] | None = None
     columns: Callable[[Input, RecordSpec], Sequence[str]] | None = None
     loss: Callable[[Input, str | None], LossField | None] | None = None
-    options: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -17,9 +17,9 @@ from tokshard.interop.tokens.batches import TokenBatch, TokenSpec
 from tokshard.interop.tokens.lists import USUAL_FIELDS
 from tokshard.interop.tokens.loss import LOSS_FIELDS, STARTS
 from tokshard.interop.tokens.rows import ROW_FIELDS
+from tokshard.pipeline.options import READS
 from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT
 from tokshard.pipeline.sources.division import CHUNK_BYTES
-from tokshard.pipeline.sources.inputs import READS
 from tokshard.pipeline.sources.kept_values import WrongTypeError, typed_value
 
 MALFORMED = "malformed"
@@ -39,7 +39,7 @@ ROWS_PER_CHUNK = 1_024
 """The most records that are handled at once."""
 
 NAME = "__name__"
-"""Field of a member of an archive and of a text file: its name in the archive, or its path below the argument."""
+"""Field of a text file: its path below the argument."""
 
 FILE, LINE = "file", "line"
 """Values of ``--text-unit``; the third is ``paragraph``."""
@@ -121,7 +121,6 @@ class Records:
         columns: kept column to one value per text.
         bad: records that cannot become documents, by ascending position.
         num_empty: records whose text is empty.
-        passed_over: (index in the chunk, reason) of records that the build is not to read, by ascending index.
         input_bytes: bytes of the input that the chunk stands for.
         fields: kept columns whose field at least one record has.
         num_marks: byte order marks that were dropped.
@@ -134,7 +133,6 @@ class Records:
     columns: dict[str, list[Any]] = field(default_factory=dict)
     bad: list[BadRecord] = field(default_factory=list)
     num_empty: int = 0
-    passed_over: list[tuple[int, str]] = field(default_factory=list)
     input_bytes: int = 0
     fields: set[str] = field(default_factory=set)
     num_marks: int = 0
@@ -176,22 +174,6 @@ class Records:
             if path == NAME:
                 self.columns[column] = [name] * len(self.texts)
                 self.fields.add(column)
-
-    def extend(self, other: Records) -> None:
-        """Add the records of the part that follows."""
-        base, self.count = self.count, self.count + other.count
-        self.input_bytes += other.input_bytes
-        self.texts += other.texts
-        self.positions += [base + position for position in other.positions]
-        for name, values in other.columns.items():
-            self.columns[name] += values
-        self.bad += [replace(bad, position=base + bad.position) for bad in other.bad]
-        self.num_empty += other.num_empty
-        self.passed_over += [(base + position, reason) for position, reason in other.passed_over]
-        self.fields |= other.fields
-        self.num_marks += other.num_marks
-        for name, positions in other.unread.items():
-            self.unread.setdefault(name, []).extend(base + position for position in positions)
 
 
 def no_records(spec: RecordSpec) -> Records:
@@ -271,7 +253,7 @@ def admit_rows(
     if problems or wrong or not _are_strings(texts):
         records.count = len(texts)
         for position, raw in enumerate(texts):
-            text, problem = _text_of(spec, raw)
+            text, problem = text_of(spec, raw)
             problem = problems.get(position) or problem or wrong.get(position)
             if problem:
                 records.bad.append(BadRecord(position, *problem))
@@ -293,7 +275,8 @@ def _are_strings(texts: Sequence[Any]) -> bool:
         return False
 
 
-def _text_of(spec: RecordSpec, raw: Any) -> tuple[str, Problem | None]:
+def text_of(spec: RecordSpec, raw: Any) -> tuple[str, Problem | None]:
+    """The text of a record, from str, bytes or None; or its problem."""
     if raw is None:
         detail = f"it has {NO_CHAT}" if spec.is_chat else f"no value in field {spec.text_field!r}"
         return "", (MISSING_TEXT, detail)

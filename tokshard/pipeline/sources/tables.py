@@ -225,7 +225,7 @@ def row_too_long(spec: RecordSpec, num_bytes: float) -> Problem:
 
 
 PARQUET = Format(name="parquet", read=_chunks, divide=_groups_of, suffixes=(".parquet",), is_streamed=False)
-ARROW_STREAM = Format(name="arrow-stream", read=_chunks, is_choice=False, is_streamed=False)
+ARROW_STREAM = Format(name="arrow-stream", read=_chunks, is_streamed=False)
 ARROW: Format = Format(
     name="arrow",
     read=_chunks,

@@ -11,8 +11,9 @@ from tokshard.errors import BadSourceError
 from tokshard.interop.tokens import ends, flat, megatron, sample_index, samples
 from tokshard.interop.tokens.batches import TokenBatch, TokenSpec, damaged
 from tokshard.interop.tokens.loss import NO_LOSS, LossField, check_loss
+from tokshard.pipeline.options import TOKENS
 from tokshard.pipeline.sources.division import Divisibility, Indivisible, Lines, Span
-from tokshard.pipeline.sources.inputs import TOKENS, Input
+from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import needed_names, store_of
 from tokshard.pipeline.sources.protocol import Format, Read
 from tokshard.pipeline.sources.records import RecordSpec, typed_columns
@@ -181,7 +182,7 @@ def _with_mask(mask: tuple[str, str], form: Format) -> Format:
             is_masked = False
         return masked if is_masked else form
 
-    return replace(form, examine=examine, loss=_loss_file, options=(*form.options, "loss_field"))
+    return replace(form, examine=examine, loss=_loss_file)
 
 
 FORMATS = (
@@ -216,7 +217,6 @@ FORMATS = (
         fits=_is_listed_in(sample_index.SHARDS),
         arrange=_in_listed_order,
         columns=lambda input_, spec: samples.mds_columns(*store_of(input_.location), _token_spec(spec)),
-        options=("token_field", "token_dtype", "keep_field", "id_field"),
     ),
     _format(
         "litdata",
@@ -242,7 +242,6 @@ FORMATS = (
             ends.NPY_SUFFIX,
             helpers=(f"*/{flat.MASK}*{ends.NPY_SUFFIX}",),
             arrange=_complete_masks,
-            options=("token_dtype",),
         ),
     ),
 )

@@ -18,9 +18,10 @@ from tokshard.interop.tokens.batches import TokenBatch, TokenSpec
 from tokshard.interop.tokens.lists import USUAL_FIELDS, find_name
 from tokshard.interop.tokens.loss import STARTS, WRONG_LOSS, LossField, find_loss, weights_of
 from tokshard.interop.tokens.rows import LENGTHS, MASK, ROW_FIELDS, WRONG_ROW, RowValues, documents_of_rows
+from tokshard.pipeline.options import TOKENS
 from tokshard.pipeline.sources import json_lines
 from tokshard.pipeline.sources.division import Span
-from tokshard.pipeline.sources.inputs import TOKENS, Input
+from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.lines import lines_of
 from tokshard.pipeline.sources.records import MISSING_IDS, Problem, Records, RecordSpec
 
@@ -194,5 +195,4 @@ FORMAT = replace(
     is_streamed=False,
     columns=_other_columns,
     loss=_loss_field,
-    options=("token_field", "loss_field", "keep_field", "id_field"),
 )

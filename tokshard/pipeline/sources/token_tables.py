@@ -30,10 +30,11 @@ from tokshard.interop.tokens.lists import (
     unpacked,
 )
 from tokshard.interop.tokens.loss import STARTS, LossField, check_loss
+from tokshard.pipeline.options import TOKENS
 from tokshard.pipeline.sources import tables
 from tokshard.pipeline.sources.columns import Columns
 from tokshard.pipeline.sources.division import Span
-from tokshard.pipeline.sources.inputs import TOKENS, Input
+from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import store_of
 from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import RecordSpec
@@ -236,8 +237,7 @@ def _without_corpora(store: Store, entries: Sequence[Entry], _: bool) -> Sequenc
 
 
 def _of_tokens(form: Format, **more: Any) -> Format:
-    options = ("token_field", "loss_field", "keep_field", "id_field")
-    return replace(form, reads=TOKENS, read=_chunks, columns=_other_columns, loss=_loss_field, options=options, **more)
+    return replace(form, reads=TOKENS, read=_chunks, columns=_other_columns, loss=_loss_field, **more)
 
 
 PARQUET = _of_tokens(tables.PARQUET)

@@ -1,138 +1,69 @@
 """The search of ``--dedup exact`` for texts that repeat an earlier one, over all tasks, in bounded memory.
 
-Hashing tasks leave sorted hashes. Each of the following stages reads the files of the stage before:
+    hash     each task deals the hashes of its texts to buckets; see `tokshard.pipeline.tasks.exchange`
+    find     read some buckets of hashes, and deal the places of the texts to drop to buckets by task
+    write    each writing task reads the places of its texts
 
-    join   merge the files of up to `FAN_IN` tasks into one, until no more than `FAN_IN` files are left
-    find   read a range of hashes from each of these files, and write the places of the texts to drop
-    join   merge these files, until no more than `MAX_DROP_FILES` are left, of which encoding tasks read their part
-
-So every task opens a bounded number of files, and the number of tasks grows with the number of hashes. A join stage is
-skipped if there is nothing to join.
+A place is the number of a text within its task, without empty and bad records. If no text is read, the tokens of a
+document are hashed instead. The texts of earlier generations come before all others. A hashing task deals each text
+once for each million: the places of those that repeat another of them are kept in its file. So a bucket has no more
+rows of one text than there are tasks, however often the text occurs.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise
-from typing import IO
+from typing import Any
 
-import msgspec
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from tokshard.format.arrays import number_array, numbers_of
 from tokshard.format.files import HashingFile
-from tokshard.pipeline.tasks.hashing import ROW_WIDTH, hash_runs, read_repeats, sorted_repeats
-from tokshard.pipeline.tasks.planning import StepTask
-from tokshard.pipeline.tasks.sorted_rows import (
+from tokshard.numbers import ceil_div
+from tokshard.pipeline.encode.documents import Documents
+from tokshard.pipeline.tasks.exchange import (
     FAN_IN,
-    Run,
-    RunWriter,
-    merged,
-    read_fences,
-    read_slice,
-    row_ranges,
-    run_bytes,
-    run_count,
-    slice_lows,
+    KEY,
+    Dealt,
+    DealtWriter,
+    Levels,
+    dealt_file,
+    read_kept,
+    read_parts,
+    spread,
 )
-from tokshard.pipeline.workspace.places import FIND, HASH, JOIN
+from tokshard.pipeline.tasks.planning import StepTask, groups
+from tokshard.pipeline.workspace.places import HASH
 from tokshard.pipeline.workspace.receipts import Key, Receipt, file_path, read_receipt
 from tokshard.store import Store, written
 
+PART_TEXTS = 1 << 20
+"""Texts that a task holds the hashes of: 16 MiB of hashes, and 100 MB at the peak while they are sorted."""
+
+HASH_FAN_OUT = 32
+"""Buckets that hashing tasks deal to. A task of 100,000 texts writes 88 kB into each."""
+
+BUCKET_ROWS = 1 << 20
+"""Hashes that are sorted at once, about: a process has 200 MB at the peak."""
+
 MAX_DROP_FILES = 8
-"""Files in which an encoding task looks up its duplicates."""
+"""Files in which a writing task looks up its duplicates."""
 
-_PLACE_BITS = 32
+FENCE_ROWS = 1 << 10
+"""Rows of ``hashes.bin`` per fence: format/README.md."""
 
-_HASH_WIDTH = 2
-"""Columns of hashes alone: high and low half."""
+_HASH_BYTES = 16
+_LOW, _TASK, _PLACE = "low", "task", "place"
+_EARLIER = -1
+"""The task of every text of an earlier generation."""
 
-_EARLIER = (1 << 64) - 1
-"""The place of every text of an earlier generation."""
-
-Step = tuple[str, Sequence[StepTask]]
-"""Name and tasks of a stage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
-    """Merge runs into one."""
-
-    runs: tuple[Run, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Partition:
-    """Find the duplicates among the hashes whose high halves are in ``[low, high)``.
-
-    Args:
-        runs: runs of all hashes, in input order.
-        ranges: the rows of each run that may hold them: int64 [runs, 2].
-        high: None: no limit.
-    """
-
-    runs: tuple[Run, ...]
-    ranges: NDArray[np.int64]
-    low: int
-    high: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class TaskDrops:
-    """The texts of one task that repeat an earlier one.
-
-    Args:
-        places: ascending, see `tokshard.pipeline.tasks.hashing`.
-    """
-
-    places: NDArray[np.uint32]
-
-    def is_kept(self, start: int, count: int) -> NDArray[np.bool_]:
-        """Whether each text with a place in ``[start, start + count)`` stays: bool [count]."""
-        kept = np.ones(count, np.bool_)
-        low, high = np.searchsorted(self.places, np.array([start, start + count], np.uint32))
-        kept[self.places[low:high].astype(np.int64) - start] = False
-        return kept
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drops:
-    """Finds the texts to drop of every task.
-
-    Args:
-        store: the store of the build.
-        tasks: every hashing task, packed by `_packed`: uint64 [tasks], ascending.
-        runs: the places of all duplicates: the index of the task in the high half, the place in the low one.
-        ranges: the rows of each run that may hold the duplicates of each task: int64 [runs, tasks, 2].
-        digest: identifies these tasks and their hashes, and so these lists.
-        texts: the hashes of all texts of the build, with repeats; at most `FAN_IN` files.
-    """
-
-    store: Store
-    tasks: NDArray[np.uint64]
-    runs: tuple[Run, ...]
-    ranges: NDArray[np.int64]
-    digest: str
-    texts: tuple[Run, ...] = ()
-
-    def of(self, key: Key) -> TaskDrops:
-        """The drops of one task. Opens its receipt, its hashes and each of at most `MAX_DROP_FILES` files.
-
-        Raises:
-            BuildError: a file cannot be read.
-        """
-        index = int(np.searchsorted(self.tasks, _packed(key)))
-        assert self.tasks[index] == _packed(key), "encoding has a task that hashing has not"
-        receipt = read_receipt(self.store, HASH, key)
-        places = [read_repeats(self.store, file_path(HASH, key), receipt.parts)]
-        if self.runs:
-            low, high = (np.uint64(number << _PLACE_BITS) for number in (index, index + 1))
-            found = read_slice(self.store, self.runs, self.ranges[:, index], low, high)
-            places.append(found[:, 0].astype(np.uint32))  # the low half
-        return TaskDrops(np.sort(np.concatenate(places)))
+_HASHES = pa.schema({KEY: pa.uint64(), _LOW: pa.uint64(), _TASK: pa.int64(), _PLACE: pa.uint32()})
+_DROPS = pa.schema({KEY: pa.uint64(), _PLACE: pa.uint32()})
+_PLACES = pa.schema({_PLACE: pa.uint32()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,180 +82,227 @@ class EarlierTexts:
     @property
     def count(self) -> int:
         """The number of texts, with equal texts counted once."""
-        return run_count(self.num_bytes, _HASH_WIDTH)
+        blocks, rest = divmod(self.num_bytes, _HASH_BYTES * FENCE_ROWS + 8)
+        return blocks * FENCE_ROWS + max(0, rest - 8) // _HASH_BYTES
+
+    def between(self, store: Store, low: int, high: int) -> NDArray[np.uint64]:
+        """The hashes whose high halves are in ``[low, high)``: uint64 [n, 2].
+
+        Raises:
+            BuildError: the file cannot be read.
+        """
+        at = self.count * _HASH_BYTES
+        (fences,) = read_parts(store, self.name, [(at, self.num_bytes - at)])
+        bounds = np.array([low, high - 1], np.uint64)
+        blocks = np.frombuffer(fences, "<u8")
+        start = max(0, int(blocks.searchsorted(bounds[0])) - 1) * FENCE_ROWS
+        stop = min(self.count, int(blocks.searchsorted(bounds[1], "right")) * FENCE_ROWS)
+        (content,) = read_parts(store, self.name, [(_HASH_BYTES * start, _HASH_BYTES * (stop - start))])
+        rows: NDArray[np.uint64] = np.frombuffer(content, "<u8").reshape(-1, 2)
+        first, last = rows[:, 0].searchsorted(bounds[0]), rows[:, 0].searchsorted(bounds[1], "right")
+        return rows[first:last]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _SortedFile:
-    """A file of sorted rows.
+class Drops:
+    """Finds the texts to drop of every task.
 
     Args:
-        digest: digest of its bytes, or of all that determines them.
+        tasks: every hashing task as a number, in order: int64 [tasks].
+        places: the places of all duplicates but those that tasks have kept.
+        digest: identifies these tasks and their hashes, and so these lists.
+        texts: the hashes of all texts of the build.
     """
 
+    tasks: NDArray[np.int64]
+    places: Dealt
     digest: str
-    runs: tuple[Run, ...]
+    texts: Dealt
 
-    @property
-    def identity(self) -> list[object]:
-        """The identity of its rows."""
-        return [self.digest, *((run.name, run.base) for run in self.runs)]
+    def of(self, key: Key) -> NDArray[np.uint32]:
+        """The places of the texts of one task that repeat an earlier one, ascending: uint32 [n].
+
+        Opens its receipt, its hashes and at most `MAX_DROP_FILES` files.
+
+        Raises:
+            BuildError: a file cannot be read.
+        """
+        index = np.searchsorted(self.tasks, number_of(key))
+        assert self.tasks[index] == number_of(key), "encoding has a task that hashing has not"
+        own = spread(np.array([index]), len(self.tasks))
+        (bucket,) = self.places.levels.buckets(own, self.places.level).tolist()
+        found = pa.Table.from_batches(self.places.buckets(bucket, bucket + 1), _DROPS)
+        hashed = dealt_file(HASH, read_receipt(self.places.store, HASH, key))
+        kept = read_kept(self.places.store, hashed, hash_levels(), _PLACES)
+        places = [_column(found, _PLACE)[_column(found, KEY) == own], _column(kept, _PLACE)]
+        return np.sort(np.concatenate(places))
 
 
-def find_duplicates(
-    store: Store, receipts: Sequence[Receipt], earlier: Sequence[EarlierTexts] = ()
-) -> Generator[Step, Sequence[Receipt], Drops]:
-    """Find the texts that repeat an earlier one. Yields stages, receives their receipts, and returns the places.
+def number_of(key: Key) -> int:
+    """A key as a number of 64 bits, in the same order."""
+    return key[0] << 32 | key[1]
 
-    Memory is 16 bytes per 1,024 hashes, 16 bytes per partition and file that it reads, and under 1 KB per task.
+
+def _hash_rows(hashes: NDArray[np.uint64], task: int, places: NDArray[np.int64]) -> pa.RecordBatch:
+    """Hashes of texts of a task, uint64 [n, 2], with their places."""
+    columns = *hashes.T, np.full(len(hashes), task), places.astype(np.uint32)
+    return pa.record_batch([number_array(column) for column in columns], schema=_HASHES)
+
+
+def _column(rows: pa.Table, name: str) -> NDArray[Any]:
+    return numbers_of(rows.column(name))
+
+
+class HashSink:
+    """Deals the hashes of the texts of a task into a file, for the search for duplicates."""
+
+    def __init__(self, store: Store, key: Key, stack: contextlib.ExitStack) -> None:
+        name = file_path(HASH, key)
+        self._writer = DealtWriter(stack.enter_context(written(store, name)), name, hash_levels())
+        self._task, self._num_texts = number_of(key), 0
+        self._hashes = bytearray()
+
+    def extend(self, parts: Sequence[Documents], source: int, base: int) -> None:  # noqa: ARG002 - a text has a place
+        """Take the hashes of texts, in order."""
+        for hashes in (part.hashes for part in parts):
+            assert hashes is not None, "the texts of this stage are hashed"
+            self.add(hashes)
+
+    def add(self, hashes: NDArray[np.uint64]) -> None:
+        """Add the hashes of the next texts: uint64 [n, 2]."""
+        for start in range(0, len(hashes), PART_TEXTS):
+            self._hashes += hashes[start : start + PART_TEXTS].tobytes()
+            if len(self._hashes) >= PART_TEXTS * _HASH_BYTES:
+                self._deal()
+
+    def finish(self, receipt: Receipt) -> Receipt:
+        """Write the rest, and describe the file in the receipt."""
+        self._deal()
+        return self._writer.finish(receipt)
+
+    def _deal(self) -> None:
+        hashes = np.frombuffer(bytes(self._hashes), "<u8").reshape(-1, 2)
+        self._hashes = bytearray()
+        order, is_repeat = sorted_repeats(*hashes.T)
+        first, repeats = order[~is_repeat], np.sort(order[is_repeat])
+        self._writer.add(_hash_rows(hashes[first], self._task, first + self._num_texts))
+        places = (repeats + self._num_texts).astype(np.uint32)
+        self._writer.keep(pa.record_batch([number_array(places)], schema=_PLACES))
+        self._num_texts += len(hashes)
+
+
+def hash_levels() -> Levels:
+    """How hashing tasks deal: the same for all builds, because how many texts there are is known afterwards."""
+    return Levels(fan_out=HASH_FAN_OUT, depth=1, schema=_HASHES)
+
+
+def text_levels(num_texts: int) -> Levels:
+    """How the hashes of so many texts have to be dealt before they are read: like at first, if that is enough."""
+    num_buckets = ceil_div(num_texts, BUCKET_ROWS)
+    return hash_levels() if num_buckets <= HASH_FAN_OUT else Levels.of(num_buckets, _HASHES)
+
+
+def drop_levels(num_texts: int, num_tasks: int) -> Levels:
+    """How the places of duplicates are dealt: those of one task, or of several with about a bucket of texts."""
+    return Levels.of(max(1, min(num_tasks, ceil_div(num_texts, BUCKET_ROWS))), _DROPS)
+
+
+def bytes_per_text(num_tasks: int, num_texts: int) -> int:
+    """Bytes of disk for each text until the build is done; a duplicate takes 12 to 24 more.
 
     Args:
-        store: the store of the build.
-        receipts: receipts of all hashing tasks, in order.
-        earlier: texts that come before all others.
-
-    Raises:
-        BuildError: a file is damaged or gone.
+        num_tasks: number of hashing tasks; segments of streams count one each.
     """
-    joins = (f"{JOIN}-{number}" for number in count(1))
-    files = [
-        _SortedFile(
-            digest=receipt.file_sha256,
-            runs=tuple(hash_runs(file_path(HASH, receipt.key), receipt.parts, index << _PLACE_BITS)),
-        )
-        for index, receipt in enumerate(receipts)
-        if receipt.parts
-    ]
-    while len(files) > FAN_IN:
-        # the square root, because a join opens each file per slice, and a partition each joined file
-        files = yield from _joined(files, min(FAN_IN, math.isqrt(len(files) - 1) + 1), next(joins))
-    partitions = _partitions(store, [*map(_earlier_file, earlier), *files])
-    drops = _files(FIND, partitions, (yield FIND, partitions), 1)
-    while len(drops) > MAX_DROP_FILES:
-        drops = yield from _joined(drops, min(FAN_IN, -(-len(drops) // MAX_DROP_FILES)), next(joins))
-    runs = tuple(run for file in drops for run in file.runs)
-    lows = np.arange(len(receipts), dtype=np.uint64) << np.uint64(_PLACE_BITS)
-    ranges = [row_ranges(each, run.count, lows) for each, run in zip(read_fences(store, runs), runs, strict=True)]
-    return Drops(
-        store=store,
-        tasks=np.array([_packed(receipt.key) for receipt in receipts], np.uint64),
-        runs=runs,
-        ranges=np.array(ranges, np.int64).reshape(len(runs), len(receipts), 2),
-        digest=digest_of([*([texts.sha256] for texts in earlier), *([one.key, one.file_sha256] for one in receipts)]),
-        texts=tuple(run for file in files for run in file.runs),
-    )
+    levels = text_levels(num_texts)
+    return 28 * (levels.depth + (num_tasks > FAN_IN or levels != hash_levels()))
 
 
-def _joined(
-    files: Sequence[_SortedFile], most: int, stage: str
-) -> Generator[Step, Sequence[Receipt], list[_SortedFile]]:
-    """Merge every `most` consecutive files into one."""
-    tasks = []
-    for number, start in enumerate(range(0, len(files), most)):
-        group = files[start : start + most]
-        step = Join(runs=tuple(run for file in group for run in file.runs))
-        tasks.append(StepTask(key=(number, 0), step=step, made_of=digest_of(file.identity for file in group)))
-    receipts = yield stage, tasks
-    return _files(stage, tasks, receipts, files[0].runs[0].width)
+def find(
+    name: str,
+    task: StepTask,
+    texts: Dealt,
+    drops: Levels,
+    *,
+    earlier: Sequence[EarlierTexts],
+    hashed: NDArray[np.int64],
+) -> Receipt:
+    """Find the duplicates in some buckets, and deal their places by task into a file, which is in the receipt.
 
-
-def _partitions(store: Store, files: Sequence[_SortedFile]) -> list[StepTask]:
-    """The tasks that find the duplicates among the hashes of files, each in a range of hashes."""
-    runs = tuple(run for file in files for run in file.runs)
-    if not runs:
-        return []
-    fences = read_fences(store, runs)
-    lows = slice_lows(fences)
-    ranges = np.stack([row_ranges(each, run.count, lows) for each, run in zip(fences, runs, strict=True)], axis=1)
-    of_files = digest_of(file.identity for file in files)
-    return [
-        StepTask(
-            key=(number, 0),
-            step=Partition(runs=runs, ranges=ranges[number], low=low, high=high),
-            made_of=digest_of([of_files, low, high]),
-        )
-        for number, (low, high) in enumerate(pairwise([*lows.tolist(), None]))
-    ]
-
-
-def _files(stage: str, tasks: Sequence[StepTask], receipts: Sequence[Receipt], width: int) -> list[_SortedFile]:
-    """The files of rows of a width that tasks left, without empty files."""
-    files = []
-    for task, receipt in zip(tasks, receipts, strict=True):
-        ((rows, _),) = receipt.parts
-        name = file_path(stage, receipt.key)
-        run = Run(name=name, file_bytes=receipt.file_bytes, offset=0, count=rows, width=width)
-        if rows:
-            files.append(_SortedFile(digest=task.made_of, runs=(run,)))
-    return files
-
-
-def _earlier_file(texts: EarlierTexts) -> _SortedFile:
-    run = Run(
-        name=texts.name,
-        file_bytes=texts.num_bytes,
-        offset=0,
-        count=texts.count,
-        width=_HASH_WIDTH,
-        base=_EARLIER,
-        is_checked=False,
-    )
-    return _SortedFile(digest=texts.sha256, runs=(run,))
-
-
-def run_merge(store: Store, stage: str, key: Key, step: Join | Partition) -> Receipt:
-    """Run one task: write its file. The caller writes the receipt.
+    Args:
+        hashed: as `Drops.tasks`.
 
     Raises:
         BuildError: a file that it reads is damaged or gone.
-        OSError: nothing can be written.
     """
-    name = file_path(stage, key)
-    with written(store, name) as file:
-        writer = RunWriter(file, name)
-        for rows in merged(store, step.runs) if isinstance(step, Join) else _repeated_places(store, step):
-            writer.append(rows)
-        writer.finish()
-    width = step.runs[0].width if isinstance(step, Join) else 1
-    return Receipt(key=key, parts=[(writer.count, 0)], file_bytes=run_bytes(writer.count, width))
+    with written(texts.store, name) as file:
+        writer = DealtWriter(file, name, drops)
+        rows = _texts_in(texts, task.start, task.stop, earlier)
+        order, is_repeat = sorted_repeats(_column(rows, KEY), _column(rows, _LOW))
+        repeats = order[is_repeat]
+        tasks, places = _column(rows, _TASK)[repeats], _column(rows, _PLACE)[repeats]
+        is_new = tasks != _EARLIER
+        keys = spread(np.searchsorted(hashed, tasks[is_new]), len(hashed))
+        writer.add(pa.record_batch([number_array(keys), number_array(places[is_new])], schema=_DROPS))
+        return writer.finish(Receipt(key=task.key))
 
 
-def _repeated_places(store: Store, partition: Partition) -> Iterator[NDArray[np.uint64]]:
-    """The places of a partition's texts that repeat an earlier one: uint64 [n, 1], ascending."""
-    high = None if partition.high is None else np.uint64(partition.high)
-    rows = read_slice(store, partition.runs, partition.ranges, np.uint64(partition.low), high)
-    order, is_repeat = sorted_repeats(rows[:, 0], rows[:, 1])
-    places = rows[order[is_repeat], 2]
-    yield np.sort(places[places != np.uint64(_EARLIER)])[:, np.newaxis]
+def bucket_groups(texts: Dealt) -> list[tuple[int, int]]:
+    """Buckets that are read at once: ``(start, stop)`` of each group, with at most `BUCKET_ROWS` or one bucket.
+
+    After a later level they are in one file, so that few files are opened.
+    """
+    sizes = texts.sizes()
+    step = len(sizes) if texts.level == 1 else texts.levels.fan_out
+    return [
+        (first + start, first + stop)
+        for first in range(0, len(sizes), step)
+        for start, stop in groups(sizes[first : first + step], BUCKET_ROWS)
+    ]
 
 
-def write_text_hashes(store: Store, texts: Sequence[Run], file: IO[bytes] | HashingFile) -> None:
+def _texts_in(texts: Dealt, start: int, stop: int, earlier: Sequence[EarlierTexts] = ()) -> pa.Table:
+    """The hashes of the buckets ``[start, stop)``; equal ones in the order of the texts, earlier ones first."""
+    low, high = map(texts.levels.first_key, (start, stop))
+    hashes = (each.between(texts.store, low, high) for each in earlier)
+    before = (_hash_rows(each, _EARLIER, np.zeros(len(each), np.int64)) for each in hashes)
+    return pa.Table.from_batches([*before, *texts.buckets(start, stop)], _HASHES)
+
+
+def write_text_hashes(texts: Dealt, file: HashingFile) -> None:
     """Write the distinct hashes of all texts of a build, sorted: 16 bytes each, and fences.
 
     Raises:
         BuildError: a file cannot be read.
     """
-    writer = RunWriter(file, None)
-    for rows in merged(store, texts):
-        order, is_repeat = sorted_repeats(rows[:, 0], rows[:, 1])
-        writer.append(rows[order[~is_repeat], :_HASH_WIDTH])
-    writer.finish()
+    fences, count = [np.empty(0, np.uint64)], 0
+    for start, stop in bucket_groups(texts):
+        rows = _texts_in(texts, start, stop)
+        hashes = np.stack([_column(rows, KEY), _column(rows, _LOW)], axis=1)
+        order, is_repeat = sorted_repeats(*hashes.T)
+        hashes = hashes[order[~is_repeat]]
+        fences.append(hashes[-count % FENCE_ROWS :: FENCE_ROWS, 0])
+        count += len(hashes)
+        file.write(hashes.astype("<u8").tobytes())
+    file.write(np.concatenate(fences).astype("<u8").tobytes())
 
 
-def bytes_per_text(num_tasks: int) -> int:
-    """Bytes of disk for each text until the build is done; a duplicate takes 8 to 16 more.
-
-    Args:
-        num_tasks: number of hashing tasks; segments of streams count one each.
-    """
-    return 8 * ROW_WIDTH * (1 if num_tasks <= FAN_IN else 2)  # the hashes, and joined ones
-
-
-def _packed(key: Key) -> int:
-    """A key as a number of 64 bits, in the same order."""
-    return key[0] << 32 | key[1]
+def sorted_repeats(high: NDArray[Any], low: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The stable order that sorts hashes, and for each hash in this order, whether it repeats the one before."""
+    order = np.argsort(high, kind="stable")
+    is_repeat, is_equal_high = _repeats(high, low, order)
+    if is_repeat.sum() != is_equal_high.sum():  # two hashes with the same high half: by chance, once in 10^9 texts
+        order = np.lexsort((low, high))
+        is_repeat, _ = _repeats(high, low, order)
+    return order, is_repeat
 
 
-def digest_of(facts: Iterable[object]) -> str:
-    """A name for some facts: 32 hexadecimal digits."""
-    return hashlib.blake2b(msgspec.json.encode(list(facts)), digest_size=16).hexdigest()
+def _repeats(
+    high: NDArray[Any], low: NDArray[Any], order: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """For each hash in this order, whether it equals the one before, and whether its high half does."""
+    is_equal_high, is_repeat = np.zeros(len(order), np.bool_), np.zeros(len(order), np.bool_)
+    high = high[order]
+    is_equal_high[1:] = high[1:] == high[:-1]
+    low = low[order]
+    is_repeat[1:] = is_equal_high[1:] & (low[1:] == low[:-1])
+    return is_repeat, is_equal_high

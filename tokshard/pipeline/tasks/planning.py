@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import msgspec
 
+from tokshard.numbers import ceil_div
 from tokshard.pipeline.sources.division import (
     CHUNK_BYTES,
     Divisibility,
@@ -64,25 +66,39 @@ class StreamTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     Args:
         key: (index of the input, 0).
-        is_here: whether only the planning process can read it.
     """
 
     key: Key
-    is_here: bool = False
+
+
+StepKind = Literal["join", "redeal", "find", "gather"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTask:
-    """Work on files of earlier stages: it merges files, finds duplicates, or sorts documents.
+    """Work on files of earlier stages.
 
     Args:
-        step: what to do; see `tokshard.pipeline.tasks.duplicates` and `tokshard.pipeline.tasks.shuffle`.
-        made_of: digest of all that determines the result.
+        kind: ``join``: deal the rows of some files of the first level into one file of that level; ``redeal``: deal the
+            rows of a bucket to the buckets of the next level; ``find``: deal the places of the duplicates in some
+            buckets, by task; ``gather``: write the documents of some buckets of the last level.
+        start, stop: the files or buckets that it reads.
+        inputs_digest: digest of all that determines the result.
     """
 
     key: Key
-    step: object
-    made_of: str
+    kind: StepKind
+    start: int
+    stop: int
+    inputs_digest: str
+
+
+def step_tasks(kind: StepKind, ranges: Iterable[tuple[int, int]], digest: str) -> list[StepTask]:
+    """A task for each range of files or buckets, in order."""
+    return [
+        StepTask(key=(number, 0), kind=kind, start=start, stop=stop, inputs_digest=digest)
+        for number, (start, stop) in enumerate(ranges)
+    ]
 
 
 Planned = Task | StreamTask
@@ -122,7 +138,7 @@ def segment_bytes(task_bytes: int) -> int:
 
 def round_task_bytes(task_bytes: int) -> int:
     """The next multiple of `CHUNK_BYTES`, so that no chunk lies in two tasks."""
-    return max(1, -(-task_bytes // CHUNK_BYTES)) * CHUNK_BYTES
+    return max(1, ceil_div(task_bytes, CHUNK_BYTES)) * CHUNK_BYTES
 
 
 def plan_tasks(num_bytes: Iterable[int], divisibilities: Iterable[Divisibility], task_bytes: int) -> Iterator[Planned]:
@@ -130,12 +146,13 @@ def plan_tasks(num_bytes: Iterable[int], divisibilities: Iterable[Divisibility],
 
     Args:
         num_bytes: size of each input, in order.
-        divisibilities: how each can be divided; used only for streams, and inputs larger than `task_bytes`.
+        divisibilities: how each can be divided; used only for streams, which are never grouped, and inputs larger
+            than `task_bytes`.
     """
     start = group_bytes = 0  # the group is [start, index)
     index = -1
     for index, (size, divisibility) in enumerate(zip(num_bytes, divisibilities, strict=True)):
-        is_divided = size > task_bytes or (isinstance(divisibility, Stream) and divisibility.is_here)
+        is_divided = size > task_bytes or isinstance(divisibility, Stream)
         if is_divided and not isinstance(divisibility, Indivisible):
             if start < index:
                 yield _whole(start, index)
@@ -165,7 +182,7 @@ def _divide(index: int, size: int, divisibility: Divisibility, task_bytes: int) 
         for segment, (start, stop) in enumerate(pairwise(_group_bounds(divisibility.group_bytes, task_bytes))):
             yield Task(key=(index, segment), stop=index + 1, span=Span(start, stop))
     elif isinstance(divisibility, Stream):
-        yield StreamTask(key=(index, 0), is_here=divisibility.is_here)
+        yield StreamTask(key=(index, 0))
 
 
 def _group_bounds(group_bytes: Sequence[int], task_bytes: int) -> list[int]:

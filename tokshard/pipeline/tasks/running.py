@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from tokshard.errors import BadSourceError, CorpusError, SourceError, TokshardError, UsageError
+from tokshard.errors import BadSourceError, CorpusError, CutSourceError, SourceError, TokshardError, UsageError
 from tokshard.forking import cached_property
-from tokshard.pipeline.encode.documents import Made, ruled, split_documents
+from tokshard.pipeline.encode.documents import ChunkResult, apply_rules, split_documents
 from tokshard.pipeline.encode.maker import Maker
+from tokshard.pipeline.options import DOCUMENTS
 from tokshard.pipeline.request import Build, saved_tokenizer
 from tokshard.pipeline.sources.corpora import CorporaReader
 from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.formats import read_span, read_stream
-from tokshard.pipeline.sources.inputs import DOCUMENTS, Input
+from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import check_unchanged, open_file, vanished
 from tokshard.pipeline.sources.records import Chunk
-from tokshard.pipeline.tasks.duplicates import Drops, Join, Partition, run_merge
-from tokshard.pipeline.tasks.hashing import HashSink
+from tokshard.pipeline.sources.selected import Files, Selection
+from tokshard.pipeline.tasks.cells import Cells
+from tokshard.pipeline.tasks.duplicates import Drops, EarlierTexts, HashSink, find
+from tokshard.pipeline.tasks.exchange import Dealt, Levels, redeal
 from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask, StreamTask, Task, segment_bytes
-from tokshard.pipeline.tasks.shuffle import DealSink, Dealt, Gather, Levels, Redeal, gathered, redeal
-from tokshard.pipeline.tasks.writing import MakeSink, Shards, WritingTask
+from tokshard.pipeline.tasks.shuffle import DealSink, gathered
+from tokshard.pipeline.tasks.writing import Shards, Sink, WritingTask
 from tokshard.pipeline.workspace.lease import cannot_write
-from tokshard.pipeline.workspace.places import DEAL, HASH
+from tokshard.pipeline.workspace.places import HASH
 from tokshard.pipeline.workspace.receipts import (
     Failure,
     Key,
@@ -46,7 +50,7 @@ class InputReader:
     def __init__(self, build: Build) -> None:
         self._build = build
 
-    def chunks(self, index: int, span: Span) -> Iterator[Chunk | Made]:
+    def chunks(self, index: int, span: Span) -> Iterator[Chunk | ChunkResult]:
         """The chunks of a part of an input.
 
         Raises:
@@ -56,7 +60,7 @@ class InputReader:
         """
         source = self._build.inputs[index]
         with _errors_of(source):
-            if source.format == DOCUMENTS:
+            if self._build.corpora:
                 yield from self._corpora.read(index)
                 return
             check_unchanged(source, self._build.start_over)
@@ -85,7 +89,7 @@ class InputReader:
         """
         source = self._build.inputs[index]
         with _errors_of(source):
-            if source.format == DOCUMENTS:
+            if self._build.corpora:
                 self._corpora.read(index)
                 return
             check_unchanged(source, self._build.start_over)
@@ -93,10 +97,12 @@ class InputReader:
                 file.read(1)
 
     @cached_property
-    def _corpora(self) -> CorporaReader:
-        copied = self._build.config.copied
-        assert copied is not None, "only a copy reads documents"
-        return CorporaReader(self._build.corpora, self._build.columns, copied, self._build.options.drop_ids)
+    def _corpora(self) -> CorporaReader | Selection:
+        build = self._build
+        if build.config.selected is not None:
+            files = Files(build.options.keep_ids, build.options.drop_ids, build.options.join)
+            return Selection(*build.corpora[0], build.config.selected, files)
+        return CorporaReader(build.corpora, build.columns)
 
 
 @contextlib.contextmanager
@@ -114,8 +120,10 @@ def _damage(source: Input, error: TokshardError) -> Failure:
     place = f"{source.location} "
     place = place if error.problem.startswith(place) else ""
     problem = error.problem.removeprefix(place)
-    name = type(error).__name__
-    return Failure(kind="input", source=source.index, place=place, problem=problem, hint=error.hint, error=name)
+    name, hint = type(error).__name__, error.hint
+    if source.format == DOCUMENTS:
+        hint = f"{hint}, or leave the shard out with --on-bad-source skip"
+    return Failure(kind="input", source=source.index, place=place, problem=problem, hint=hint, error=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,26 +134,29 @@ class Stage:
         name: the folder of its receipts; the constants of `tokshard.pipeline.workspace.places`, or one with a number.
         tasks: all tasks, in order.
         limit: the most documents to write; None: all.
-        made_of: digest of all that every task reads besides inputs.
+        inputs_digest: digest of all that its tasks read besides their sources.
         left_out: index of each input that is left out as damaged, with its damage.
         drops: the duplicate texts; None to keep all.
-        levels: how a shuffle deals documents.
-        dealt: the files of a shuffle's level before.
+        levels: how its tasks deal rows.
+        dealt: the rows that its tasks read.
+        earlier, hashed: where duplicates are found: the texts of earlier generations, and `Drops.tasks`.
         has_files: whether the files of its tasks for later stages must exist.
     """
 
     name: str
     tasks: Sequence[AnyTask]
     limit: int | None = None
-    made_of: str = ""
+    inputs_digest: str = ""
     left_out: Mapping[int, str] = field(default_factory=dict)
     drops: Drops | None = None
     levels: Levels | None = None
-    dealt: Sequence[Dealt] = ()
+    dealt: Dealt | None = None
+    earlier: Sequence[EarlierTexts] = ()
+    hashed: NDArray[np.int64] | None = None
     has_files: bool = True
 
 
-PrepareAll = Callable[[Iterable[tuple[int, Chunk]]], Iterator[tuple[int, Made]]]
+PrepareAll = Callable[[Iterable[tuple[int, Chunk]]], Iterator[tuple[int, ChunkResult]]]
 """Prepares the chunks of a stream, each with the number of its segment, in order; perhaps in other processes."""
 
 LASTING_ERRORS = (TaskFailedError, SourceError, UsageError, CorpusError)
@@ -163,10 +174,6 @@ class TaskRunner:
         self._build, self._stage, self._report = build, stage, report
         self._store, self._reader = build.workspace.store, InputReader(build)
         self._maker = Maker(build.spec, build.config, build.tokenizer, lambda: saved_tokenizer(build), build.chat)
-        sinks: dict[str, MakeSink] = {HASH: HashSink}
-        if stage.levels is not None:
-            sinks[DEAL] = functools.partial(DealSink, levels=stage.levels)
-        self._make_sink = sinks.get(stage.name, Shards)
 
     def run(self, run: Run, prepare_all: PrepareAll | None = None) -> Iterator[Receipt]:
         """Run a task. Yields its receipt, or one for each segment of a stream, once it is on disk.
@@ -182,13 +189,13 @@ class TaskRunner:
             if isinstance(task, StreamTask):
                 yield from self._stream(run, task, prepare_all)
             elif isinstance(task, StepTask):
-                yield self._leave(self._step(task), task.made_of)
+                yield self._leave(self._step(task), task.inputs_digest)
             else:
                 yield self._leave(self._task(run, task))
         except OSError as error:  # what is read names its file, so this is the output
             raise cannot_write(self._build.workspace.out, error) from error
 
-    def prepare(self, chunk: Chunk | Made, work: WritingTask | None = None) -> Made:
+    def prepare(self, chunk: Chunk | ChunkResult, work: WritingTask | None = None) -> ChunkResult:
         """Prepare a chunk: documents, or hashes of texts. The result depends only on the chunk.
 
         Args:
@@ -202,12 +209,20 @@ class TaskRunner:
     def _begin(self, key: Key, sources: Sequence[int], max_documents: int | None) -> WritingTask:
         drops = None if self._stage.drops is None else self._stage.drops.of(key)
         return WritingTask(
-            self._build, self._stage.name, key, sources, max_documents, make_sink=self._make_sink, drops=drops
+            self._build, self._stage.name, key, sources, max_documents, make_sink=self._sink, drops=drops
         )
 
-    def _leave(self, receipt: Receipt, made_of: str | None = None) -> Receipt:
-        made_of = self._stage.made_of if made_of is None else made_of
-        receipt = msgspec.structs.replace(receipt, made_of=made_of)
+    def _sink(self, key: Key, stack: contextlib.ExitStack) -> Sink:
+        if self._stage.name == HASH:
+            return HashSink(self._store, key, stack)
+        if self._build.config.selected is not None:
+            return Cells(self._build.config.selected.by)
+        levels = self._stage.levels
+        return Shards(self._build, key, stack) if levels is None else DealSink(self._build, key, stack, levels=levels)
+
+    def _leave(self, receipt: Receipt, digest: str | None = None) -> Receipt:
+        digest = self._stage.inputs_digest if digest is None else digest
+        receipt = msgspec.structs.replace(receipt, inputs_digest=digest)
         write_receipt(self._store, self._stage.name, receipt)
         return receipt
 
@@ -257,6 +272,8 @@ class TaskRunner:
         """Run a stream from the first segment without a receipt."""
         index, room = task.key[0], run.max_documents
         chunks: Iterator[tuple[int, Any]] = self._reader.numbered_chunks(index, run.num_done)
+        if self._stage.name == HASH:  # no limit ends it, so it takes the beginning of an endless stream for all of it
+            chunks = _up_to_cut(chunks)
         segment = run.num_done
         ahead: _Lookahead | None = None
         while True:
@@ -278,26 +295,33 @@ class TaskRunner:
             segment += 1
 
     def _step(self, task: StepTask) -> Receipt:
-        stage, step = self._stage, task.step
-        if isinstance(step, Join | Partition):
-            return run_merge(self._store, stage.name, task.key, step)
-        assert stage.levels is not None, "only a shuffle has other steps"
-        if isinstance(step, Redeal):
-            name = file_path(stage.name, task.key)
-            file_bytes, rounds = redeal(self._build, name, step, stage.levels, stage.dealt)
-            return Receipt(key=task.key, input_bytes=file_bytes, file_bytes=file_bytes, parts=[(rounds, 0)])
-        assert isinstance(step, Gather), step
+        stage, name = self._stage, file_path(self._stage.name, task.key)
+        assert stage.dealt is not None, "all steps read what was dealt"
+        if task.kind == "gather":
+            return self._gather(task, stage.dealt)
+        assert stage.levels is not None, "all others deal"
+        if task.kind == "find":
+            assert stage.hashed is not None
+            return find(name, task, stage.dealt, stage.levels, earlier=stage.earlier, hashed=stage.hashed)
+        return redeal(name, task, stage.dealt, stage.levels)
+
+    def _gather(self, task: StepTask, dealt: Dealt) -> Receipt:
         with contextlib.ExitStack() as stack:
             shards = Shards(self._build, task.key, stack)
-            for documents in gathered(self._build, step, stage.levels, stage.dealt):
+            for documents in gathered(dealt, task.start, task.stop):
                 # the split follows from the tokens, as it did when the documents were dealt
-                made = ruled(Made(count=0, input_bytes=0, documents=documents), self._build.config)
+                made = apply_rules(ChunkResult(count=0, input_bytes=0, documents=documents), self._build.config)
                 shards.extend(split_documents(made.documents), 0, 0)
                 self._report(Progress(documents.tokens.nbytes, len(documents), len(documents.tokens)))
             empty = [OutputCounts() for _ in self._build.outputs]
             receipt = shards.finish(Receipt(key=task.key, outputs=empty))
         num_bytes = sum(size for output in receipt.outputs for size in output.shards.values())
         return msgspec.structs.replace(receipt, input_bytes=num_bytes)
+
+
+def _up_to_cut(chunks: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    with contextlib.suppress(CutSourceError):
+        yield from chunks
 
 
 class _Lookahead:

@@ -7,24 +7,21 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, Protocol, Self, TypedDict
+from typing import IO, Any, Protocol, Self
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.errors import UNDECODABLE, BuildError
 from tokshard.format.manifest import IN_OTHER_SPLIT
 from tokshard.format.names import shard_name
 from tokshard.format.writer import ShardWriter
 from tokshard.pipeline.encode.chat.omissions import KINDS
-from tokshard.pipeline.encode.documents import Documents, Made, split_documents
+from tokshard.pipeline.encode.documents import ChunkResult, Documents, split_documents
 from tokshard.pipeline.options import SKIP
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.records import EMPTY, UNREAD, BadRecord
-from tokshard.pipeline.tasks.duplicates import TaskDrops
-from tokshard.pipeline.tasks.sorted_rows import AGAIN
 from tokshard.pipeline.workspace.places import HASH, Output
 from tokshard.pipeline.workspace.receipts import (
     Failure,
@@ -35,6 +32,7 @@ from tokshard.pipeline.workspace.receipts import (
     SourceCounts,
     TaskFailedError,
     read_receipt,
+    readable,
     rejects_path,
 )
 from tokshard.store import Store, written
@@ -106,7 +104,7 @@ def _shard_writer(build: Build, key: Key, output: Output) -> ShardWriter:
     )
 
 
-MakeSink = Callable[[Build, Key, contextlib.ExitStack], Sink]
+MakeSink = Callable[[Key, contextlib.ExitStack], Sink]
 """Makes the sink of a task; its files are removed if the stack is left early."""
 
 
@@ -120,7 +118,7 @@ class WritingTask:
         sources: the inputs that it reads; empty if documents contain their source.
         max_documents: the most documents to write.
         make_sink: makes the sink, in a context.
-        drops: the duplicate documents; None to keep all.
+        drops: the places of duplicates among its texts, ascending; None to keep all.
 
     Attributes:
         written: documents so far, including a chunk that fails the task.
@@ -135,7 +133,7 @@ class WritingTask:
         max_documents: int | None,
         *,
         make_sink: MakeSink,
-        drops: TaskDrops | None,
+        drops: NDArray[np.uint32] | None,
     ) -> None:
         self._build, self._stage, self._key = build, stage, key
         self._max_documents, self._make_sink, self._drops = max_documents, make_sink, drops
@@ -151,7 +149,7 @@ class WritingTask:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            self._sink = self._make_sink(self._build, self._key, stack)
+            self._sink = self._make_sink(self._key, stack)
             self._stack = stack.pop_all()
         return self
 
@@ -165,12 +163,14 @@ class WritingTask:
 
     def is_kept(self, count: int) -> NDArray[np.bool_]:
         """Whether each of the next `count` candidates is kept, not a duplicate: bool [count]."""
-        self._admitted += count
-        if self._drops is None:
-            return np.ones(count, np.bool_)
-        return self._drops.is_kept(self._admitted - count, count)
+        start, self._admitted = self._admitted, self._admitted + count
+        kept = np.ones(count, np.bool_)
+        if self._drops is not None:
+            low, high = np.searchsorted(self._drops, np.array([start, start + count], np.uint32))
+            kept[self._drops[low:high].astype(np.int64) - start] = False
+        return kept
 
-    def take(self, index: int, made: Made) -> Progress:
+    def take(self, index: int, made: ChunkResult) -> Progress:
         """Write the documents of a chunk of an input.
 
         Raises:
@@ -198,7 +198,7 @@ class WritingTask:
         if made.listed is not None and len(made.listed):
             self._listed.append(made.listed)
         example = f"{bad[0].reason}: {bad[0].detail}" if bad else ""
-        return Progress(made.input_bytes, count, len(documents.tokens), made.count, len(bad), example)
+        return Progress(made.input_bytes, count, documents.num_tokens, made.count, len(bad), example)
 
     def _reject(self, source: int, base: int, bad: BadRecord) -> None:
         record = base + bad.position
@@ -236,15 +236,6 @@ class WritingTask:
         return receipt
 
 
-class _Reject(TypedDict):
-    """A line of a list of bad records."""
-
-    source: int
-    record: int
-    reason: str
-    detail: str
-
-
 def read_rejects(store: Store, stage: str, key: Key) -> Iterator[dict[str, Any]]:
     """The bad records of a task.
 
@@ -253,22 +244,20 @@ def read_rejects(store: Store, stage: str, key: Key) -> Iterator[dict[str, Any]]
     """
     name, crc32 = rejects_path(stage, key), 0
     expected = read_receipt(store, stage, key).rejects_crc32
-    try:
+    with readable(store, name):
         with store.open(name) as lines:
             for line in lines:
                 crc32 = zlib.crc32(line, crc32)
         if crc32 != expected:
             raise ValueError("its content does not have its checksum")
         with store.open(name) as lines:
-            for line in lines:
-                found: Any = msgspec.convert(json.loads(line), _Reject)
-                yield found
-    except (OSError, ValueError, *UNDECODABLE) as error:
-        first = "" if isinstance(error, OSError) else "delete that file and "
-        raise BuildError(
-            f"{store.where(name)} cannot be read: {error}",
-            hint=f"{first}{AGAIN}",
-        ) from error
+            yield from map(json.loads, lines)
+
+
+def length_counts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many documents have a length in ``[2**k, 2**(k+1))``: int64 [_LENGTH_BUCKETS]."""
+    # frexp gives m * 2**e with m in [0.5, 1): e - 1 is the floor of log2, exactly
+    return np.bincount(np.frexp(lengths)[1] - 1, minlength=_LENGTH_BUCKETS)
 
 
 class _Tally:
@@ -284,7 +273,7 @@ class _Tally:
         """Records of an input that were read before this chunk."""
         return self._counts[index].records_read if index in self._counts else 0
 
-    def add(self, index: int, made: Made, part: Documents) -> None:
+    def add(self, index: int, made: ChunkResult, part: Documents) -> None:
         """Count a chunk.
 
         Args:
@@ -301,16 +290,15 @@ class _Tally:
                 self._count(
                     source, int(is_its[: made.count].sum()), made.of(is_its), part.select(is_its[part.positions])
                 )
-        if not len(part.tokens):
+        if not part.num_tokens:
             return
         lengths = part.lengths
-        # frexp gives m * 2**e with m in [0.5, 1): e - 1 is the floor of log2, exactly
-        self._lengths += np.bincount(np.frexp(lengths)[1] - 1, minlength=_LENGTH_BUCKETS)
+        self._lengths += length_counts(lengths)
         shortest = int(lengths.min())
         self._shortest = min(self._shortest, shortest) if self._shortest else shortest
         self._longest = max(self._longest, int(lengths.max()))
 
-    def _count(self, source: int, count: int, made: Made, part: Documents) -> None:
+    def _count(self, source: int, count: int, made: ChunkResult, part: Documents) -> None:
         """Count `count` records of one source, and the result `made` of them."""
         counts, num_written = self._counts.setdefault(source, SourceCounts(source)), len(part)
         if part.omitted is not None and part.omitted[:, :, 0].any():
@@ -321,7 +309,7 @@ class _Tally:
                     counts.omitted[kind] = (number + int(cells[:, 0].sum()), before[0], before[1])
         counts.records_read += count
         counts.documents += num_written
-        counts.tokens += len(part.tokens)
+        counts.tokens += part.num_tokens
         counts.text_bytes += 0 if part.text_bytes is None else int(part.text_bytes.sum())
         counts.with_special_text += 0 if part.has_special is None else int(part.has_special.sum())
         counts.padding_ids += 0 if made.padding is None else int(made.padding[: made.count].sum())

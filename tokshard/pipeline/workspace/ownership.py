@@ -29,16 +29,15 @@ def check_directory(workspace: Workspace, outputs: Sequence[Output]) -> None:
     Raises:
         UsageError: a folder that the build needs is something else, or has other files.
     """
-    has_begun = has_request(workspace.store)
     try:
-        _check(workspace, outputs, has_begun=has_begun)
+        _check(workspace, outputs)
     except UsageError:
-        if has_begun or not has_request(workspace.store):
+        if not has_request(workspace.store):
             raise
-        _check(workspace, outputs, has_begun=True)  # another job has begun the build meanwhile
+        _check(workspace, outputs)  # another job may have begun the build meanwhile
 
 
-def _check(workspace: Workspace, outputs: Sequence[Output], *, has_begun: bool) -> None:
+def _check(workspace: Workspace, outputs: Sequence[Output]) -> None:
     store = workspace.store
     for folder in dict.fromkeys(["", names.WORK, *(folder for output in outputs for folder in _folders(output))]):
         in_the_place = obstacle(store, folder)
@@ -49,6 +48,7 @@ def _check(workspace: Workspace, outputs: Sequence[Output], *, has_begun: bool) 
             )
     if not present(store):
         return
+    has_begun = has_request(store)
     if not has_begun:
         _check_own(store)
         if not any(manifest_of(output) for output in _places(workspace)):
@@ -81,10 +81,11 @@ def _foreign(output: Output) -> set[str]:
 
 def _check_empty(store: Store, found: Collection[str], expected: str) -> None:
     if found:
+        is_damaged = expected == "build" and names.MANIFEST in found  # one of another kind may be sound
         damaged = f"; {store.where(names.MANIFEST)} is damaged: remove the directory if it can go"
         raise UsageError(
             f"--out {store.location} is not empty and holds no {expected}: {', '.join(sorted(found)[:3])}",
-            hint="give a new or empty directory" + (damaged if names.MANIFEST in found else ""),
+            hint="give a new or empty directory" + (damaged if is_damaged else ""),
         )
 
 

@@ -29,10 +29,13 @@ JOBS = f"{names.WORK}/jobs"
 TOKENIZER = f"{names.WORK}/tokenizer.json"
 """The tokenizer as it was given."""
 
+SPOOL = f"{names.WORK}/spool"
+"""Folder of what can be read only once, as files; see `tokshard.pipeline.spool`."""
+
 _PARTIAL = f"{names.WORK}/partial"
 
-HASH, JOIN, FIND, DEAL, WRITE = "hash", "join", "find", "deal", "write"
-"""The stages of a build. Each has a folder of its own; steps of one kind are numbered: ``join-1``."""
+HASH, FIND, DEAL, WRITE = "hash", "find", "deal", "write"
+"""The stages of a build. Each has a folder of its own; later levels of one are numbered: ``deal-1``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ class Output:
 
     def shard_sizes(self) -> dict[str, int]:
         """The existing shards, with their sizes in bytes."""
-        return {entry.name: entry.size for entry in list(self.store.list()) if names.is_shard_name(entry.name)}
+        return names.shard_sizes((entry.name, entry.size) for entry in self.store.list())
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +89,11 @@ class Workspace:
             outputs.append(Output(split=split, generation=generation, corpus=corpus, store=store, folder=place))
         return tuple(outputs)
 
-    def clear(self) -> None:
-        """Remove every file except the lock and the mark that the folder belongs to a build."""
+    def clear(self, *kept: str) -> None:
+        """Remove every file except the lock, the mark that the folder belongs to a build, and some folders."""
         with contextlib.suppress(FileNotFoundError):
             found = {f"{names.WORK}/{name}" for name in self.store.names(names.WORK)}
-            self.store.delete(*(found - {LOCK, REQUEST, INPUTS}))
+            self.store.delete(*(found - {LOCK, REQUEST, INPUTS, *(f"{folder}/" for folder in kept)}))
 
     def remove(self) -> None:
         """Remove the folder: the request near the end, and the lock last, so that no other build begins in it."""

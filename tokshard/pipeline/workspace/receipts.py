@@ -7,10 +7,10 @@ before it, so a receipt promises them.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Iterable, Iterator
-from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -18,11 +18,16 @@ from pyarrow import ipc
 
 from tokshard.errors import UNDECODABLE, BuildError
 from tokshard.format import names
+from tokshard.format.arrays import table_batch
+from tokshard.format.schema import ARROW_ERRORS
 from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
+from tokshard.pipeline.workspace.places import SPOOL
 from tokshard.store import Store, present, side_by_side
 
 Key = tuple[int, int]
 """(index of the first input, segment): names a task and its shards, and orders the tasks of a stage."""
+
+Value = TypeVar("Value")
 
 _SUFFIX = ".receipt"
 _CRC_BYTES = 4
@@ -69,6 +74,26 @@ class OutputCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def documents(self) -> int:
         """Documents written into this corpus."""
         return sum(source.documents for source in self.sources)
+
+
+class CellCounts(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The documents of a task in a view, or in one of its cells.
+
+    Args:
+        documents, tokens, targets: of them all; targets only in a corpus with loss spans.
+        shortest, longest, lengths: as in `OutputCounts`.
+        sources: source of the corpus to documents and tokens.
+        stretches: int64 [stretches, 4], little-endian: see `tokshard.format.view`.
+    """
+
+    documents: int = 0
+    tokens: int = 0
+    targets: int = 0
+    shortest: int = 0
+    longest: int = 0
+    lengths: list[int] = msgspec.field(default_factory=list)
+    sources: dict[int, tuple[int, int]] = msgspec.field(default_factory=dict)
+    stretches: bytes = b""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -118,9 +143,10 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         changes: changes on the way from records to documents, with counts.
         listed: rows of the ``--drop-ids`` list that name a document of the task, as little-endian uint32.
         left_out: index of each input of a group that was left out as damaged, with its damage.
-        made_of: digest of all that the task read besides inputs: another digest invalidates the receipt.
-        file_bytes, file_sha256: size and hash of the file that the task left for later stages.
-        parts: the content of that file. For hashes: distinct hashes and repeats of each part. Else (rows or rounds, 0).
+        inputs_digest: digest of all that the task read besides its sources: another digest invalidates the receipt.
+        file_bytes: size of the file of dealt rows that the task left for later stages.
+        rounds: record batches that each bucket of that file may have.
+        cells: of a view: label to the documents of the task; see `tokshard.pipeline.tasks.cells`.
     """
 
     key: Key
@@ -137,10 +163,11 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     changes: dict[str, int] = msgspec.field(default_factory=dict)
     listed: bytes = b""
     left_out: dict[int, str] = msgspec.field(default_factory=dict)
-    made_of: str = ""
+    inputs_digest: str = ""
     file_bytes: int = 0
-    file_sha256: str = ""
-    parts: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    rounds: int = 0
+    kept: int = 0
+    cells: dict[str, CellCounts] = msgspec.field(default_factory=dict)
 
     def holds_for(self, room: int | None) -> bool:
         """Whether the task would have the same result with room for `room` documents; None for any number."""
@@ -183,7 +210,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 total.documents += counts.documents
                 total.tokens += counts.tokens
             outputs.append(OutputCounts(sources=[total]))
-        return msgspec.structs.replace(self, outputs=outputs)
+        return msgspec.structs.replace(self, outputs=outputs, cells={})
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -222,7 +249,8 @@ def written_rows(outputs: Iterable[OutputCounts]) -> pa.RecordBatch:
     # a stream of Arrow is its schema and then the batches
     stream = b"".join([WRITTEN_SHARD_SCHEMA.serialize(), *(output.table for output in outputs)])
     table = ipc.open_stream(stream).read_all().combine_chunks()
-    return next(iter(table.to_batches()), pa.RecordBatch.from_pylist([], WRITTEN_SHARD_SCHEMA))
+    batches = table.to_batches()
+    return batches[0] if batches else table_batch({name: [] for name in table.schema.names}, table.schema)
 
 
 def receipts_folder(stage: str) -> str:
@@ -246,7 +274,7 @@ def rejects_path(stage: str, key: Key) -> str:
 
 
 def file_path(stage: str, key: Key) -> str:
-    """The file that a task leaves for later stages: sorted hashes, places of duplicates, or dealt documents."""
+    """The file that a task leaves for later stages: hashes, places of duplicates, or documents."""
     return f"{names.WORK}/{stage}/files/{_file_name(key)}.bin"
 
 
@@ -256,24 +284,50 @@ def _file_name(key: Key) -> str:
 
 def write_receipt(store: Store, stage: str, receipt: Receipt) -> None:
     """Publish a receipt, atomically and durably."""
-    store.put(receipt_path(stage, receipt.key), sealed(msgspec.msgpack.encode(receipt)))
+    save(store, receipt_path(stage, receipt.key), receipt)
 
 
-def sealed(content: bytes) -> bytes:
-    """Content of a file, with its CRC-32 at its end."""
-    return content + zlib.crc32(content).to_bytes(_CRC_BYTES, "little")
+def save(store: Store, name: str, value: object) -> None:
+    """Put a value as MessagePack, with its CRC-32 at its end."""
+    content = msgspec.msgpack.encode(value)
+    store.put(name, content + _crc32(content))
 
 
-def unsealed(saved: bytes) -> bytes:
-    """The content of a file that has its CRC-32 at its end.
+def saved(store: Store, name: str, kind: type[Value]) -> Value:
+    """A value that was saved.
 
     Raises:
-        ValueError: it is another.
+        OSError: it cannot be read.
+        ValueError, msgspec.MsgspecError: it is damaged.
     """
-    content, crc = saved[:-_CRC_BYTES], saved[-_CRC_BYTES:]
-    if zlib.crc32(content).to_bytes(_CRC_BYTES, "little") != crc:
+    content = store.get(name)
+    if _crc32(content[:-_CRC_BYTES]) != content[-_CRC_BYTES:]:
         raise ValueError("its content does not have its checksum")
-    return content
+    return msgspec.msgpack.decode(content[:-_CRC_BYTES], type=kind)
+
+
+def _crc32(content: bytes) -> bytes:
+    return zlib.crc32(content).to_bytes(_CRC_BYTES, "little")
+
+
+_AGAIN = "run the same command again: the task that left it runs again"
+
+
+@contextlib.contextmanager
+def readable(store: Store, name: str, *, hint: str = "") -> Iterator[None]:
+    """Say of a file of an unfinished build why it cannot be read.
+
+    Raises:
+        BuildError: with the file.
+    """
+    try:
+        yield
+    except (*ARROW_ERRORS, *UNDECODABLE) as error:
+        reason = getattr(error, "strerror", None)
+        problem = f"is damaged: {error}" if reason is None else f"cannot be read: {reason}"
+        # a file that is gone or cut is not what its receipt promises, which the next run sees by itself
+        again = _AGAIN if isinstance(error, OSError) else f"delete that file and {_AGAIN}"
+        raise BuildError(f"{store.where(name)} {problem}", hint=hint or again) from error
 
 
 def delete_receipt(store: Store, stage: str, key: Key) -> None:
@@ -297,8 +351,19 @@ def read_receipts(store: Store, stage: str, keys: Iterable[Key]) -> Iterator[Rec
     Raises:
         BuildError: a receipt is damaged.
     """
-    paths = (receipt_path(stage, key) for key in keys)
-    return (receipt for receipt in side_by_side(store, partial(_read, store), paths) if receipt is not None)
+
+    def read(key: Key) -> Receipt | None:
+        name = receipt_path(stage, key)
+        with readable(store, name):
+            try:
+                receipt = saved(store, name, Receipt)
+            except FileNotFoundError:
+                return None
+            if receipt.key != key:
+                raise ValueError("it is the receipt of another task")
+            return receipt
+
+    return filter(None, side_by_side(store, read, keys))
 
 
 def receipts_of(store: Store, stage: str) -> Iterator[Receipt]:
@@ -316,34 +381,10 @@ def read_receipt(store: Store, stage: str, key: Key) -> Receipt:
     Raises:
         BuildError: the file is missing or damaged.
     """
-    name = receipt_path(stage, key)
-    receipt = _read(store, name)
-    if receipt is None:
-        raise BuildError(f"{store.where(name)} is gone", hint="run the same command again: its task runs again")
-    return receipt
-
-
-def _read(store: Store, name: str) -> Receipt | None:
-    try:
-        saved = store.get(name)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise _damaged(store, name, error.strerror or str(error)) from error
-    try:
-        receipt = msgspec.msgpack.decode(unsealed(saved), type=Receipt)
-    except (ValueError, *UNDECODABLE) as error:
-        raise _damaged(store, name, str(error)) from error
-    if not name.endswith(f"/{_file_name(receipt.key)}{_SUFFIX}"):
-        raise _damaged(store, name, "it is the receipt of another task")
-    return receipt
-
-
-def _damaged(store: Store, name: str, reason: str) -> BuildError:
-    return BuildError(
-        f"{store.where(name)} is damaged: {reason}",
-        hint="delete that file and run the same command again: its task runs again",
-    )
+    for receipt in read_receipts(store, stage, [key]):
+        return receipt
+    hint = "run the same command again: its task runs again"
+    raise BuildError(f"{store.where(receipt_path(stage, key))} is gone", hint=hint)
 
 
 def promised_files(stage: str, receipt: Receipt) -> dict[str, int]:
@@ -356,3 +397,54 @@ def files_there(store: Store, stage: str) -> dict[str, int]:
     """The files of a stage that receipts may promise, with their sizes: one request for many of them."""
     folders = (rejects_folder(stage), f"{names.WORK}/{stage}/files")
     return {entry.name: entry.size for folder in folders for entry in store.list(folder)}
+
+
+class Spooled(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of a spooled source.
+
+    Args:
+        name: the file, in the store of the build.
+        settings_digest: what its bytes depend on besides the source.
+        num_bytes, sha256: of the content, before it was compressed.
+        num_records: records of which it has the end, at least; counted for a limit only.
+        is_cut: whether the source may go on: a limit needed no more of it.
+    """
+
+    name: str
+    settings_digest: str
+    num_bytes: int
+    sha256: str
+    num_records: int
+    is_cut: bool
+
+
+def spooled_name(index: int, size: int) -> str:
+    """The file of an input of which `size` bytes were spooled before: what is longer has another name."""
+    return f"{SPOOL}/{index}-{size}.zst"
+
+
+def save_spooled(store: Store, index: int, facts: Spooled) -> None:
+    """Publish the facts of an input, and remove other files of it."""
+    save(store, _receipt(index), facts)
+    others = (f"{SPOOL}/{name}" for name in store.names(SPOOL) if name.startswith(f"{index}-"))
+    store.delete(*(name for name in others if name != facts.name))
+
+
+def forget_spooled(store: Store, index: int) -> None:
+    """Remove the facts of an input, whose file will be written again."""
+    store.delete(_receipt(index))
+
+
+def load_spooled(store: Store, indices: Iterable[int]) -> dict[int, Spooled]:
+    """The facts of those of some inputs that are spooled."""
+    found = {}
+    for index in indices:
+        try:
+            found[index] = saved(store, _receipt(index), Spooled)
+        except (FileNotFoundError, NotADirectoryError, ValueError, *UNDECODABLE):
+            continue
+    return found
+
+
+def _receipt(index: int) -> str:
+    return f"{SPOOL}/{index}.receipt"

@@ -142,7 +142,7 @@ class Memory:
         return [(chunk, slot) for chunk in chunks if chunk not in self._slots and (slot := self._slot()) is not None]
 
     def fill(self, slot: int, content: NDArray[np.uint8]) -> None:
-        """Write a chunk into a slot that was reserved. Needs no lock."""
+        """Write chunks into slots that were reserved, from one of them on. Needs no lock."""
         start = slot * self.chunk_bytes
         self.content[start : start + len(content)] = content
 
@@ -332,9 +332,14 @@ class Cache:
                 memory = self._current()
                 reserved = memory.reserve(request.chunks)
             content = tokens.view(np.uint8)
-            for chunk, slot in reserved:  # without the lock: readers go on meanwhile
-                start = (chunk - request.chunks.start) * memory.chunk_bytes
-                memory.fill(slot, content[start : start + memory.chunk_bytes])
+            size, low = memory.chunk_bytes, 0
+            while low < len(reserved):  # without the lock: readers go on meanwhile
+                (chunk, slot), high = reserved[low], low + 1
+                while high < len(reserved) and reserved[high] == (chunk + high - low, slot + high - low):
+                    high += 1
+                start = (chunk - request.chunks.start) * size
+                memory.fill(slot, content[start : start + (high - low) * size])
+                low = high
             with self._lock:
                 memory.publish(reserved)
         finally:

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
-from tokshard.format.corpus import REPLACED
-from tokshard.format.opening import open_corpus
+from tokshard.format.corpus import REPLACED, Corpus
+from tokshard.format.opening import base_location, open_base, open_corpus, read_manifest
+from tokshard.format.shared import num_shared
+from tokshard.format.view import View
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.listed import numbers_of_list
 from tokshard.runtime.bytes.mapped import MappedCorpus
 from tokshard.runtime.bytes.ranged import RangedCorpus, stride_tokens_of
-from tokshard.runtime.bytes.source import DocumentSpan, ReadCounts, SpansIn, TokenSource
-from tokshard.store import absolute_location
+from tokshard.runtime.bytes.source import DocumentSpan, ReadCounts, TokenSource
+from tokshard.runtime.bytes.view import ViewedCorpus
+from tokshard.store import Store, absolute_location, open_store
 
 _SHARDS_AT_ONCE = 32
 
 
 class CorpusSource(TokenSource):
-    """A corpus as one sequence of tokens, shard after shard.
+    """A corpus as one sequence of tokens, shard after shard. What is made is one of the three kinds below.
 
     Shards on disk are memory-mapped. In an object store, on a web server, or with ``access="pread"``, blocks are read
     by range, many at a time and ahead of need, into a cache; their tokens are checked against the hashes of the corpus.
@@ -50,6 +55,13 @@ class CorpusSource(TokenSource):
         CorpusError: the corpus cannot be opened.
     """
 
+    def __new__(cls, location: str | os.PathLike[str], *, access: str = "mmap", **_: Any) -> Self:
+        if access not in ("mmap", "pread"):
+            raise ValueError(f"access must be 'mmap' or 'pread', got {access!r}")
+        kind: Any = cls if cls is not CorpusSource else _kind(open_store(location), access)
+        made: Self = super().__new__(kind)
+        return made
+
     def __init__(
         self,
         location: str | os.PathLike[str],
@@ -58,21 +70,21 @@ class CorpusSource(TokenSource):
         generation: int | None = None,
         cache: Cache | None = None,
     ) -> None:
-        if access not in ("mmap", "pread"):
-            raise ValueError(f"access must be 'mmap' or 'pread', got {access!r}")
         # absolute: a worker process may work in another directory
         self.location, self.access = absolute_location(location), access
-        self.corpus = open_corpus(self.location, generation=generation)
+        self.cache = Cache() if cache is None else cache
+        self.corpus = self._opened(generation)
         self.num_tokens = self.corpus.num_tokens
         self.dtype = self.corpus.dtype
         self.eos_id = self.corpus.eos_id
         self.fingerprint = self.corpus.fingerprint
         self.tokenizer = self.corpus.manifest.tokenizer.canonical_sha256
-        self.is_in_memory = access == "mmap" and self.corpus.store.local_path(names.MANIFEST) is not None
         self.earlier_fingerprints = self.corpus.content_fingerprints[:-1]
         self.has_spans = self.corpus.has_spans
-        self.cache = Cache() if cache is None else cache
-        self._opened: tuple[int, MappedCorpus | RangedCorpus] | None = None
+        self._begin()
+
+    def _opened(self, generation: int | None) -> Corpus:
+        return open_corpus(self.location, generation=generation)
 
     def __reduce__(self) -> tuple[Any, ...]:
         generation = self.corpus.num_generations - 1
@@ -81,64 +93,22 @@ class CorpusSource(TokenSource):
     def __repr__(self) -> str:
         return repr(self.corpus)
 
-    @property
-    def reading(self) -> str | None:
-        """Path of the shard that was read last. A read that hangs, hangs there."""
-        return self._reader.reading
+    def _of_its_kind(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("a corpus is a MappedSource or a RangedSource, which __new__ chooses")
 
-    @property
-    def counts(self) -> ReadCounts | None:
-        """Counts of reads through the cache; None: the corpus is mapped."""
-        return None if self.is_in_memory else self.cache.counts
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the cache may keep in memory."""
-        return 0 if self.is_in_memory else self.cache.memory_bytes
-
-    def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where documents end in stretches of the corpus, as `TokenSource.ends` does.
-
-        Raises:
-            DamagedCorpusError: a shard is missing, or differs from the manifest.
-        """
-        return self._reader.ends(starts, stops)
-
-    def read(
-        self, starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any], at: NDArray[np.int64]
-    ) -> None:
-        """Copy the tokens of pieces, as `TokenSource.read` does.
-
-        Raises:
-            DamagedCorpusError: a shard is missing, or differs from the manifest.
-        """
-        self._reader.read(starts, lengths, out, at)
-
-    def targets(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> SpansIn:
-        """The loss spans in stretches of the corpus, as `TokenSource.targets` gives them.
-
-        Raises:
-            DamagedCorpusError: they are missing, or differ from the manifest.
-        """
-        return self._reader.targets(starts, stops)
-
-    def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        """Fetch these blocks in the background. Does nothing with maps, because the kernel reads ahead."""
-        self._reader.will_read(starts, stops)
-
-    def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        """Forget blocks that were announced to `will_read`. Opens nothing, so it is safe at interpreter exit."""
-        if self._opened is not None and self._opened[0] == os.getpid():
-            self._opened[1].has_read(starts, stops)
-
-    def kept_bytes(self, num_blocks: int, block_tokens: int) -> int:
-        """Bytes that so many blocks take in the memory of the cache; 0 if they are mapped."""
-        return 0 if self.is_in_memory else num_blocks * stride_tokens_of(block_tokens) * self.dtype.itemsize
+    # which both have; here they let type checkers accept the constructor
+    _begin = read = ends = targets = _document_at = _bounds_of = _of_its_kind
 
     def numbers_file(self, name: str, ids_file: str | os.PathLike[str]) -> str | None:
         """The file of document numbers for a list of ids; see `numbers_of_list`."""
         with open_corpus(self.location, generation=self.corpus.num_generations - 1) as corpus:  # apart from the reader
             return numbers_of_list(corpus, name, ids_file)
+
+    def num_shared(self, other: TokenSource) -> int | None:
+        """How many documents another corpus has, too, as `tokshard.format.shared` finds it; None: not known."""
+        with contextlib.suppress(OSError):
+            return num_shared(self.corpus, other.corpus) if isinstance(other, CorpusSource) else None
+        return None
 
     def document_at(self, position: int) -> DocumentSpan:
         """The document that holds a token.
@@ -146,7 +116,7 @@ class CorpusSource(TokenSource):
         Raises:
             DamagedCorpusError: a shard is missing, or differs from the manifest.
         """
-        document, start, stop = self._reader.document_at(position)
+        document, start, stop = self._document_at(position)
         return self._span(document, start, stop)
 
     def place_of(self, document: int) -> DocumentSpan:
@@ -159,7 +129,7 @@ class CorpusSource(TokenSource):
         if document < 0:
             raise IndexError(f"document {document}; documents are numbered from 0")
         shard, row = self.corpus.shards.find(document)
-        starts, stops = self._reader.bounds_of(shard, np.array([row]))
+        starts, stops = self._bounds_of(shard, np.array([row]))
         return self._span(document, int(starts[0]), int(stops[0]))
 
     def spans_of(self, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -178,11 +148,12 @@ class CorpusSource(TokenSource):
             raise IndexError(f"document {wrong} of a corpus of {first_documents[-1]} documents")
         shards = np.searchsorted(first_documents, documents, "right") - 1
         bounds = np.flatnonzero(np.diff(shards, prepend=-1, append=-1))
-        reader = self._reader
 
         def of_shard(start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
             shard = int(shards[start])
-            return reader.bounds_of(shard, documents[start:stop] - first_documents[shard])
+            found: tuple[NDArray[np.int64], NDArray[np.int64]]
+            found = self._bounds_of(shard, documents[start:stop] - first_documents[shard])
+            return found
 
         with ThreadPoolExecutor(1 if self.is_in_memory else _SHARDS_AT_ONCE) as pool:
             found = list(pool.map(of_shard, bounds[:-1].tolist(), bounds[1:].tolist()))
@@ -193,14 +164,69 @@ class CorpusSource(TokenSource):
         shard, _ = self.corpus.shards.find(document)
         return DocumentSpan(shard=self.corpus.shards[shard].name, document=document, start=start, stop=stop)
 
+
+def _kind(store: Store, access: str) -> type[CorpusSource]:
+    """What reads a corpus."""
+    try:
+        store.stat(names.KEPT)
+    except OSError:
+        is_mapped = access == "mmap" and store.local_path(names.MANIFEST) is not None
+        return MappedSource if is_mapped else RangedSource
+    return ViewSource
+
+
+class MappedSource(MappedCorpus, CorpusSource):
+    """A corpus whose shards are memory maps."""
+
+    is_in_memory = True
+
+
+class RangedSource(RangedCorpus, CorpusSource):
+    """A corpus that is read by range."""
+
+    tokens_at_once = 1 << 18
+
     @property
-    def _reader(self) -> MappedCorpus | RangedCorpus:
-        """The reader of this process. A forked process makes a new one: a lock may have been held at the fork."""
-        opened = self._opened
-        if opened is None or opened[0] != os.getpid():
-            reader = MappedCorpus(self.corpus) if self.is_in_memory else RangedCorpus(self.corpus, self.cache)
-            self._opened = opened = os.getpid(), reader
-        return opened[1]
+    def counts(self) -> ReadCounts:
+        """Counts of reads through the cache."""
+        return self.cache.counts
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the cache may keep in memory."""
+        return self.cache.memory_bytes
+
+    def kept_bytes(self, num_blocks: int, block_tokens: int) -> int:
+        """Bytes that so many blocks take in the memory of the cache."""
+        return num_blocks * stride_tokens_of(block_tokens) * self.dtype.itemsize
+
+
+_bases: WeakValueDictionary[tuple[str, str, str, int], CorpusSource] = WeakValueDictionary()
+"""The open bases of this process: a thousand cells of one corpus share it, its maps and its cache."""
+
+
+class ViewSource(ViewedCorpus, CorpusSource):
+    """Some documents of a corpus, read through a source for that."""
+
+    corpus: View
+
+    def _opened(self, generation: int | None) -> Corpus:  # noqa: ARG002 - a view has one
+        store = open_store(self.location)
+        manifest = read_manifest(store)
+        if (base := manifest.base) is None:
+            raise DamagedCorpusError(
+                f"{store.location} has the table of a view, and its manifest is of none", hint="make the view again"
+            )
+        key = base_location(store, base), base.content, self.access, id(self.cache)
+        source = _bases.get(key)
+        if source is None:
+            found = open_base(store, base)
+            source = CorpusSource(
+                found.location, access=self.access, generation=found.num_generations - 1, cache=self.cache
+            )
+            source = _bases.setdefault(key, source)
+        self.base = source
+        return View(store, manifest, source.corpus)
 
 
 def _reopened(location: str, access: str, generation: int, cache: Cache, fingerprint: str) -> CorpusSource:

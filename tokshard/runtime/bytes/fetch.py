@@ -21,6 +21,7 @@ from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.schema import HASH_GROUP
 from tokshard.runtime.bytes.cache import Cache
+from tokshard.store import joined_ranges
 from tokshard.store.record_cache import RecordFile
 
 _GAP_BYTES = 32 << 10
@@ -184,7 +185,7 @@ class Fetch:
                 )
         if self._is_local:
             self._version(shard)
-        joined = joined_ranges(places)
+        joined = joined_ranges(places, _GAP_BYTES)
         try:
             parts = self._corpus.store.read(shard.name, joined, version=version)
         except OSError as error:
@@ -216,18 +217,6 @@ def _problem(shard: ShardFile, error: OSError) -> CorpusError:
     if error.errno == errno.ENODATA:
         return DamagedCorpusError(f"{shard.path}: {error.strerror or error}: it was cut during the run", hint=RESTORE)
     return DamagedCorpusError(f"{shard.path} cannot be read: {error.strerror or error}", hint=RESTORE)
-
-
-def joined_ranges(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges joined where the gap between two is short: first byte and length of each, ascending."""
-    found: list[tuple[int, int]] = []
-    for position, length in sorted(places):
-        if found and position <= sum(found[-1]) + _GAP_BYTES:
-            start, known = found[-1]
-            found[-1] = start, max(known, position + length - start)
-        else:
-            found.append((position, length))
-    return found
 
 
 def _cut_out(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
 from typing import Any
 
@@ -10,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.forking import ForkLock, cached_property
 from tokshard.format.corpus import Corpus
 from tokshard.format.loss import Targets
 from tokshard.format.tables import BatchPlace
 from tokshard.runtime.bytes.copying import copy_pieces, cut_at
+from tokshard.runtime.bytes.source import SpansIn
 from tokshard.runtime.bytes.targets import TargetReader
 
 MAX_BATCHES = 8_192
@@ -84,26 +85,62 @@ class MappedCorpus:
     file.
 
     Attributes:
-        reading: path of the shard that was opened, or whose offsets were read, last.
+        corpus: the open corpus.
     """
 
-    def __init__(self, corpus: Corpus) -> None:
-        self._corpus = corpus
-        self.reading: str | None = None
-        first_batches, tokens = corpus.shards.batch_tokens()
-        self._first_batches: list[int] = first_batches.tolist()
-        self._first_tokens: NDArray[np.int64] = np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens)])
-        self._tokens = MappedTokens(self._first_tokens, corpus.dtype)
-        self._offsets: dict[int, tuple[NDArray[np.int64], str]] = {}  # with the path of the shard
+    corpus: Corpus
+    _touched: int | None = None
+    """The record batch that was opened, or whose offsets were read, last."""
+
+    def _begin(self) -> None:
+        """Open nothing, so that a corpus that is not read costs nothing."""
         self._rows_of = -1, np.zeros(1, np.int64)  # of the shard that was asked for last
-        self._lock = threading.Lock()
-        self.targets = TargetReader(self._first_tokens, self._load_targets).find
+        self._lock = ForkLock()
+
+    @cached_property
+    def _batch_tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return self.corpus.shards.batch_tokens()
+
+    @cached_property
+    def _first_batches(self) -> list[int]:
+        """The first record batch of each shard."""
+        found: list[int] = self._batch_tokens[0].tolist()
+        return found
+
+    @cached_property
+    def _first_tokens(self) -> NDArray[np.int64]:
+        """The position of the first token of each record batch, and the end of the corpus."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self._batch_tokens[1])])
+
+    @cached_property
+    def _kept(self) -> tuple[MappedTokens, dict[int, NDArray[np.int64]]]:
+        """The tokens and offsets of the record batches that are open."""
+        return MappedTokens(self._first_tokens, self.corpus.dtype), {}
+
+    def targets(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> SpansIn:
+        """The loss spans in stretches of the corpus, as `TokenSource.targets` gives them.
+
+        Raises:
+            DamagedCorpusError: a shard is missing, or differs from the manifest.
+        """
+        return self._targets.find(starts, stops)
+
+    @cached_property
+    def _targets(self) -> TargetReader:
+        return TargetReader(self._first_tokens, self._load_targets)
+
+    @property
+    def reading(self) -> str | None:
+        """Path of the shard that was opened, or whose offsets were read, last."""
+        return None if self._touched is None else self._path_of(self._touched)
+
+    def _path_of(self, batch: int) -> str:
+        return self.corpus.store.where(self.corpus.shards[self._shard_of(batch)].name)
 
     def _load_targets(self, batch: int) -> Targets:
-        shard = self._shard_of(batch)
-        self.reading = self._corpus.store.where(self._corpus.shards[shard].name)
-        found = self._corpus.shard(shard).targets(batch - self._first_batches[shard])
-        self._corpus.check_in_place(shard)
+        shard, self._touched = self._shard_of(batch), batch
+        found = self.corpus.shard(shard).targets(batch - self._first_batches[shard])
+        self.corpus.check_in_place(shard)
         return found
 
     def read(
@@ -121,9 +158,7 @@ class MappedCorpus:
         is_wrong = (starts + lengths > self._first_tokens[batches + 1]) | (batches < 0)
         if is_wrong.any():
             raise self._damage(int(batches[int(np.argmax(is_wrong))]), "a document extends beyond its record batch")
-        tokens = self._tokens
-        if len(tokens.missing(batches)):
-            tokens, _ = self._open(np.unique(batches))
+        tokens, _ = self._ready(batches)
         tokens.read(batches, starts, lengths, out, at)
 
     def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -133,19 +168,23 @@ class MappedCorpus:
             DamagedCorpusError: a shard is missing, or differs from the manifest.
         """
         stretches, batches, begins, ends = cut_at(self._first_tokens, starts, stops)
+        _, offsets_of = self._ready(np.unique(batches))
         bases = self._first_tokens[batches]
         lows, highs = begins - bases, ends - bases
         parts: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
         counts, following = [], []
-        for batch, low, high in zip(batches.tolist(), lows.tolist(), highs.tolist(), strict=True):
-            offsets = self._offsets_of(batch)
-            first, last = int(offsets.searchsorted(low, "right")), int(offsets.searchsorted(high, "right"))
+        for batch, bounds in zip(batches.tolist(), np.stack([lows, highs], 1), strict=True):
+            offsets, self._touched = offsets_of[batch], batch
+            first, last = offsets.searchsorted(bounds, "right").tolist()
             if not 0 < first <= last:
                 raise self._changed(batch)
             parts.append(offsets[first - 1 : last])  # with the start of the document that holds the first token
             counts.append(last - first)
-            at_end = high + 1 if offsets[-1] == self._first_tokens[batch + 1] - self._first_tokens[batch] else -1
-            following.append(int(offsets[last]) if last < len(offsets) else at_end)
+            if last == len(offsets):
+                is_end = offsets[-1] == self._first_tokens[batch + 1] - self._first_tokens[batch]
+                following.append(bounds[1] + 1 if is_end else -1)
+            else:
+                following.append(offsets[last])
         found, num_ends = np.concatenate(parts), np.array(counts, np.int64)  # what is checked is what is used
         after = np.cumsum(num_ends + 1)
         is_start = np.zeros(len(found), np.bool_)
@@ -160,18 +199,18 @@ class MappedCorpus:
         totals = np.bincount(stretches, num_ends, len(starts)).astype(np.int64)
         return np.concatenate([[0], np.cumsum(totals)]), found[~is_start] + np.repeat(bases, num_ends)
 
-    def document_at(self, position: int) -> tuple[int, int, int]:
+    def _document_at(self, position: int) -> tuple[int, int, int]:
         """The document that holds a token: its number, and its start and stop in the corpus."""
         batch = int(self._first_tokens.searchsorted(position, "right")) - 1
         shard, offsets = self._shard_of(batch), self._offsets_of(batch)
         row = int(offsets.searchsorted(position - int(self._first_tokens[batch]), "right")) - 1
         row += int(self._first_rows(shard)[batch - self._first_batches[shard]])
-        starts, stops = self.bounds_of(shard, np.array([row]))
+        starts, stops = self._bounds_of(shard, np.array([row]))
         if not starts[0] <= position < stops[0]:
             raise self._changed(batch)
-        return int(self._corpus.shards.first_documents[shard]) + row, int(starts[0]), int(stops[0])
+        return int(self.corpus.shards.first_documents[shard]) + row, int(starts[0]), int(stops[0])
 
-    def bounds_of(self, shard: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _bounds_of(self, shard: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Starts and stops in the corpus of some documents of a shard: int64 [n] each."""
         first_rows = self._first_rows(shard)
         of_shard = np.searchsorted(first_rows, rows, "right") - 1
@@ -187,45 +226,42 @@ class MappedCorpus:
             starts[mine], stops[mine] = base + lows, base + highs
         return starts, stops
 
-    def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        """Do nothing: the kernel reads ahead."""
-
-    has_read = will_read
-
     def _offsets_of(self, batch: int) -> NDArray[np.int64]:
         """The offsets of a record batch, a view of the map."""
-        found = self._offsets.get(batch)
-        if found is None:
-            found = self._open(np.array([batch]))[1][batch]
-        offsets, self.reading = found
-        return offsets
+        self._touched = batch
+        return self._ready(np.array([batch]))[1][batch]
 
-    def _open(self, batches: NDArray[np.int64]) -> tuple[MappedTokens, dict[int, tuple[NDArray[np.int64], str]]]:
-        """Open record batches that are not open yet.
+    def _ready(self, batches: NDArray[np.int64]) -> tuple[MappedTokens, dict[int, NDArray[np.int64]]]:
+        """Tokens and offsets of record batches, which stay valid if another thread opens more than are kept."""
+        tokens, offsets_of = self._kept
+        if len(tokens.missing(batches)):
+            tokens, offsets_of = self._open(np.unique(batches))
+        return tokens, offsets_of
 
-        Returns:
-            Their tokens and offsets, which stay valid if another thread opens more than are kept.
-        """
+    def _open(self, batches: NDArray[np.int64]) -> tuple[MappedTokens, dict[int, NDArray[np.int64]]]:
+        """Open record batches, each once, some of which are not open yet."""
         with self._lock:
-            tokens, offsets_of = self._tokens, self._offsets
+            tokens, offsets_of = self._kept
             missing = tokens.missing(batches)
             if len(tokens) + len(missing) > MAX_BATCHES:
-                tokens, offsets_of, missing = MappedTokens(self._first_tokens, self._corpus.dtype), {}, batches
-            for batch in missing.tolist():
-                index = self._shard_of(batch)
-                path = self.reading = self._corpus.store.where(self._corpus.shards[index].name)
-                offsets, values = self._values(index, batch - self._first_batches[index])
-                if not values.flags.aligned:
+                tokens, offsets_of, missing = MappedTokens(self._first_tokens, self.corpus.dtype), {}, batches
+            shards, found = np.searchsorted(self._batch_tokens[0], missing, "right") - 1, []
+            for batch, index in zip(missing.tolist(), shards.tolist(), strict=True):
+                self._touched = batch
+                found.append(self._values(index, batch - self._first_batches[index]))
+                if not found[-1][1].flags.aligned:
                     raise self._damage(batch, "its tokens are not aligned, as a shard's tokens must be")
+            for index in {self.corpus.shards.generation(index): index for index in shards.tolist()}.values():
+                self.corpus.check_in_place(index)
+            for batch, (offsets, values) in zip(missing.tolist(), found, strict=True):
+                offsets_of[batch] = offsets  # before another thread finds the tokens
                 tokens.add(batch, values)
-                offsets_of[batch] = offsets, path
-            self._tokens, self._offsets = tokens, offsets_of
+            if len(tokens) <= MAX_BATCHES:
+                self._kept = tokens, offsets_of
             return tokens, offsets_of
 
     def _values(self, shard: int, batch: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        found = self._corpus.shard(shard).batch(batch)
-        self._corpus.check_in_place(shard)
-        return found
+        return self.corpus.shard(shard).batch(batch)
 
     def _first_rows(self, shard: int) -> NDArray[np.int64]:
         """The first document of each record batch of a shard, and one behind the last: int64 [batches + 1]."""
@@ -236,7 +272,7 @@ class MappedCorpus:
         return rows
 
     def _places(self, shard: int) -> list[BatchPlace]:
-        return self._corpus.shards.batch_places(shard)
+        return self.corpus.shards.batch_places(shard)
 
     def _shard_of(self, batch: int) -> int:
         return bisect_right(self._first_batches, batch) - 1
@@ -251,13 +287,12 @@ class MappedCorpus:
 
     def _damage(self, batch: int, problem: str) -> DamagedCorpusError:
         """The error for a record batch that changed after it was opened."""
-        if (cut := changed_shard(self._corpus)) is not None:
+        if (cut := changed_shard(self.corpus)) is not None:
             return DamagedCorpusError(
                 f"{cut} is not as long as its manifest says: it was cut during the run", hint=RESTORE
             )
-        shard = self._shard_of(max(0, batch))
-        path = self._corpus.store.where(self._corpus.shards[shard].name)
-        return DamagedCorpusError(f"{path}, batch {batch - self._first_batches[shard]}: {problem}", hint=RESTORE)
+        number = batch - self._first_batches[self._shard_of(max(0, batch))]
+        return DamagedCorpusError(f"{self._path_of(max(0, batch))}, batch {number}: {problem}", hint=RESTORE)
 
 
 def changed_shard(corpus: Corpus) -> str | None:

@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
-from tokshard.forking import cached_property
+from tokshard.forking import cached_property, renew_in_children
 from tokshard.format.corpus import Corpus
 from tokshard.format.loss import Targets, has_weights
 from tokshard.format.schema import HASH_STRIDE, ORDINAL_STRIDE
 from tokshard.format.shard import checked_targets
+from tokshard.numbers import ceil_div
 from tokshard.runtime.bytes.cache import Cache, Parts, Request
 from tokshard.runtime.bytes.copying import cut_at, spread
 from tokshard.runtime.bytes.fetch import Fetch, ShardFile
@@ -34,8 +35,8 @@ from tokshard.store.record_cache import RecordFile
 _MAX_SHARDS = 8_192
 """The number of shards for which the places of record batches are kept."""
 
-_RUN_STRIDES = 32
-"""Strides of one request: 256k tokens."""
+_RUN_STRIDES = 128
+"""Strides of one request: a million tokens."""
 
 
 class Strides:
@@ -50,7 +51,7 @@ class Strides:
     def __init__(self, first_tokens: NDArray[np.int64], tokens: int, chunks: int) -> None:
         self._first_tokens, self._tokens, self._chunks = first_tokens, tokens, chunks
         self._chunk_tokens = tokens // chunks
-        counts = -(-np.diff(first_tokens) // tokens)
+        counts = ceil_div(np.diff(first_tokens), tokens)
         firsts: NDArray[np.int64] = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         self._shift = firsts * tokens - first_tokens
         self._bounds: list[int] = firsts.tolist()
@@ -128,7 +129,7 @@ class RangedShard:
         self._index, self._shards = index, corpus.shards
         self._starts = _starts([place.num_tokens for place in self._places])
         self._first_documents = _starts([place.num_documents for place in self._places])
-        count = -(-info.num_tokens // stride_tokens)
+        count = ceil_div(info.num_tokens, stride_tokens)
         self.file = ShardFile(
             index=index,
             name=info.name,
@@ -160,7 +161,7 @@ class RangedShard:
     def rows(self, start: int, stop: int) -> tuple[int, int]:
         """The first document that may end in a stretch of tokens, and the one after the last, from the shard table."""
         # the documents of the strides that hold the first and the last token bound those in between
-        beyond, documents = -(-stop // ORDINAL_STRIDE), self._stride_documents()
+        beyond, documents = ceil_div(stop, ORDINAL_STRIDE), self._stride_documents()
         last = int(documents[beyond]) + 1 if beyond < len(documents) else self._first_documents[-1]
         return int(documents[start // ORDINAL_STRIDE]), last
 
@@ -169,7 +170,7 @@ class RangedShard:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The least and greatest number of documents that end in each stretch, from the shard table: int64 [n]."""
         # of the tokens at multiples of the stride the table names the document, and so how many end before them
-        inside, beyond = -(-starts // ORDINAL_STRIDE), -(-stops // ORDINAL_STRIDE)
+        inside, beyond = ceil_div(starts, ORDINAL_STRIDE), ceil_div(stops, ORDINAL_STRIDE)
         last = np.where(stops == self._starts[-1], beyond, stops // ORDINAL_STRIDE)
         ended = np.append(self._stride_documents(), self._first_documents[-1])
         return np.maximum(ended[last] - ended[inside], 0), ended[beyond] - ended[starts // ORDINAL_STRIDE]
@@ -216,21 +217,43 @@ class RangedCorpus:
         reading: path of the shard that a reader waited for last.
     """
 
-    def __init__(self, corpus: Corpus, cache: Cache) -> None:
-        self._corpus, self._cache = corpus, cache
-        self.reading: str | None = None
-        self._begins_with_delimiter = corpus.bos_id == corpus.eos_id
-        self._first_tokens = corpus.shards.first_tokens
+    corpus: Corpus
+    cache: Cache
+    reading: str | None = None
+
+    def _begin(self) -> None:
+        """Read nothing, so that a corpus that is not read costs nothing."""
         self._shards: OrderedDict[int, RangedShard] = OrderedDict()
-        self._fetch = Fetch(corpus, cache, HASH_STRIDE)
-        self._chunks_of_stride = corpus.dtype.itemsize // 2
-        self._strides = Strides(self._first_tokens, HASH_STRIDE, self._chunks_of_stride)
-        self._base = cache.join(HASH_STRIDE * 2)
+        self._chunks_of_stride = self.corpus.dtype.itemsize // 2
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Join the cache anew at the next read: a forked child has a memory and threads of its own."""
+        for name in ("_base", "_fetch", "_targets"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def _base(self) -> int:
+        """The number of its first chunk in the cache of this process."""
+        return self.cache.join(HASH_STRIDE * 2)
+
+    @cached_property
+    def _fetch(self) -> Fetch:
+        assert self._base >= 0, "it has joined: the threads of the cache are those of this process"
+        return Fetch(self.corpus, self.cache, HASH_STRIDE)
+
+    @property
+    def _first_tokens(self) -> NDArray[np.int64]:
+        return self.corpus.shards.first_tokens
+
+    @cached_property
+    def _strides(self) -> Strides:
+        return Strides(self._first_tokens, HASH_STRIDE, self._chunks_of_stride)
 
     def requests(self, chunks: NDArray[np.int64]) -> Iterator[Request]:
         """The requests for some chunks, as `Chunks.requests` says."""
         size = self._chunks_of_stride
-        for index, first, stop in self._strides.runs(chunks - self._base):
+        for index, first, stop in self._strides.runs(np.sort(chunks - self._base)):
             shard, base = self._shard(index).file, self._strides.first(index)
             work = self._fetch.strides(shard, first - base, stop - base)
             yield Request(range(self._base + size * first, self._base + size * stop), shard.path, work)
@@ -250,14 +273,14 @@ class RangedCorpus:
         """
         if len(starts):
             parts = self._strides.cut(starts, lengths, at)
-            self._cache.read(Parts(parts.chunks + self._base, parts.starts, parts.lengths, parts.at), out, self)
+            self.cache.read(Parts(parts.chunks + self._base, parts.starts, parts.lengths, parts.at), out, self)
 
     def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """Fetch blocks ahead of need, as `TokenSource.will_read` says."""
         if len(starts):
-            self._cache.announce(self._chunks_of_blocks(starts, stops), self)
-            if self._corpus.has_spans:
-                self._targets.ask(starts, stops, self._cache.fetchers)
+            self.cache.announce(self._chunks_of_blocks(starts, stops), self)
+            if self.corpus.has_spans:
+                self._targets.ask(starts, stops, self.cache.fetchers)
 
     def targets(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> SpansIn:
         """The loss spans in stretches of the corpus, as `TokenSource.targets` gives them.
@@ -271,14 +294,14 @@ class RangedCorpus:
     @cached_property
     def _targets(self) -> TargetReader:
         # the table of 200,000 shards takes a while, and only corpora with loss spans need all of its record batches
-        first_batches, tokens = self._corpus.shards.batch_tokens()
+        first_batches, tokens = self.corpus.shards.batch_tokens()
         firsts = np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens)])
         return TargetReader(firsts, partial(self._load_targets, first_batches))
 
     def _load_targets(self, first_batches: NDArray[np.int64], batch: int) -> Targets:
         index = int(first_batches.searchsorted(batch, "right")) - 1
         number = batch - int(first_batches[index])
-        shard, place = self._shard(index).file, self._corpus.shards.batch_places(index)[number]
+        shard, place = self._shard(index).file, self.corpus.shards.batch_places(index)[number]
         self.reading = shard.path
         ranges = [(place.offsets_position, 8 * (place.num_documents + 1)), (place.loss_position, place.loss_bytes)]
         offsets, section = self._fetch.read_unhashed(shard, ranges)
@@ -286,14 +309,14 @@ class RangedCorpus:
             section,
             np.frombuffer(offsets, np.int64),
             place,
-            is_weighted=has_weights(self._corpus.manifest.columns),
+            is_weighted=has_weights(self.corpus.manifest.columns),
             where=f"{shard.path}, batch {number}",
         )
 
     def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """Forget blocks, as `TokenSource.has_read` says."""
-        if len(starts):
-            self._cache.release(self._chunks_of_blocks(starts, stops))
+        if len(starts) and "_base" in self.__dict__:  # else nothing was announced in this process
+            self.cache.release(self._chunks_of_blocks(starts, stops))
 
     def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where documents end in stretches of the corpus, as `TokenSource.ends` does.
@@ -307,16 +330,16 @@ class RangedCorpus:
         counts = np.bincount(stretches[parts], minlength=len(starts))
         return np.concatenate([[0], np.cumsum(counts)]), ends
 
-    def document_at(self, position: int) -> tuple[int, int, int]:
+    def _document_at(self, position: int) -> tuple[int, int, int]:
         """The document that holds a token: its number, and its start and stop in the corpus."""
         index = int(self._first_tokens.searchsorted(position, "right")) - 1
         base = int(self._first_tokens[index])
         first, offsets = self._offsets_around(index, position - base, position - base + 1)
         row = int(np.searchsorted(offsets, position - base, "right")) - 1
-        document = int(self._corpus.shards.first_documents[index]) + first + row
+        document = int(self.corpus.shards.first_documents[index]) + first + row
         return document, base + int(offsets[row]), base + int(offsets[row + 1])
 
-    def bounds_of(self, shard: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _bounds_of(self, shard: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Starts and stops in the corpus of some documents of a shard: int64 [n] each."""
         found, base = self._shard(shard), int(self._first_tokens[shard])
         self.reading = found.file.path
@@ -336,18 +359,18 @@ class RangedCorpus:
         """
         lengths = stops - begins
         after = np.cumsum(lengths)
-        tokens = np.empty(int(after[-1]), self._corpus.dtype)
+        tokens = np.empty(int(after[-1]), self.corpus.dtype)
         self.read(begins, lengths, tokens, after - lengths)
-        places = np.flatnonzero(tokens == self._corpus.eos_id)
+        places = np.flatnonzero(tokens == self.corpus.eos_id)
         parts = after.searchsorted(places, "right")
         ends = places + (begins - after + lengths)[parts] + 1
         bases = self._first_tokens[shards]
         self._check_last(shards, stops, tokens[after - 1])
-        if self._begins_with_delimiter:
+        if self.corpus.bos_id == self.corpus.eos_id:
             inside = list(zip(shards.tolist(), (begins - bases).tolist(), (stops - bases).tolist(), strict=True))
             delimiters = np.split(ends, parts.searchsorted(np.arange(1, len(inside))))
             return self._ends_by_offsets(inside, [found - base for found, base in zip(delimiters, bases, strict=True)])
-        if self._corpus.shards.is_whole:
+        if self.corpus.shards.is_whole:
             self._check_counts(shards, begins - bases, stops - bases, np.bincount(parts, minlength=len(shards)))
         return parts, ends
 
@@ -357,11 +380,11 @@ class RangedCorpus:
         Args:
             shards, stops, tokens: [n], the shard of each stretch, where the stretch stops, and its last token.
         """
-        is_wrong = (stops == self._first_tokens[shards + 1]) & (tokens != self._corpus.eos_id)
+        is_wrong = (stops == self._first_tokens[shards + 1]) & (tokens != self.corpus.eos_id)
         for wrong in np.flatnonzero(is_wrong)[:1].tolist():
             raise DamagedCorpusError(
                 f"{self._shard(int(shards[wrong])).file.path}: the last token is {tokens[wrong]}, expected the "
-                f"delimiter {self._corpus.eos_id}",
+                f"delimiter {self.corpus.eos_id}",
                 hint=RESTORE,
             )
 
@@ -394,7 +417,7 @@ class RangedCorpus:
             inside: the shard of each stretch, its first token there, and the one after its last.
             delimiters: for each stretch int64, the position after each of its delimiters, in the shard.
         """
-        start = self._cache.fetchers.start
+        start = self.cache.fetchers.start
         tasks = [start(partial(self._offsets_around, *each), is_urgent=True) for each in inside]
         found = []
         for (index, begin, stop), here, task in zip(inside, delimiters, tasks, strict=True):
@@ -432,7 +455,7 @@ class RangedCorpus:
         # every step is atomic: threads that race for a shard may make it twice, which is harmless
         shard = self._shards.get(index)
         if shard is None:
-            shard = self._shards[index] = RangedShard(self._corpus, index, HASH_STRIDE)
+            shard = self._shards[index] = RangedShard(self.corpus, index, HASH_STRIDE)
             if len(self._shards) > _MAX_SHARDS:
                 with contextlib.suppress(KeyError):
                     self._shards.popitem(last=False)
@@ -441,7 +464,7 @@ class RangedCorpus:
 
 def stride_tokens_of(block_tokens: int) -> int:
     """The most tokens of the strides that hold a block and the token after it."""
-    return (-(-block_tokens // HASH_STRIDE) + 1) * HASH_STRIDE
+    return (ceil_div(block_tokens, HASH_STRIDE) + 1) * HASH_STRIDE
 
 
 def _parts(bounds: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:

@@ -76,10 +76,29 @@ class SpansIn(NamedTuple):
     weights: NDArray[np.float32]
 
 
+class KeptDocuments(NamedTuple):
+    """Which documents of a corpus a source has.
+
+    Args:
+        base: content fingerprint of that corpus.
+        starts, stops: int64 [ranges], ascending: ranges of their numbers there.
+        cell: what it shares no document with: another cell of the same division. Empty if it is none.
+        division: what all cells of one division have in common.
+    """
+
+    base: str
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    cell: str = ""
+    division: str = ""
+
+
 class TokenSource(ABC):
     """The tokens of a corpus, shard after shard, as one sequence. Positions count its tokens from 0.
 
-    Methods that are not abstract have a default: hints are ignored, and nothing is kept in memory.
+    A plan reads any subclass: set the first four attributes, and define the four abstract methods. The others have a
+    default: hints are ignored, nothing is kept in memory, and there are no loss spans. Several threads may call all of
+    them at once. `tokshard.testing.assert_token_source` tries a source.
 
     Attributes:
         num_tokens: tokens in the corpus.
@@ -89,6 +108,8 @@ class TokenSource(ABC):
         is_in_memory: whether a read never waits for longer than a page fault. Changes only speed. If all sources of a
             plan are in memory, several batches are read at once, which takes fewer calls. Otherwise each batch is read
             by itself, so none waits for the reads of later ones.
+        tokens_at_once: tokens of later batches that are read with one although the source is not in memory; for sources
+            whose `ends` leaves what it reads at hand. Changes only speed.
         earlier_fingerprints: content fingerprints of the corpus before each time that it grew.
         has_spans: whether loss spans say which tokens are targets; if not, all but each document's first are.
     """
@@ -98,6 +119,7 @@ class TokenSource(ABC):
     dtype: np.dtype[Any]
     tokenizer: str
     is_in_memory: bool = False
+    tokens_at_once: int = 0
     earlier_fingerprints: Sequence[str] = ()
     has_spans: bool = False
 
@@ -167,6 +189,8 @@ class TokenSource(ABC):
     def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:  # noqa: B027 - a hint
         """A hint that these blocks of the corpus will be read next, in about this order. Most sources ignore it.
 
+        None is given to a source that `is_in_memory`.
+
         Args:
             starts, stops: int64 [n], positions of the first token of each, and of the one after its last.
         """
@@ -176,6 +200,20 @@ class TokenSource(ABC):
 
         Any thread may call it at any time, even during a read.
         """
+
+    @property
+    def kept(self) -> KeptDocuments | None:
+        """Which documents of another corpus these are; None: all of this one."""
+        return None
+
+    def num_shared(self, other: TokenSource) -> int | None:  # noqa: ARG002 - a source that knows its texts says it
+        """How many documents another source has, too; None: not known."""
+        return None
+
+    @property
+    def read_factor(self) -> float:
+        """About how many tokens are read for each that is used, where it is not read from memory."""
+        return 1.0
 
     @property
     def reading(self) -> str | None:

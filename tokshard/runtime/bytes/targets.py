@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.forking import ForkLock
 from tokshard.format.loss import Targets
 from tokshard.runtime.bytes.fetchers import Fetchers
 from tokshard.runtime.bytes.source import SpansIn
@@ -42,7 +42,7 @@ class TargetReader:
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._asked: dict[int, Future[Targets]] = {}
         self._num_bytes = 0
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def find(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> SpansIn:
         """The spans in stretches, as `TokenSource.targets` returns them."""

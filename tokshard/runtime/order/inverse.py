@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.numbers import ceil_div
 from tokshard.runtime.order.packing import ENDS_DOCUMENT, PADDING
 from tokshard.runtime.order.pieces import PieceReader
 from tokshard.runtime.order.windows import CorpusOrder, Window
@@ -48,12 +49,12 @@ def find_document(reader: PieceReader, epoch: int, start: int, stop: int) -> lis
         DamagedCorpusError: a window has no piece at the document's place: its shard has changed meanwhile.
     """
     order, size = reader.order, reader.order.shape.block_tokens
-    blocks = np.arange(start // size, -(-stop // size))
+    blocks = np.arange(start // size, ceil_div(stop, size))
     parts, places = places_of_blocks(order, epoch, blocks)
     # a block has the sections that start in it; of a document that is cut at blocks, each token is one
     bounds = np.clip(np.stack([blocks * size, (blocks + 1) * size]), start, stop) - start
     section = max(1, order.section_tokens)
-    first, last = np.minimum(-(-bounds // section) * section, stop - start)
+    first, last = np.minimum(ceil_div(bounds, section) * section, stop - start)
     places[first == last] = -1
     found: list[FoundTokens] = []
     for part in np.unique(parts[places >= 0]).tolist():
@@ -100,7 +101,7 @@ def _found_in_window(reader: PieceReader, window: Window, start: int, stop: int,
         # Python integers: a position can lie beyond 2**63
         position = window.start + int(table.shuffled_starts[entry])
         # what lies before the first one is read with another seq_len
-        begin, end = (slices.holding(window.part, place) for place in (position, position + piece_length - 1))
+        begin, end = (slices.slice_at(window.part, place) for place in (position, position + piece_length - 1))
         for number in range(max(first_slice, begin), end + 1):
             first = max(slices.starts(window.part, number), position)
             last = min(slices.starts(window.part, number + 1), position + piece_length)
@@ -112,7 +113,7 @@ def _found_in_window(reader: PieceReader, window: Window, start: int, stop: int,
 
 def samples_of(order: CorpusOrder, slices: list[int], window: Window) -> list[int]:
     """The samples of a part whose slices reach into a window: the inverse of `CorpusOrder.runs`."""
-    first, permutation = order.slices.first_from(window.part, window.start), order.sample_permutation(window)
+    first, permutation = order.slices.first_at_or_after(window.part, window.start), order.sample_permutation(window)
     inside = [number - first for number in slices if 0 <= number - first < permutation.length]
     known = dict(zip(inside, permutation.inverse(np.array(inside, np.uint64)).tolist(), strict=True))
     return [

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.numbers import ceil_div
 from tokshard.runtime.order.permutation import KEY_WORDS, Permutation, derive_key
 
 Ints = NDArray[np.int64]
@@ -113,7 +114,7 @@ class Mixture:
         self._tree = _tree(self.num_corpora)
         self._starts = np.array([*(segment.start for segment in segments), _END], np.int64)
         size = 24 * num_streams * self.num_corpora * len(segments)
-        self._keep_every = -(-size // _KEPT_BYTES)
+        self._keep_every = 1 + size // _KEPT_BYTES
         # by segment, as far as they were asked for; two threads may count the same, and find the same
         self._balances: dict[int, Balance] = {}
         self._shares: dict[int, _Shares] = {}
@@ -396,7 +397,7 @@ class _Shares(NamedTuple):
 
 def samples_before(sample: int, streams: Any, num_streams: int) -> Any:
     """The number of samples of a stream, or of each in an array of streams, before a global sample."""
-    return -(-(sample - streams) // num_streams)
+    return ceil_div(sample - streams, num_streams)
 
 
 @lru_cache(maxsize=2)

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.numbers import ceil_div
 from tokshard.runtime.bytes.source import TokenSource, documents_at
 
 GOES_ON, ENDS_DOCUMENT, PADDING = range(3)
@@ -25,9 +26,6 @@ GOES_ON, ENDS_DOCUMENT, PADDING = range(3)
 STEP_TOKENS, STEP_PIECES = 1 << 22, 1 << 16
 """Tokens of which the document ends are asked for in a step, and pieces that are placed in one: some milliseconds.
 Arrays of all pieces would be slower, because they leave the cache."""
-
-Laid = tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint8]]
-"""The pieces of a window in their order, [n] each, as in `PieceTable`: unshuffled starts, lengths and kinds."""
 
 Chunks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
 """[n] each: unshuffled starts, lengths, and whether each chunk ends its document."""
@@ -41,6 +39,14 @@ SPARE_ROWS = 128
 """Where the rows of a window are counted, one more for so many: room to place chunks in any order."""
 
 _PUT_OFF = -1
+
+
+class Laid(NamedTuple):
+    """The pieces of a window in their order, [n] each, as in `PieceTable`."""
+
+    unshuffled_starts: NDArray[np.uint32]
+    lengths: NDArray[np.uint32]
+    kinds: NDArray[np.uint8]
 
 
 class Sizes(NamedTuple):
@@ -76,21 +82,26 @@ def packed_whole(
     seq_len = sizes.row
     starts, lengths, ends_document = yield from _chunks(source, sizes, *blocks)
     entry = order_of(len(starts))
+    yield 0.3
     starts, lengths, ends_document = starts[entry], lengths[entry], ends_document[entry]
+    yield 0.35
     rows, late = yield from placed(lengths, num_rows, sizes)
-    room = np.full(num_rows, seq_len) - np.bincount(rows[rows != _PUT_OFF], lengths[rows != _PUT_OFF], num_rows)
-    room = room.astype(np.int64)
+    yield 0.85
+    is_early = rows != _PUT_OFF
+    room = np.full(num_rows, seq_len) - np.bincount(rows[is_early], lengths[is_early], num_rows).astype(np.int64)
     which, late_rows, offsets, late_lengths = cut_into(lengths[late], room)
     is_last = offsets + late_lengths == lengths[late][which]
     room -= np.bincount(late_rows, late_lengths, num_rows).astype(np.int64)
-    padded, early = np.flatnonzero(room), np.flatnonzero(rows != _PUT_OFF)
-    rows = np.concatenate([rows[early], late_rows, padded])
-    by_row = np.sort(rows << 32 | np.arange(len(rows))) & 0xFFFFFFFF
-    starts = np.concatenate([starts[early], starts[late][which] + offsets, np.zeros_like(padded)])
-    lengths = np.concatenate([lengths[early], late_lengths, room[padded]])
+    padded = np.flatnonzero(room)
+    yield 0.9
+    rows = np.concatenate([rows[is_early], late_rows, padded])
+    starts = np.concatenate([starts[is_early], starts[late][which] + offsets, np.zeros_like(padded)])
+    lengths = np.concatenate([lengths[is_early], late_lengths, room[padded]])
     kinds = np.full(len(rows), PADDING, np.uint8)
-    kinds[: len(rows) - len(padded)] = np.concatenate([ends_document[early], ends_document[late][which] & is_last])
-    yield starts[by_row].astype(np.uint32), lengths[by_row].astype(np.uint32), kinds[by_row]
+    kinds[: len(rows) - len(padded)] = np.concatenate([ends_document[is_early], ends_document[late][which] & is_last])
+    yield 0.95
+    by_row = np.argsort(rows, kind="stable")
+    yield Laid(starts[by_row].astype(np.uint32), lengths[by_row].astype(np.uint32), kinds[by_row])
 
 
 def rows_needed(source: TokenSource, sizes: Sizes, blocks: Blocks) -> int:
@@ -104,8 +115,8 @@ def rows_needed(source: TokenSource, sizes: Sizes, blocks: Blocks) -> int:
     room_left = (sizes.row - lengths[:num_long]).tolist()
     short = lengths[num_long:].tolist()
     opened = result_of(_placed_short(short, room_left, num_long + len(short), sizes.row, opens_early=False))
-    count = max([num_long - 1, *opened]) + 1
-    return count + -(-count // SPARE_ROWS)
+    count = max(num_long, int(opened.max(initial=-1)) + 1)
+    return count + ceil_div(count, SPARE_ROWS)
 
 
 def count_put_off(
@@ -143,7 +154,7 @@ def _chunks(
     for low in range(0, len(block_starts), at_once):
         some = slice(low, low + at_once)
         parts.append(_chunks_of(source, sizes, low, block_starts[some], block_stops[some]))
-        yield min(0.3, 0.3 * (low + at_once) / len(block_starts))
+        yield min(0.25, 0.25 * (low + at_once) / len(block_starts))
     starts, lengths, ends_document = (np.concatenate(found) for found in zip(*parts, strict=True))
     return starts, lengths, ends_document
 
@@ -169,17 +180,18 @@ def _chunks_of(
     stops = np.insert(ends, offsets[1:], block_stops + section)
     blocks = np.arange(len(block_starts)).repeat(np.diff(offsets) + 1)
     # of each document, the block has the sections from the first that starts in it to the last
-    begins += -(-np.maximum(block_starts[blocks] - begins, 0) // section) * section
+    begins += ceil_div(np.maximum(block_starts[blocks] - begins, 0), section) * section
     is_here = begins < np.minimum(stops, own_stops[blocks])
     begins, stops, blocks = begins[is_here], stops[is_here], blocks[is_here]
-    last = begins + -(-(np.minimum(stops, own_stops[blocks]) - begins) // section) * section
+    last = begins + ceil_div(np.minimum(stops, own_stops[blocks]) - begins, section) * section
     last = np.minimum(last, stops)
-    counts = -(-(last - begins) // seq_len)
+    counts = ceil_div(last - begins, seq_len)
     after = counts.cumsum()
-    starts = begins.repeat(counts) + (np.arange(after[-1]) - (after - counts).repeat(counts)) * seq_len
+    starts = begins.repeat(counts) + (np.arange(counts.sum()) - (after - counts).repeat(counts)) * seq_len
     lengths = np.minimum(last.repeat(counts) - starts, seq_len)
     ends_document = np.zeros(len(starts), np.bool_)
     ends_document[after - 1] = last == stops
+    # from positions in the corpus to unshuffled ones, where each block has its room
     shifts = (blocks + first_block) * (sizes.block + section) - block_starts[blocks]
     return starts + shifts.repeat(counts), lengths, ends_document
 
@@ -204,6 +216,7 @@ def placed(
         longest_first = np.argsort(-lengths, kind="stable")
         rows[longest_first] = yield from _placed_once(lengths[longest_first], num_rows, sizes.row)
     late = np.flatnonzero(rows == _PUT_OFF)
+    # as they were taken: the long ones first
     return rows, late[np.argsort(~_is_long(lengths[late], sizes.row), kind="stable")]
 
 
@@ -227,7 +240,8 @@ class _OpenRows:
     """Open rows by their room; among equals, the row that got a chunk last comes last."""
 
     def __init__(self) -> None:
-        # what has no room is never taken, but for a row that is not there
+        # Two rows without room, which do not exist: `take(-1)` of what has room needs no check for "there is none", and
+        # gives `_PUT_OFF` as the row.
         self._rows_with, self.rooms = defaultdict(list, {0: [_PUT_OFF, _PUT_OFF]}), [0]
 
     def put(self, row: int, room: int) -> None:
@@ -249,43 +263,48 @@ class _OpenRows:
 
 def _placed_short(
     lengths: list[int], room_left: list[int], num_rows: int, seq_len: int, *, opens_early: bool = True
-) -> Generator[float, None, list[int]]:
+) -> Generator[float, None, NDArray[np.int64]]:
     """The row of each chunk of at most half a row, given the room of the open rows.
 
     Args:
         opens_early: each of the last chunks opens a row if there are no more of them than rows are left.
     """
-    found: list[int] = []
-    rows, opened = _OpenRows(), len(room_left)
+    rows, opened, count, taken = _OpenRows(), len(room_left), len(lengths), 0
+    put, take, rooms = rows.put, rows.take, rows.rooms
     for number, left in enumerate(room_left):
-        rows.put(number, left)
-    # a row is kept apart, the one with the most room when it was: of chunks that are short, most fit in no other
-    (row, room), below = rows.take(-1), rows.rooms[-1]
-    for taken, length in enumerate(lengths):
-        if opens_early and len(lengths) - taken <= num_rows - opened:  # each of the rest opens a row
-            return found + list(range(opened, opened + len(lengths) - taken))
-        if not taken % STEP_PIECES:
-            yield 0.3 + 0.7 * taken / len(lengths)
-        if below < length <= room:
-            found.append(row)
-            room -= length
-            continue
-        if length <= below:
-            rows.put(row, room)
-            least, left = rows.take(bisect_left(rows.rooms, length))
-            found.append(least)
-            rows.put(least, left - length)
-        elif opened < num_rows:
-            found.append(opened)
-            rows.put(row, room)
-            rows.put(opened, seq_len - length)
-            opened += 1
-        else:
-            found.append(_PUT_OFF)
-            continue
-        row, room = rows.take(-1)
-        below = rows.rooms[-1]
-    return found
+        put(number, left)
+    # a row is kept apart, the one with the most room when it was: of chunks that are short, most fit in no other. Only
+    # chunks after which another one is kept are noted: their number, their row, and the row that is kept from then on
+    (row, room), below = take(-1), rooms[-1]
+    noted, noted_rows, kept = [0], [], [row]
+    while taken < (last := count - (num_rows - opened) * opens_early):
+        yield 0.4 + 0.45 * taken / count
+        first, taken = taken, min(taken + STEP_PIECES, last)
+        for number, length in enumerate(lengths[first:taken], first):
+            if below < length <= room:
+                room -= length
+                continue
+            noted.append(number)
+            if length <= below:
+                put(row, room)
+                least, left = take(bisect_left(rooms, length))
+                put(least, left - length)
+                noted_rows.append(least)
+            elif opened < num_rows:
+                put(row, room)
+                put(opened, seq_len - length)
+                noted_rows.append(opened)
+                opened += 1
+            else:
+                noted_rows.append(_PUT_OFF)
+                kept.append(row)
+                continue
+            row, room = take(-1)
+            kept.append(row)
+            below = rooms[-1]
+    found = np.repeat(kept, np.diff([*noted, taken]))
+    found[noted[1:]] = noted_rows
+    return np.concatenate([found, np.arange(opened, opened + count - taken)])  # each of the rest opens a row
 
 
 def cut_into(

@@ -82,7 +82,7 @@ def derive_key(
     )
     hashes = (
         hashlib.blake2b(head + index.to_bytes(4, "little"), digest_size=_HASH_BYTES).digest()
-        for index in range(-(-words // _WORDS_PER_HASH))
+        for index, _ in enumerate(range(0, words, _WORDS_PER_HASH))
     )
     return np.frombuffer(b"".join(hashes), "<u8").astype(np.uint64)[:words]
 

@@ -2,9 +2,8 @@
 
 To make a table, the document ends are read from the corpus, and the pieces between them are permuted. This takes
 milliseconds for a window of 64M tokens in documents of 1,000, and seconds in documents of 10. So the table of the next
-window is made shortly before the current window ends, in the thread that makes batches ahead. The blocks are announced
-to the source well before, and a table is made in small steps, so no batch waits for one. ORDER.md, section 5, has the
-rules.
+window is made in small steps before the current window ends, in the thread that makes batches ahead, and no batch waits
+for one. The blocks are announced to the source well before. ORDER.md, section 5, has the rules.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.forking import ForkLock
+from tokshard.numbers import ceil_div
 from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.order.packing import (
     ENDS_DOCUMENT,
@@ -33,7 +33,7 @@ from tokshard.runtime.order.packing import (
     packed_whole,
 )
 from tokshard.runtime.order.permutation import Permutation
-from tokshard.runtime.order.windows import CorpusOrder, Place, Window
+from tokshard.runtime.order.windows import CorpusOrder, Place, Window, Windows
 
 _MAX_TABLES = 3
 """Windows kept of a part: the current window and the next, or the next two if one of them is short."""
@@ -41,11 +41,8 @@ _MAX_TABLES = 3
 _MAX_ANNOUNCED = 4
 """Windows announced of a part: the current one, the next two, and one more if one of them is short."""
 
-_READY_AT = 0.8
-"""The table of the next window is made when a job has read this share of what it reads of the current window."""
-
 _MADE_FROM, _MADE_UNTIL = 0.65, 0.95
-"""If the source is not in memory, the table is made step by step between these shares."""
+"""The table of the next window is made step by step between these shares of what a job reads of the current window."""
 
 AHEAD = 1.5
 """Blocks are announced this many windows ahead. What is beyond the next window is fetched while its table is made: a
@@ -54,6 +51,10 @@ store never waits for the reader, and is asked as evenly as a loop reads."""
 _ANNOUNCED_PER_READ = 2
 """At the start, two tokens are announced for each that is read, so that the first batches are not delayed."""
 
+_AT_ONCE = 2
+"""Parts of at most so many windows are announced as a whole where reading begins: what lies together is one request
+then, and the first batch waits for at most twice as much. Such windows are kept together anyhow."""
+
 _CUT_APART = 2
 """Windows in at most so many tables are cut separately: joining two long tables takes as long as making
 one. Tables of many streams are joined, so one call cuts all."""
@@ -61,8 +62,13 @@ one. Tables of many streams are joined, so one call cuts all."""
 _SHORT = 0.25
 """A window shorter than this share of a full one is prepared together with the window after it."""
 
-_Blocks = tuple[NDArray[np.int64], NDArray[np.int64], int]
-"""Starts and stops of the blocks of a window, and the number of announced blocks."""
+
+class _Blocks(NamedTuple):
+    """The blocks of a window, of which the first ones are announced."""
+
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    num_announced: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +177,7 @@ class PieceTable:
         """One table from several tables of one window each, and the start of each in it."""
         size = tables[0].block_tokens
         # the rows of a window may have more positions than its blocks
-        rooms = [max(len(table.block_starts), -(-int(table.shuffled_starts[-1]) // size)) for table in tables]
+        rooms = [max(len(table.block_starts), ceil_div(int(table.shuffled_starts[-1]), size)) for table in tables]
         *starts, length = itertools.accumulate((room * size for room in rooms), initial=0)
         dtype = np.uint32 if length < 1 << 32 else np.int64
 
@@ -213,13 +219,12 @@ def table_steps(
         if isinstance(step, float):
             yield step
             continue
-        unshuffled_starts, lengths, kinds = step
-        shuffled_starts = np.zeros(len(lengths) + 1, np.uint32)
-        np.cumsum(lengths, out=shuffled_starts[1:])
+        shuffled_starts = np.zeros(len(step.lengths) + 1, np.uint32)
+        np.cumsum(step.lengths, out=shuffled_starts[1:])
         yield PieceTable(
             shuffled_starts=shuffled_starts,
-            unshuffled_starts=unshuffled_starts,
-            kinds=kinds,
+            unshuffled_starts=step.unshuffled_starts,
+            kinds=step.kinds,
             block_tokens=order.block_room,
             block_starts=block_starts,
         )
@@ -268,18 +273,31 @@ def _shuffled(
     starts = np.concatenate([*parts, np.array([window.stop - window.start], np.uint32)])
     all_kinds, count = np.concatenate(kinds_of_parts), len(starts) - 1
     permutation = order.piece_permutation(window, count)
-    laid = np.empty(count, np.uint32), np.empty(count, np.uint32), np.empty(count, np.uint8)
+    laid = Laid(np.empty(count, np.uint32), np.empty(count, np.uint32), np.empty(count, np.uint8))
     for first in range(0, count, STEP_PIECES):
         yield 0.5 + 0.5 * first / count
         some = slice(first, min(first + STEP_PIECES, count))
         entry = permutation(np.arange(some.start, some.stop)).view(np.int64)
-        laid[0][some] = begins = starts[entry]
-        np.subtract(starts[entry + 1], begins, out=laid[1][some])
-        laid[2][some] = all_kinds[entry]
+        laid.unshuffled_starts[some] = begins = starts[entry]
+        np.subtract(starts[entry + 1], begins, out=laid.lengths[some])
+        laid.kinds[some] = all_kinds[entry]
     yield laid
 
 
-_NOTHING = None, 0.0, 0.0
+class _Reading(NamedTuple):
+    """The window that a part is read in.
+
+    Args:
+        begun_at: the share of the window that was read before.
+        due_at: the share from which on there is something to prepare.
+    """
+
+    window: Window | None
+    begun_at: float
+    due_at: float
+
+
+_NOTHING = _Reading(None, 0.0, 0.0)
 
 
 class _Kept(NamedTuple):
@@ -310,7 +328,7 @@ class PieceReader:
         self._begun: defaultdict[int, dict[Window, Iterator[float | PieceTable]]] = defaultdict(dict)
         self._last: tuple[list[Window], list[_Kept]] = [], []
         # of each part: the window that is read in sequence, where that began, and from where on there is work to do
-        self._reading: dict[int, tuple[Window | None, float, float]] = {}
+        self._reading: dict[int, _Reading] = {}
         self._announced: defaultdict[int, OrderedDict[Window, _Blocks]] = defaultdict(OrderedDict)
         self._lock = ForkLock()
         weakref.finalize(self, _release_all, order.source, self._announced).atexit = False
@@ -350,6 +368,9 @@ class PieceReader:
         order, seq_len = self.order, self.order.shape.seq_len
         runs, bounds, numbers, within = order.runs(parts, samples)
         windows, firsts = _listed(runs), bounds[:-1]
+        if is_sequential and not (self._reading or order.source.is_in_memory):
+            with self._lock:
+                self._announce_small_parts(windows)
         kept = self._windows(windows)
         rooms = (runs.stop - runs.start).astype(np.int64)
 
@@ -471,21 +492,23 @@ class PieceReader:
     def _look_ahead(self, windows: list[Window], before: NDArray[np.float64], after: NDArray[np.float64]) -> None:
         """Make tables and announce blocks when they are due."""
         for window, begun, until in zip(windows, before.tolist(), after.tolist(), strict=True):
-            reading, begun_at, due_at = self._reading.get(window.part, _NOTHING)
-            if reading != window:
+            reading = self._reading.get(window.part, _NOTHING)
+            if reading.window != window:
                 self._begin(window, begun, until)
-            elif until >= due_at:
-                self._prepare(window, begun_at, until)
+            elif until >= reading.due_at:
+                self._prepare(window, reading.begun_at, until)
 
     def _begin(self, window: Window, before: float, after: float) -> None:
         """Note that a part is now read in a window, and which share of it is read before and after some samples."""
         order = self.order
-        is_last = order.epochs is not None and order.pass_stop(window.part) <= window.stop
-        make_at = math.inf if is_last else before + _READY_AT * (1 - before)
+        pass_stop = order.pass_stop(window.part)
+        is_last = pass_stop is not None and pass_stop <= window.stop
+        make_at = math.inf if is_last else before + _MADE_FROM * (1 - before)
         # the last rows of the window before are laid out, and perhaps not read yet: nothing is announced now
-        self._reading[window.part] = window, before, make_at if is_last or order.source.is_in_memory else 0.0
+        announces_nothing = is_last or order.source.is_in_memory
+        self._reading[window.part] = _Reading(window, before, make_at if announces_nothing else 0.0)
         if after >= make_at:
-            self._make_next(window, before, math.inf)
+            self._make_next(window, before, after)
 
     def _prepare(self, window: Window, begun_at: float, after: float) -> None:
         """Make the next table shortly before a window ends, and announce blocks.
@@ -493,25 +516,29 @@ class PieceReader:
         Args:
             begun_at, after: the share of the window before its reading began, and after some samples.
         """
-        since, part = 1.0 if begun_at >= 1 else (after - begun_at) / (1 - begun_at), math.inf
         if not self.order.source.is_in_memory:
             with self._lock:
-                self._announce_ahead(window, since, after)
-            part = (since - _MADE_FROM) / (_MADE_UNTIL - _MADE_FROM)
-        if part > 0:
-            self._make_next(window, begun_at, part)
+                self._announce_ahead(window, _since(begun_at, after), after)
+        self._make_next(window, begun_at, after)
 
-    def _make_next(self, window: Window, begun_at: float, part: float) -> None:
-        """Make this share of the table of the next window; if that window is very short, also of the one after it."""
+    def _make_next(self, window: Window, begun_at: float, after: float) -> None:
+        """Make what is due of the table of the next window; if that is very short, also of the one after it.
+
+        Args:
+            begun_at, after: as for `_prepare`.
+        """
+        part = (_since(begun_at, after) - _MADE_FROM) / (_MADE_UNTIL - _MADE_FROM)
+        if part <= 0:
+            return
         following = [self.order.window_at(window.part, window.stop)]
         if following[0].stop - following[0].start < _SHORT * self.order.window_tokens:
             following.append(self.order.window_at(window.part, following[0].stop))
         with self._lock:
             for one in following:
                 if one not in self._kept[window.part]:
-                    self._make(one, part)
-        if self.order.source.is_in_memory:
-            self._reading[window.part] = window, begun_at, math.inf
+                    self._make(one, math.inf if part >= 1 else part)
+        if self.order.source.is_in_memory and part >= 1:
+            self._reading[window.part] = _Reading(window, begun_at, math.inf)
 
     def _announce_ahead(self, window: Window, since: float, after: float) -> None:
         """Announce the blocks of the next windows little by little.
@@ -523,21 +550,36 @@ class PieceReader:
         size = min(order.window_tokens, order.part_tokens(window.part))
         ahead = AHEAD * size - (1 - after) * (window.stop - window.start)
         reach = window.stop + min(ahead, _ANNOUNCED_PER_READ * since * size)
-        if order.epochs is not None:
-            reach = min(reach, order.pass_stop(window.part))
+        if (pass_stop := order.pass_stop(window.part)) is not None:
+            reach = min(reach, pass_stop)
         while windows[-1].stop < reach and len(windows) < _MAX_ANNOUNCED:
             windows.append(order.window_at(window.part, windows[-1].stop))
         _release(order.source, self._announced[window.part], windows)
         for one in windows[1:]:
             self._announce(one, (reach - one.start) / (one.stop - one.start))
 
+    def _announce_small_parts(self, windows: list[Window]) -> None:
+        """Announce parts of few windows as a whole, as far as they are read."""
+        order = self.order
+        for window in windows:
+            pass_stop = order.pass_stop(window.part)
+            is_last = pass_stop is not None and pass_stop <= window.stop
+            if not is_last and order.part_tokens(window.part) <= _AT_ONCE * order.window_tokens:
+                both = [window, order.window_at(window.part, window.stop)]
+                blocks = [_Blocks(*places, len(places[0])) for places in map(order.blocks, both)]
+                self._announced[window.part].update(zip(both, blocks, strict=True))
+                starts, stops, _ = zip(*blocks, strict=True)
+                order.source.will_read(np.concatenate(starts), np.concatenate(stops))
+
     def _announce(self, window: Window, share: float = 1.0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Announce the blocks of a window, up to a share of them, and return their places."""
+        if self.order.source.is_in_memory:
+            return self.order.blocks(window)
         announced = self._announced[window.part]
-        starts, stops, done = announced.get(window) or (*self.order.blocks(window), 0)
+        starts, stops, done = announced.get(window) or _Blocks(*self.order.blocks(window), 0)
         high = min(len(starts), math.ceil(share * len(starts)))
         if high > done:
-            announced[window] = starts, stops, high
+            announced[window] = _Blocks(starts, stops, high)
             # more than that are of a reader at places that do not follow each other
             _release(self.order.source, announced, list(announced)[-_MAX_ANNOUNCED:])
             self.order.source.will_read(starts[done:high], stops[done:high])
@@ -581,16 +623,21 @@ def _together(
     )
 
 
-def _listed(windows: Window) -> list[Window]:
+def _since(begun_at: float, after: float) -> float:
+    """Of what is read of a window, the share that is read."""
+    return 1.0 if begun_at >= 1 else (after - begun_at) / (1 - begun_at)
+
+
+def _listed(windows: Windows[NDArray[Any]]) -> list[Window]:
     """The windows one by one, with Python integers."""
-    return [Window(*fields) for fields in zip(*(field.tolist() for field in windows), strict=True)]
+    return [Windows(*fields) for fields in zip(*(field.tolist() for field in windows), strict=True)]
 
 
 def _release(source: TokenSource, announced: OrderedDict[Window, _Blocks], kept: Collection[Window]) -> None:
     """Release all windows but these."""
     for window in [window for window in announced if window not in kept]:
-        starts, stops, done = announced.pop(window)
-        source.has_read(starts[:done], stops[:done])
+        blocks = announced.pop(window)
+        source.has_read(blocks.starts[: blocks.num_announced], blocks.stops[: blocks.num_announced])
 
 
 def _release_all(source: TokenSource, announced: dict[int, OrderedDict[Window, _Blocks]]) -> None:

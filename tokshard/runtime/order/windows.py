@@ -14,13 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.forking import cached_property
+from tokshard.numbers import Numbers, ceil_div
 from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.order.packing import Sizes, rows_needed
 from tokshard.runtime.order.permutation import NUM_EPOCHS, Permutation
@@ -42,9 +43,6 @@ Pack = Literal["cut", "whole"]
 
 BLOCK_SECTIONS = 128
 """Sections of a block of a corpus that is packed whole."""
-
-Ints = Any
-"""A Python integer, or an array of integers: int64, or Python's where positions exceed 2**63."""
 
 
 def min_blocks(window_blocks: int, num_streams: int) -> int:
@@ -72,8 +70,8 @@ class Shape:
     window_blocks: int
 
 
-class Window(NamedTuple):
-    """A window of a part, or as many windows as its arrays have entries.
+class Windows(NamedTuple, Generic[Numbers]):
+    """As many windows of parts as its arrays have entries; of integers, one window.
 
     Args:
         part: of the corpus.
@@ -82,16 +80,19 @@ class Window(NamedTuple):
         start, stop: its tokens in the endless sequence of the part.
     """
 
-    part: Ints
-    epoch: Ints
-    index: Ints
-    start: Ints
-    stop: Ints
+    part: Numbers
+    epoch: Numbers
+    index: Numbers
+    start: Numbers
+    stop: Numbers
+
+
+Window = Windows[int]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Place:
-    """Where a corpus continued after a run changed its `seq_len`: STATE.md, section 5.
+    """Where a corpus continued after a run changed its `seq_len`: STATE.md, section 4.
 
     The first samples of a part may be *joined*: each has several samples of the order before, one after the other.
 
@@ -116,7 +117,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Slices:
-    """The positions of slices in the sequences of parts. Only this class turns numbers of samples into positions.
+    """Where slices start in the sequences of parts, and which slice is at a position.
 
     Args:
         seq_len: tokens of a slice.
@@ -126,35 +127,27 @@ class Slices:
     seq_len: int
     origins: NDArray[Any] | None = None
 
-    def starts(self, part: Ints, slices: Ints) -> Ints:
+    def starts(self, part: Numbers, slices: Numbers) -> Numbers:
         """The positions at which slices start."""
-        if isinstance(slices, np.ndarray) and len(slices) and int(slices.max()) >= _SAFE // self.seq_len:
-            slices = slices.astype(object)
-        starts = slices * self.seq_len
-        return starts if self.origins is None else starts + self._origin(part)
+        is_large = isinstance(slices, np.ndarray) and len(slices) and int(slices.max()) >= _SAFE // self.seq_len
+        starts: Numbers = (_exact(slices) if is_large else slices) * self.seq_len + self._origin(part)
+        return starts
 
-    def first_from(self, part: Ints, position: Ints) -> Ints:
+    def first_at_or_after(self, part: Numbers, position: Numbers) -> Numbers:
         """The first slice that starts at a position, or after it."""
-        if self.origins is None:
-            return -(-position // self.seq_len)
-        first = -((self._origin(part) - position) // self.seq_len)
-        return first * (first > 0)
+        first = ceil_div(position - self._origin(part), self.seq_len)
+        found: Numbers = first * (first > 0)
+        return found
 
-    def lead(self, part: Ints, position: Ints) -> Ints:
-        """Tokens from a position to the first slice that starts there or later."""
-        if self.origins is None:
-            return -position % self.seq_len
-        gap = self._origin(part) - position
-        return np.where(gap > 0, gap, gap % self.seq_len)
-
-    def holding(self, part: Ints, position: Ints) -> Ints:
+    def slice_at(self, part: Numbers, position: Numbers) -> Numbers:
         """The slice that holds a position; negative before the first slice."""
-        return (position if self.origins is None else position - self._origin(part)) // self.seq_len
+        found: Numbers = (position - self._origin(part)) // self.seq_len
+        return found
 
-    def _origin(self, part: Ints) -> Ints:
-        assert self.origins is not None
-        found = self.origins[part]
-        return found if isinstance(part, np.ndarray) else int(found)
+    def _origin(self, part: Numbers) -> Any:
+        if self.origins is None:
+            return 0
+        return self.origins[part] if isinstance(part, np.ndarray) else int(self.origins[part])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -221,7 +214,7 @@ class CorpusOrder:
         """Positions of the tail in the sequence of a part that has several windows, or of a corpus that is cut."""
         if not self.section_tokens or not self.tail_tokens:
             return self.tail_tokens
-        return -(-(self.tail_tokens + self.section_tokens) // self.shape.seq_len) * self.shape.seq_len
+        return ceil_div(self.tail_tokens + self.section_tokens, self.shape.seq_len) * self.shape.seq_len
 
     @cached_property
     def counted_tokens(self) -> int | None:
@@ -271,35 +264,38 @@ class CorpusOrder:
         """The slices that samples read."""
         return Slices(self.shape.seq_len, None if self.place is None else self.place.origins)
 
-    def part_blocks(self, part: Ints) -> Ints:
+    def part_blocks(self, part: Numbers) -> Numbers:
         """Full blocks of parts."""
-        return -((part - self.num_full_blocks) // self.num_parts)
+        blocks: Numbers = ceil_div(-(part - self.num_full_blocks), self.num_parts)
+        return blocks
 
-    def part_tokens(self, part: Ints) -> Ints:
+    def part_tokens(self, part: Numbers) -> Numbers:
         """Tokens of an epoch of parts, with padding."""
-        if self.counted_tokens:
-            return self.counted_tokens + part * 0
-        return self.part_blocks(part) * self.block_room + (part == self.num_parts - 1) * self.tail_room
+        is_last, counted = part == self.num_parts - 1, self.counted_tokens
+        tokens: Numbers = (
+            counted + part * 0 if counted else self.part_blocks(part) * self.block_room + is_last * self.tail_room
+        )
+        return tokens
 
-    def part_windows(self, part: Ints) -> Ints:
+    def part_windows(self, part: Numbers) -> Numbers:
         """Windows of an epoch of parts."""
         blocks = self.part_blocks(part)
-        return -(-blocks // self.shape.window_blocks) + (blocks == 0)
+        windows: Numbers = ceil_div(blocks, self.shape.window_blocks) + (blocks == 0)
+        return windows
 
-    def pass_stop(self, part: Ints) -> Ints | None:
+    def pass_stop(self, part: Numbers) -> Numbers | None:
         """The positions at which the sequences of parts end; None: they are endless."""
         return None if self.epochs is None else self._end_of(part, self.epochs)
 
-    def _end_of(self, part: Ints, epochs: Fraction | float) -> Ints:
+    def _end_of(self, part: Numbers, epochs: Fraction | float) -> Numbers:
         """The positions of the sequences of parts after so many epochs, rounded up."""
         tokens, epochs = self.part_tokens(part), Fraction(epochs)
-        if isinstance(tokens, np.ndarray):
-            tokens = tokens.astype(object)
-        return -(-tokens * epochs.numerator // epochs.denominator)
+        stops: Numbers = ceil_div(_exact(tokens) * epochs.numerator, epochs.denominator)
+        return stops
 
     def runs(
         self, parts: NDArray[np.int64], samples: NDArray[np.int64]
-    ) -> tuple[Window, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    ) -> tuple[Windows[NDArray[Any]], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Runs of samples whose slices start in the same window.
 
         Args:
@@ -318,26 +314,39 @@ class CorpusOrder:
             is_first[1:-1] |= parts[1:] != parts[:-1]
         bounds = is_first.nonzero()[0]
         firsts = bounds[:-1]
-        windows = Window(*(field[firsts] for field in found))
-        first = slices.first_from(windows.part, windows.start)
+        windows = Windows(*(field[firsts] for field in found))
+        first = slices.first_at_or_after(windows.part, windows.start)
         numbers = (samples - first.repeat(bounds[1:] - firsts)).astype(np.int64)
-        return windows, bounds, numbers, slices.lead(windows.part, windows.start).astype(np.int64)
+        gaps = slices.starts(windows.part, first) - windows.start
+        return windows, bounds, numbers, gaps.astype(np.int64)
 
-    def window_at(self, part: Ints, position: Ints) -> Window:
+    def window_at(self, part: Numbers, position: Numbers) -> Windows[Numbers]:
         """The windows that hold positions of the sequences of parts."""
-        tokens = self.part_tokens(part if self.is_dealt else 0)
-        epoch = position // tokens
-        index = (position - epoch * tokens) // self.window_tokens
-        last = self.part_windows(part if self.is_dealt else 0) - 1  # it has the tail, too, and may be longer
-        return self.window(part, epoch, index - (index > last) * (index - last))
+        epoch_tokens, last = self._epoch_of(part)
+        epoch = position // epoch_tokens
+        index = (position - epoch * epoch_tokens) // self.window_tokens
+        # the last one has the tail, too, and may be longer
+        return self._window(part, epoch, index - (index > last) * (index - last), epoch_tokens, last)
 
-    def window(self, part: Ints, epoch: Ints, index: Ints) -> Window:
+    def window(self, part: Numbers, epoch: Numbers, index: Numbers) -> Windows[Numbers]:
         """Windows by part, epoch and index."""
-        of = part if self.is_dealt else 0
-        tokens, last = self.part_tokens(of), self.part_windows(of) - 1
-        start = epoch * tokens + index * self.window_tokens
-        stop = start + self.window_tokens + (index == last) * (tokens - (last + 1) * self.window_tokens)
-        return Window(part, epoch, index, start, stop)
+        return self._window(part, epoch, index, *self._epoch_of(part))
+
+    def _window(
+        self, part: Numbers, epoch: Numbers, index: Numbers, epoch_tokens: Numbers, last: Numbers
+    ) -> Windows[Numbers]:
+        start = epoch * epoch_tokens + index * self.window_tokens
+        stop = start + self.window_tokens + (index == last) * (epoch_tokens - (last + 1) * self.window_tokens)
+        return Windows(part, epoch, index, start, stop)
+
+    def _epoch_of(self, part: Any) -> tuple[Any, Any]:
+        """Tokens of an epoch of parts, with padding, and the number of its last window."""
+        return (self.part_tokens(part), self.part_windows(part) - 1) if self.is_dealt else self._only_epoch
+
+    @cached_property
+    def _only_epoch(self) -> tuple[int, int]:
+        """The same of a shared corpus, whose only part has all blocks."""
+        return self.padded_tokens, max(1, ceil_div(self.num_full_blocks, self.shape.window_blocks)) - 1
 
     def blocks(self, window: Window) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The starts of a window's blocks in the corpus, and the latest stops of their tokens.
@@ -345,12 +354,12 @@ class CorpusOrder:
         Returns:
             int64 [blocks] each, the tail last.
         """
-        blocks = self.part_blocks(window.part)
-        first = window.index * self.shape.window_blocks
-        places = np.arange(first, min(first + self.shape.window_blocks, blocks), dtype=np.uint64)
+        blocks, first = self.part_blocks(window.part), window.index * self.shape.window_blocks
+        stop = first + self.shape.window_blocks
+        places = np.arange(first, min(stop, blocks), dtype=np.uint64)
         dealt = self.block_permutation(window.part, window.epoch)(places) if len(places) else places
         numbers = self.deal(dealt * np.uint64(self.num_parts) + np.uint64(window.part)).view(np.int64)
-        has_tail = window.part == self.num_parts - 1 and window.index == self.part_windows(window.part) - 1
+        has_tail = window.part == self.num_parts - 1 and stop >= blocks
         return self._bounds(numbers, has_tail and self.tail_tokens > 0)
 
     def _bounds(self, numbers: NDArray[np.int64], has_tail: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -399,14 +408,14 @@ class CorpusOrder:
         parts = streams[: self.num_parts]
         if self.place is None:  # the parts have few sizes
             _, parts, which = np.unique(self.part_tokens(parts), return_index=True, return_inverse=True)
-        counts = np.minimum(self.slices.first_from(parts, self._end_of(parts, epochs)), _MANY).astype(np.int64)
+        counts = np.minimum(self.slices.first_at_or_after(parts, self._end_of(parts, epochs)), _MANY).astype(np.int64)
         found: NDArray[np.int64] = counts if self.place is not None else counts[which]
         if not self.is_dealt:
-            found = np.maximum(-(-(found - streams) // self.num_streams), 0)
+            found = np.maximum(ceil_div(found - streams, self.num_streams), 0)
         return found if self.place is None else np.minimum(found, _MANY - self.place.bases) + self.place.bases
 
     def resized(self, bases: NDArray[np.int64], seq_len: int) -> CorpusOrder:
-        """The order with another length of samples, after some samples of each stream: STATE.md, section 5.
+        """The order with another length of samples, after some samples of each stream: STATE.md, section 4.
 
         Every part continues at its first window that no sample has begun. If the new length is a multiple, what is left
         of the window before is joined to rows of that length; else it is left out.
@@ -422,12 +431,12 @@ class CorpusOrder:
         begun = np.flatnonzero(used)
         last = self.slices.starts(parts[begun], used[begun] - 1)
         stop = np.zeros(self.num_parts, object)
-        stop[begun] = self.slices.first_from(parts[begun], self.window_at(parts[begun], last).stop)
+        stop[begun] = self.slices.first_at_or_after(parts[begun], self.window_at(parts[begun], last).stop)
         if self.place is not None:  # joined samples belong to a window that has no other
             stop = np.where(used <= self.place.joined, self.place.joined, stop)
         rest = (stop - used).astype(np.int64)
         ratio = 0 if seq_len % self.shape.seq_len else seq_len // self.shape.seq_len
-        joined = -(-rest // ratio) if ratio else np.zeros_like(rest)
+        joined = ceil_div(rest, ratio) if ratio else np.zeros_like(rest)
         origins = self.slices.starts(parts, stop)
         resized = replace(self, shape=replace(self.shape, seq_len=seq_len))
         tokens, now = (order.part_tokens(parts).astype(object) for order in (self, resized))
@@ -463,8 +472,9 @@ class CorpusOrder:
 
     def sample_permutation(self, window: Window) -> Permutation:
         """The order of the slices that lie wholly in a window."""
-        length = self.slices.holding(window.part, window.stop) - self.slices.first_from(window.part, window.start)
-        return self._permutation("samples", window.part, window.epoch, window.index, max(0, length))
+        slices, part = self.slices, window.part
+        length = slices.slice_at(part, window.stop) - slices.first_at_or_after(part, window.start)
+        return self._permutation("samples", part, window.epoch, window.index, max(0, length))
 
     def piece_permutation(self, window: Window, num_pieces: int) -> Permutation:
         """The order of the pieces of a window."""
@@ -486,6 +496,11 @@ class CorpusOrder:
     @cached_property
     def _content(self) -> bytes:
         return bytes.fromhex(self.source.fingerprint)
+
+
+def _exact(numbers: Any) -> Any:
+    """Python's integers, one or an array of them."""
+    return numbers.astype(object) if isinstance(numbers, np.ndarray) else numbers
 
 
 @lru_cache(maxsize=_MAX_DEALS)

@@ -6,9 +6,7 @@ It lacks labels and positions, which can be made where the model runs.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -20,7 +18,7 @@ from tokshard.runtime.rows.recycling import Recycler
 if TYPE_CHECKING:
     import torch
 
-_KEPT = ("corpus_index", "sample_index", "cu_seqlens", "max_seqlen")
+_KEPT = ("corpus_index", "sample_index", "cu_seqlens", "max_seqlen", "step_targets", "step_weight")
 _MIN_CU_SEQLENS = 64
 
 
@@ -58,10 +56,13 @@ def _fields(narrow: NarrowBatch) -> dict[str, NDArray[Any]]:
         "cu_seqlens": cu_seqlens,
         "max_seqlen": np.array(lengths.max(), np.int64),
     }
+    if narrow.step is not None:
+        found["step_targets"] = np.array(narrow.step.targets, np.int64)
+        found["step_weight"] = np.array(narrow.step.weight, np.float32)
     if narrow.is_masked is not None:
         found["masked"] = np.zeros(size, np.bool_)
         found["masked"][:count] = narrow.is_masked
-        next_tokens[found["masked"]] = IGNORED
+        _ignore(next_tokens, found["masked"])
     next_tokens[count:] = next_tokens[count - 1]
     if narrow.loss is not None:
         bounds, weights = narrow.loss
@@ -100,73 +101,68 @@ def expand(batch: Mapping[str, Any], device: torch.device | str | int | None = N
         return _expanded(batch, batch["input_ids"])
     here = {key: value.to(device, non_blocking=value.is_pinned()) for key, value in batch.items()}
     input_ids = here["input_ids"].long()  # methods of tensors are all that is needed: torch is not imported here
-    size = input_ids.numel()
-    return _derived(
-        here,
-        input_ids,
-        input_ids.new_empty(input_ids.shape),
-        input_ids.new_ones(size).cumsum(0).sub_(1),
-        # a given output_size spares asking the device for it
-        repeat=lambda values, counts: values.repeat_interleave(counts, output_size=size),
-        subtract=operator.sub,
-        ignore=lambda labels, where: labels.masked_fill_(where, IGNORED),
-        may_look=False,
-    )
+    numbers = input_ids.new_ones(input_ids.numel()).cumsum(0).sub_(1)
+    return _derived(here, input_ids, input_ids.new_empty(input_ids.shape), numbers.reshape(input_ids.shape), numbers)
 
 
 def _expanded(
     batch: Mapping[str, NDArray[Any]], tokens: NDArray[Any], recycler: Recycler | None = None
 ) -> dict[str, NDArray[Any]]:
     shape = (3, *tokens.shape)
-    input_ids, labels, position_ids = np.empty(shape, np.int64) if recycler is None else recycler.empty(shape)
+    input_ids, labels, positions = np.empty(shape, np.int64) if recycler is None else recycler.empty(shape)
     numbers = np.arange(tokens.size) if recycler is None else recycler.numbers(tokens.size)
     np.copyto(input_ids, tokens)
-    subtract = partial(np.subtract, out=position_ids.reshape(-1))
-    return _derived(
-        batch, input_ids, labels, numbers, repeat=np.repeat, subtract=subtract, ignore=_ignore, may_look=True
-    )
+    return _derived(batch, input_ids, labels, positions, numbers)
 
 
-def _ignore(labels: NDArray[np.int64], where: NDArray[np.bool_]) -> None:
-    np.copyto(labels, IGNORED, where=where)
-
-
-def _derived(
-    batch: Mapping[str, Any],
-    input_ids: Any,
-    labels: Any,
-    numbers: Any,
-    *,
-    repeat: Callable[..., Any],
-    subtract: Callable[..., Any],
-    ignore: Callable[..., Any],
-    may_look: bool,
-) -> dict[str, Any]:
+def _derived(batch: Mapping[str, Any], input_ids: Any, labels: Any, positions: Any, numbers: Any) -> dict[str, Any]:
     """Make labels and positions, in arrays as in tensors.
 
     Args:
         batch: a compact batch; its tokens are not used.
         input_ids: int64 [rows, seq_len].
-        labels: memory for them, of the same form.
-        numbers: int64 [rows * seq_len]: 0, 1, ...
-        repeat, subtract: functions of arrays or tensors; `subtract` may write into memory that it is given.
-        ignore: makes labels `IGNORED` where flags are true.
-        may_look: whether flags may be read, to save work. On a device this would wait.
+        labels, positions: memory for them, of the same form.
+        numbers: 0, 1, ..., one for each token; of tensors, this is the memory of `positions`, too.
     """
-    flat, seq_len = labels.reshape(-1), labels.shape[1]
+    flat, seq_len, size = labels.reshape(-1), labels.shape[1], labels.shape[0] * labels.shape[1]
     starts, stops, num_tokens = batch["cu_seqlens"][:-1], batch["cu_seqlens"][1:], batch["num_tokens"]
     lengths = stops - starts
+    # flags are read where that saves work; on a device it would wait
+    may_read = isinstance(labels, np.ndarray)
     flat[:-1] = input_ids.reshape(-1)[1:]  # a label is the next token, but for the last one of each piece
     flat[stops - 1] = batch["next_tokens"]
-    if "masked" in batch and not (may_look and not batch["masked"].any()):
-        ignore(flat, repeat(batch["masked"], lengths))
-    if not (may_look and num_tokens.min() == seq_len):
-        ignore(labels, numbers[:seq_len] >= num_tokens[:, None])
+    if "masked" in batch and not (may_read and not batch["masked"].any()):
+        _ignore(flat, _repeat(batch["masked"], lengths, size))
+    if not (may_read and num_tokens.min() == seq_len):
+        _ignore(labels, numbers[:seq_len] >= num_tokens[:, None])
     made = {"input_ids": input_ids, "labels": labels}
     if "loss_bounds" in batch:
-        weights = repeat(batch["loss_weights"], batch["loss_bounds"][1:] - batch["loss_bounds"][:-1])
-        ignore(flat, weights == 0)
+        bounds = batch["loss_bounds"]
+        weights = _repeat(batch["loss_weights"], bounds[1:] - bounds[:-1], size)
+        _ignore(flat, weights == 0)
         weights *= flat != IGNORED
         made["loss_weights"] = weights.reshape(labels.shape)
-    made["position_ids"] = subtract(numbers, repeat(starts, lengths)).reshape(labels.shape)
-    return made | {key: batch[key] for key in _KEPT}
+    _subtract(numbers, _repeat(starts, lengths, size), positions.reshape(-1))
+    made["position_ids"] = positions
+    return made | {key: batch[key] for key in _KEPT if key in batch}
+
+
+def _repeat(values: Any, counts: Any, size: int) -> Any:
+    """Repeat each value, `size` in all: of a tensor without asking its device how many."""
+    if isinstance(values, np.ndarray):
+        return np.repeat(values, counts)
+    return values.repeat_interleave(counts, output_size=size)
+
+
+def _subtract(numbers: Any, starts: Any, out: Any) -> None:
+    if isinstance(out, np.ndarray):
+        np.subtract(numbers, starts, out=out)
+    else:
+        out.sub_(starts)
+
+
+def _ignore(labels: Any, where: Any) -> None:
+    if isinstance(labels, np.ndarray):
+        np.copyto(labels, IGNORED, where=where)
+    else:
+        labels.masked_fill_(where, IGNORED)

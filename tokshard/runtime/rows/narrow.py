@@ -59,6 +59,13 @@ class LabelSpans(NamedTuple):
         return cls(np.concatenate([np.zeros(1, np.int64), bounds]), weights[starts[counts]])
 
 
+class StepTargets(NamedTuple):
+    """The labels of a whole step that are not `IGNORED`, over all ranks: their number, and the sum of their weights."""
+
+    targets: int
+    weight: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NarrowBatch:
     """The rows of a batch: their tokens, and the labels that do not follow from them.
@@ -74,6 +81,7 @@ class NarrowBatch:
         is_masked: bool [pieces], whether each is out of the loss; None without masks.
         loss: the labels that count, if a corpus of the plan has loss spans.
         num_read_tokens: tokens read for these rows, including labels that are not among them.
+        step: of the step of these rows; None if it is not known.
     """
 
     tokens: NDArray[Any]
@@ -85,6 +93,7 @@ class NarrowBatch:
     is_masked: NDArray[np.bool_] | None = None
     loss: LabelSpans | None = None
     num_read_tokens: int = 0
+    step: StepTargets | None = None
 
     @property
     def num_masked_tokens(self) -> int:
@@ -154,10 +163,11 @@ class Layout:
         )
 
     def _read_rows(self, start: int, stop: int) -> None:
-        """Read rows. If all corpora are in memory, read some later rows too, and keep them for the next calls."""
+        """Read rows. Where no corpus makes them wait, read some later rows too, and keep them for the next calls."""
         row_tokens = self.seq_len + 1  # the last one is only a label
-        if all(self.sources[number].is_in_memory for number in np.unique(self.corpora).tolist() if number >= 0):
-            stop = max(stop, min(len(self.samples), start + READ_TOKENS // row_tokens))
+        sources = [self.sources[number] for number in np.unique(self.corpora).tolist() if number >= 0]
+        at_once = min((READ_TOKENS if one.is_in_memory else one.tokens_at_once for one in sources), default=0)
+        stop = max(stop, min(len(self.samples), start + at_once // row_tokens))
         pieces = slice(self.first_pieces[start], self.first_pieces[stop])
         numbers, positions, lengths = self.numbers[pieces], self.starts[pieces], self.lengths[pieces].astype(np.int64)
         in_row = np.flatnonzero(self.labels_in_row[pieces])
@@ -165,7 +175,7 @@ class Layout:
         size = (stop - start) * row_tokens
         out = np.empty(size + len(elsewhere), self.sources[0].dtype)
         begins = np.cumsum(lengths) - lengths
-        places = begins + begins // self.seq_len
+        places = begins + begins // self.seq_len  # a row has room for one token more, its last label
         next_tokens = np.full(len(lengths), IGNORED, np.int64)
         label_places = (places + lengths)[in_row]
         for piece in np.flatnonzero(numbers == PADDING_INDEX).tolist():
@@ -184,6 +194,26 @@ class Layout:
             self._loss = self._label_spans(pieces, begins)
         self._start, self._stop = start, stop
 
+    def sums_of_steps(self, num_steps: int) -> list[StepTargets]:
+        """The sums of each of some steps, which have these rows together. Reads loss spans, but no tokens."""
+        counts = self.lengths - ~(self.labels_in_row | self.labels_elsewhere)  # labels of each piece
+        weights = counts.astype(np.float64)
+        for number in np.unique(self.corpora).tolist():
+            if number != PADDING_INDEX and self.sources[number].has_spans:
+                mine = np.flatnonzero((self.numbers == number) & (counts > 0))
+                firsts = self.starts[mine] + 1
+                spans = self.sources[number].targets(firsts, firsts + counts[mine])
+                sizes = (spans.stops - spans.starts) * (spans.weights != 0)
+                counts[mine] = np.bincount(spans.stretches, sizes, len(mine))
+                weights[mine] = np.bincount(spans.stretches, sizes * spans.weights.astype(np.float64), len(mine))
+        is_left_out = self.numbers == PADDING_INDEX
+        if self.is_masked is not None:
+            is_left_out |= self.is_masked
+        counts[is_left_out] = weights[is_left_out] = 0
+        bounds = self.first_pieces[: -1 : len(self.samples) // num_steps]
+        sums = (np.add.reduceat(of, bounds, dtype=of.dtype) for of in (counts.astype(np.int64), weights))
+        return [StepTargets(*of_step) for of_step in zip(*(of.tolist() for of in sums), strict=True)]
+
     def _label_spans(self, pieces: slice, begins: NDArray[np.int64]) -> LabelSpans:
         """The labels of pieces that count: in corpora with loss spans only the targets, otherwise all.
 
@@ -191,7 +221,8 @@ class Layout:
             begins: int64 [pieces], start of each in the flattened rows.
         """
         numbers, firsts = self.numbers[pieces], self.starts[pieces] + 1  # a label is the token after
-        lasts = firsts + self.lengths[pieces] - ~(self.labels_in_row | self.labels_elsewhere)[pieces]
+        has_last_label = (self.labels_in_row | self.labels_elsewhere)[pieces]
+        lasts = firsts + self.lengths[pieces] - 1 + has_last_label
         found = []
         for number in np.unique(numbers[numbers != PADDING_INDEX]).tolist():
             mine, source = np.flatnonzero((numbers == number) & (firsts < lasts)), self.sources[number]

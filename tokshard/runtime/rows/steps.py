@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
+from tokshard.numbers import ceil_div
 from tokshard.runtime.options import integer
 from tokshard.runtime.order.permutation import GOLDEN, mixed
 from tokshard.runtime.order.windows import CorpusOrder
@@ -86,7 +87,12 @@ class RankRows:
     @property
     def rows_per_rank(self) -> int:
         """Rows of a step on each rank, padding included."""
-        return -(-self.global_batch_size // self.world_size)
+        return ceil_div(self.global_batch_size, self.world_size)
+
+    @property
+    def of_all(self) -> RankRows:
+        """The rows of all ranks."""
+        return replace(self, rank=0, world_size=1)
 
     @property
     def num_own_streams(self) -> int:
@@ -125,7 +131,7 @@ class RankRows:
             int64 [steps * rows_per_rank]; `PADDING_INDEX` for rows beyond the batch or the end.
         """
         firsts, parts = starts[:, np.newaxis], np.full((len(starts), 1), self.rank)
-        parts = (parts + turns(firsts, self.world_size, self.num_streams)) % self.world_size
+        parts = (parts + rotations(firsts, self.world_size, self.num_streams)) % self.world_size
         within = parts * self.rows_per_rank + np.arange(self.rows_per_rank)
         streams, rounds = np.divmod(within, self.global_batch_size // self.num_streams)
         found: NDArray[np.int64] = firsts + (streams - firsts) % self.num_streams + rounds * self.num_streams
@@ -141,10 +147,10 @@ class RankRows:
         return max(1, int(most / self.rows_per_rank))
 
 
-def turns(starts: NDArray[np.int64], world_size: int, num_streams: int) -> NDArray[np.int64]:
-    """The rotation of the parts of steps, in ranks; steps are given by their first samples.
+def rotations(starts: NDArray[np.int64], world_size: int, num_streams: int) -> NDArray[np.int64]:
+    """By how many ranks the parts of each step are rotated; steps are given by their first samples.
 
-    Without it, alternating weights would give a rank the same corpora at every step. 0 with several streams.
+    Without that, alternating weights would give a rank the same corpora at every step. 0 with several streams.
     """
     hashed = mixed(starts.view(np.uint64) * GOLDEN) % np.uint64(world_size)
     return hashed.view(np.int64) if num_streams == 1 else np.zeros_like(starts)

@@ -53,7 +53,7 @@ class SampleRandom:
     """The stream of random numbers of one global sample: the same everywhere, and after every resume.
 
     Releases of numpy may change the output of its generators, and samples must not change: so the numbers are made
-    here, by the formulas of STATE.md. All transforms of a sample draw from one sequence.
+    here, by the formulas of ROWS.md. All transforms of a sample draw from one sequence.
 
     Args:
         seed: seed of the plan.
@@ -125,7 +125,7 @@ def transformed(narrow: NarrowBatch, transforms: Sequence[Transform], seed: int)
                     raise PlanError(
                         f"a transform changed the pieces of sample {number}, which has a masked document: where its "
                         "tokens are now is not known",
-                        hint="mask documents with transforms that keep pieces in their places, as FillInTheMiddle does",
+                        hint="mask documents with transforms that keep the lengths of pieces",
                     )
                 masks[-1][: len(flags)] = flags
     return replace(

@@ -6,11 +6,19 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from tests.pipeline.inputs import TOKENIZER, special_token
-from tokshard.pipeline.encode.chat.records import conversation
-from tokshard.pipeline.encode.chat.spans import ChatDocument, ChatEncoder, Loss
+from tests.pipeline.inputs import TOKENIZER, letters_of_bytes, special_token
+from tokshard.pipeline.encode.chat.records import ChatRecordError, conversation  # noqa: F401 - for other rooms
+from tokshard.pipeline.encode.chat.spans import (  # noqa: F401 - two are for other rooms
+    NOT_RENDERED,
+    NOTHING_TO_LEARN,
+    ChatDocument,
+    ChatEncoder,
+    Loss,
+)
 from tokshard.pipeline.encode.chat.template import ChatTemplate
 from tokshard.pipeline.encode.chat.tokens import Speller, document_end
 from tokshard.pipeline.sources.chats import TemplateSource
@@ -70,10 +78,7 @@ def metaspace(scheme: str) -> Json:
 def bytes_alone() -> Json:
     """A tokenizer in which token k is the byte k."""
     content = byte_level(model={"type": "BPE", "vocab": {}, "merges": []})
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    spelled = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
-    content["model"]["vocab"] = {spelled[byte]: byte for byte in range(256)}
+    content["model"]["vocab"] = {letter: byte for byte, letter in sorted(letters_of_bytes().items())}
     return {**content, "added_tokens": _added(256)}
 
 
@@ -132,10 +137,9 @@ def mask_of(document: ChatDocument) -> list[int]:
     return mask
 
 
-def learned(document: ChatDocument) -> list[list[int]]:
+def learned(document: ChatDocument) -> list[NDArray[np.uint32]]:
     """The ids of each span."""
-    ids, places = document.ids.tolist(), document.loss.tolist()
-    return [ids[start:stop] for start, stop in zip(places[::2], places[1::2], strict=True)]
+    return [document.ids[start:stop] for start, stop in document.loss.reshape(-1, 2).tolist()]
 
 
 PARTS: Sequence[str] = (

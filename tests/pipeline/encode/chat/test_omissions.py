@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from tests.pipeline.encode.chat.chats import records, said, template
-from tests.pipeline.encode.chat.templates import BARE, BARS, CHATML, INST, THINK, TURNS
+from tests.pipeline.encode.chat.templates import BARE, BARS, CHATML, THINK, TURNS
 from tokshard.pipeline.encode.chat.omissions import omissions
 from tokshard.pipeline.encode.chat.probe import takes_of
 from tokshard.pipeline.encode.chat.records import Takes, conversation
@@ -27,24 +27,20 @@ def left_out(text: str, record: Any) -> list[tuple[str, int]]:
     return omissions(made, template(text, needs_spans=False).render(made.values).text)
 
 
+TOOLS = [{"name": "find"}]
+THOUGHT = [{"role": "assistant", "content": "a", "thinking": "b?"}]
+
+
 @pytest.mark.parametrize(
     ("text", "record", "expected"),
     [
         (TEXTS, said("one\n", " two", "three", "two"), []),
         (TEXTS, said("", "  "), []),
         (USERS, said("one", "two", "three", "four"), [("text", 1), ("text", 3)]),
-        (
-            TEXTS,
-            {"messages": [*said("one")["messages"], CALL], "tools": [{"name": "find"}]},
-            [("calls", 1), ("tools", -1)],
-        ),
-        (TEXTS, {"messages": said("one", "two")["messages"], "documents": [{"title": "Ferries"}]}, [("documents", -1)]),
-        (
-            TEXTS,
-            {"system": "never", "messages": [{"role": "assistant", "content": "a", "thinking": "b?"}]},
-            [("reasoning", 0)],
-        ),
-        (USERS, {"system": "never", "messages": said("one")["messages"]}, [("text", -1)]),
+        (TEXTS, {"messages": [*said("one")["messages"], CALL], "tools": TOOLS}, [("calls", 1), ("tools", -1)]),
+        (TEXTS, said("one", "two", documents=[{"title": "Ferries"}]), [("documents", -1)]),
+        (TEXTS, {"system": "never", "messages": THOUGHT}, [("reasoning", 0)]),
+        (USERS, said("one", system="never"), [("text", -1)]),
         (VALUES, {"messages": [CALL]}, []),
         (VALUES.replace("{{ k }}", ""), {"messages": [CALL]}, [("calls", 0)]),
         (VALUES.replace("{{ v }}", "{{ v | length if v is string else v }}"), {"messages": [CALL]}, [("calls", 0)]),
@@ -56,7 +52,7 @@ def test_what_is_not_written_is_found_with_its_kind_and_message(text, record, ex
     assert left_out(text, record) == expected
 
 
-@pytest.mark.parametrize("text", [CHATML, THINK, BARE, INST, TURNS, BARS])
+@pytest.mark.parametrize("text", [CHATML, THINK, BARE, TURNS, BARS])
 @given(record=records())
 def test_templates_that_write_everything_leave_nothing_out(text, record):
     assert left_out(text, record) == []
@@ -67,8 +63,16 @@ def test_templates_that_write_everything_leave_nothing_out(text, record):
 PARTS = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
 EITHER = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
 EITHER += "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
-CALLS = "{% for m in messages %}{{ m.content if m.content is string }}{% for c in m.tool_calls or [] %}"
-CALLS += "{{ c.function.name }}{{ ARGUMENTS }}{% endfor %}{% endfor %}"
+
+
+def of_calls(arguments: str, *, where: str = " or []", check: str = "") -> str:
+    """A template that writes calls."""
+    start = "{% for m in messages %}" + check + "{{ m.content if m.content is string }}{% for c in m.tool_calls" + where
+    return start + " %}{{ c.function.name }}{{ " + arguments + " }}{% endfor %}{% endfor %}"
+
+
+ONCE = "{% if loop.previtem is defined and loop.previtem.role == m.role %}{{ raise_exception('') }}{% endif %}"
+STRING = "'' + c.function.arguments"
 
 
 @pytest.mark.parametrize(
@@ -79,12 +83,10 @@ CALLS += "{{ c.function.name }}{{ ARGUMENTS }}{% endfor %}{% endfor %}"
         (PARTS, {"text": "parts"}),
         (TEXTS, {"text": "string"}),
         (USERS, {"has_developer": False}),
-        (CALLS.replace("ARGUMENTS", "c.function.arguments | tojson"), {"has_objects": True}),
-        (CALLS.replace("ARGUMENTS", "'' + c.function.arguments"), {"has_objects": False, "no_text": ""}),
-        (
-            CALLS.replace("ARGUMENTS", "c.function.arguments + ''").replace(" or []", " if m.content is none"),
-            {"has_objects": False, "no_text": None},
-        ),
+        (of_calls("c.function.arguments | tojson"), {"has_objects": True}),
+        (of_calls(STRING), {"has_objects": False, "no_text": ""}),
+        (of_calls(STRING, check=ONCE), {"has_objects": False, "no_text": ""}),
+        (of_calls(STRING, where=" if m.content is none"), {"has_objects": False, "no_text": None}),
         (BARE + "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}", {"has_bare_tools": False}),
         (CHATML, {"has_bare_tools": True, "no_text": ""}),
     ],

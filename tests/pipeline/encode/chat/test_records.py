@@ -18,6 +18,7 @@ from tokshard.pipeline.encode.chat.records import (
 
 ASKED = {"role": "user", "content": "q"}
 ANSWERED = {"role": "assistant", "content": "a"}
+PART = {"type": "text", "text": "q"}
 BOTH = [ASKED, ANSWERED]
 SYSTEM = {"role": "system", "content": "s"}
 
@@ -36,12 +37,7 @@ SYSTEM = {"role": "system", "content": "s"}
         {"messages": [json.dumps(ASKED), json.dumps(ANSWERED)]},
         {"messages": [{"role": "User", "value": "q"}, {"from": "GPT", "text": "a"}], "system": "", "tools": "null"},
         {"messages": [{**ASKED, "name": None, "tool_calls": []}, {**ANSWERED, "value": None, "thinking": ""}]},
-        {
-            "messages": [
-                {"role": "human", "content": [{"type": "text", "text": "q"}]},
-                {"role": "model", "content": ["a"]},
-            ]
-        },
+        {"messages": [{"role": "human", "content": [PART]}, {"role": "model", "content": ["a"]}]},
         {"messages": [], "prompt": "q", "completion": "a", "history": None, "documents": []},
         {"messages": BOTH, "prompt": "", "completion": ""},
         {"conversations": "", "messages": BOTH, "tools": ""},
@@ -53,9 +49,9 @@ def test_each_form_is_the_same_conversation(record):
     assert found.weights == (None,)
 
 
-def test_a_prompt_that_looks_like_json_is_text():
-    for prompt in ("[1, 2]", "{", '{"role": "user"}'):
-        assert conversation({"prompt": prompt, "completion": "a"}).values["messages"][0]["content"] == prompt
+@pytest.mark.parametrize("prompt", ["[1, 2]", "{", '{"role": "user"}'])
+def test_a_prompt_that_looks_like_json_is_text(prompt):
+    assert conversation({"prompt": prompt, "completion": "a"}).values["messages"][0]["content"] == prompt
 
 
 def test_tools_variables_and_reasoning_reach_the_template():
@@ -83,20 +79,21 @@ def test_a_system_prompt_and_a_history_beside_the_messages_belong_to_the_convers
     assert found.places[-1] == len(messages) - 1 - found.places.count(-1)
 
 
-CALLED = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"q": "x", "n": None}}}],
-}
+def calling(call: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", **more, "tool_calls": [call]}
+
+
+ARGUMENTS = {"q": "x", "n": None}
+CALLED = calling({"type": "function", "function": {"name": "f", "arguments": ARGUMENTS}}, content="")
 FUNCTION = {"name": "f", "arguments": '{"q": "x", "n": null}'}
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        {"role": "assistant", "tool_calls": [{"type": "function", "function": FUNCTION}]},
-        {"role": "assistant", "content": None, "tool_calls": json.dumps([{"function": json.dumps(FUNCTION)}])},
-        {"role": "assistant", "content": "", "tool_calls": [FUNCTION]},
+        calling({"type": "function", "function": FUNCTION}),
+        calling({}, content=None) | {"tool_calls": json.dumps([{"function": json.dumps(FUNCTION)}])},
+        calling(FUNCTION, content=""),
         {"role": "assistant", "content": None, "function_call": FUNCTION},
         {"from": "function_call", "value": json.dumps(FUNCTION)},
         {"from": "Tool_Call", "value": json.dumps([FUNCTION])},
@@ -110,7 +107,7 @@ def test_each_form_of_a_call_is_the_same_call_whose_arguments_are_an_object(mess
 
 
 def test_a_template_gets_what_it_takes():
-    parts = [{"type": "text", "text": "q"}, {"type": "text", "text": "r"}]
+    parts = [PART, {"type": "text", "text": "r"}]
     record = {"messages": [{"role": "developer", "content": "s"}, {"role": "user", "content": parts}, CALLED]}
 
     def given(**takes: Any) -> list[Any]:
@@ -180,11 +177,7 @@ def test_weights_are_read_and_hidden_from_the_template():
         ({"messages": [SYSTEM, *BOTH], "system": "t"}, MALFORMED_CHAT, "several system prompts"),
         ({"messages": BOTH, "history": ["q"]}, MALFORMED_CHAT, "pairs of question and answer"),
         ({"messages": [{"from": "function_call", "value": "f(x)"}]}, MALFORMED_CHAT, "the call in message 0"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "x"}}]}]},
-            MALFORMED_CHAT,
-            "the arguments 'x' in call 0",
-        ),
+        ({"messages": [calling({"function": {"name": "f", "arguments": "x"}})]}, MALFORMED_CHAT, "'x' in call 0"),
         ({"messages": [{**ASKED, "content": [{"type": "tool_result"}]}]}, MALFORMED_CHAT, "belong in tool_calls"),
         ({"messages": [{**ANSWERED, "thinking": "a", "reasoning": "b"}]}, MALFORMED_CHAT, "several names"),
         ({"messages": BOTH, "chat_template_kwargs": {"messages": []}}, MALFORMED_CHAT, "variables of the template"),

@@ -6,37 +6,31 @@ import time
 from functools import cache
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import crossed
 from tests.pipeline.encode.chat import chats
 from tests.pipeline.encode.chat.chats import CLASSES, SPECIAL, byte_level, encode, encoder, learned, records, said
-from tests.pipeline.encode.chat.templates import BARE, BARS, CHATML, INST, THINK, TURNS
+from tests.pipeline.encode.chat.templates import BARE, BARS, CHATML, THINK, TURNS
 from tokshard.errors import TokenizerError
 from tokshard.pipeline.encode.chat.marks import READ_TOKEN
 from tokshard.pipeline.encode.chat.records import ChatRecordError
 from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, SPLIT_CHARACTER, UNMATCHED_SPANS
 from tokshard.pipeline.encode.chat.tokens import Speller, document_end
 
-TEMPLATES = {"chatml": CHATML, "think": THINK, "bare": BARE, "inst": INST, "turns": TURNS, "bars": BARS}
+TEMPLATES = {"chatml": CHATML, "think": THINK, "bare": BARE, "turns": TURNS, "bars": BARS}
 every_pair = crossed("kind, name", CLASSES, TEMPLATES)
-every_template = pytest.mark.parametrize("name", TEMPLATES)
 
 
 @cache
 def speller(kind: str) -> Speller:
-    return chats.speller(CLASSES[kind]())
+    return chats.speller(chats.bytes_alone() if kind == "bytes" else CLASSES[kind]())
 
 
 @cache
 def made(kind: str, name: str) -> chats.ChatEncoder:
     return encoder(speller(kind), TEMPLATES[name])
-
-
-@cache
-def bytes_alone() -> Speller:
-    return chats.speller(chats.bytes_alone())
 
 
 # ids
@@ -59,19 +53,6 @@ def test_tokens_spell_the_rendering(kind, name, record):
     places = document.loss.tolist()
     assert places == sorted(set(places))
     assert 0 < places[0] < places[-1] <= len(ids)
-
-
-@given(record=records())
-def test_where_each_token_is_a_byte_the_learned_ones_are_the_marked_text(record):
-    # the added token of two line feeds would lie half before the answer
-    assume(not any(message["content"].startswith("\n") for message in record["messages"]))
-    encode_one = encoder(bytes_alone(), CHATML)
-    rendered = encode_one._template.render(chats.conversation(record).values)
-    document = encode(encode_one, record)
-    assert document.num_cut == 0
-    assert bytes_alone().spell(document.ids[:-1]).decode() == rendered.text
-    found = [bytes_alone().spell(document.ids[a:b]).decode() for a, b in document.loss.reshape(-1, 2).tolist()]
-    assert found == [rendered.text[start:stop] for start, stop in rendered.spans]
 
 
 @every_pair
@@ -142,8 +123,8 @@ def test_a_template_may_write_the_role_into_its_tokens():
 
 def test_what_a_user_writes_stays_text_where_a_template_looks_at_answers():
     encode_one, added = made("byte-level", "think"), speller("byte-level").added
-    ids = encode(encode_one, said("q <think>", "<think>\nwhy</think>\n\nyes")).ids.tolist()
-    assert (ids.count(added["<think>"]), ids.count(added["</think>"])) == (1, 1)
+    ids = encode(encode_one, said("q <think>", "<think>\nwhy</think>\n\nyes <|im_end|>")).ids.tolist()
+    assert [ids.count(added[token]) for token in ("<think>", "</think>", "<|im_end|>")] == [1, 1, 2]
 
 
 @pytest.mark.parametrize(("kind", "name"), [("byte-level", "chatml"), ("byte-level, NFC", "bare")])
@@ -158,155 +139,110 @@ def test_the_time_of_a_conversation_grows_with_its_turns(kind, name):
     assert seconds(8_000) < 60 * seconds(800) + 1  # where time grows with the square: a hundred times and a minute
 
 
-def test_a_token_that_is_not_special_stays_one_where_the_template_looks_at_it():
-    encode_one, added = made("byte-level", "think"), speller("byte-level").added
-    ids = encode(encode_one, said("q <think>", "<think>\nwhy</think>\n\nyes <|im_end|>")).ids.tolist()
-    assert ids.count(added["</think>"]) == 1
-    assert ids.count(added["<|im_end|>"]) == 2
-
-
-def test_a_template_that_looks_at_a_special_token_of_a_message_is_refused():
-    text = (
-        "{{ messages[0].content.split('</s>') | length }}{% generation %}{{ messages[0].content }}{% endgeneration %}"
-    )
-    with pytest.raises(ChatRecordError, match="depends on a special token") as caught:
-        encode(encoder(speller("byte-level"), text), said("a</s>b"))
-    assert caught.value.reason == READ_TOKEN
-
-
 # what is learned
 
-
-def test_a_character_of_several_tokens_is_learned_whole():
-    encode_one = encoder(bytes_alone(), BARE)
-    document = encode(encode_one, said("q", "thanks 🧪"))
-    assert [bytes(span).decode() for span in learned(document)] == ["thanks 🧪"]
+ANSWERS = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+TURN = said("q", "one", "r", "two")
 
 
-def test_the_first_token_and_the_end_of_the_document_are_never_learned():
-    encode_one = encoder(bytes_alone(), "{% for m in messages %}{{ m.content }}{% endfor %}", loss="all")
-    document = encode(encode_one, said("abc", "def"))
-    assert bytes(document.ids[:-1].tolist()) == b"abcdef"
-    assert document.loss.tolist() == [1, 6]
-    with pytest.raises(ChatRecordError) as caught:
-        encode(encode_one, said("", "a"))
-    assert caught.value.reason == NOTHING_TO_LEARN
+def weighted(*parts: tuple[str, float | None]) -> chats.Json:
+    return {"messages": [{"role": "assistant", "content": part, "weight": weight} for part, weight in parts]}
 
 
-def test_spans_that_touch_are_one_and_empty_ones_are_none():
-    text = "x{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}y"
-    document = encode(encoder(bytes_alone(), text), said("ab", "", "cd"))
-    assert document.loss.tolist() == [1, 5]
+def changed(**changes: chats.Json) -> chats.Json:
+    """The conversation of two turns; of its answers, `first` or `second` have more fields."""
+    asked, one, again, two = TURN["messages"]
+    return {"messages": [asked, one | changes.get("first", {}), again, two | changes.get("second", {})]}
 
 
-def test_a_token_that_a_span_cuts_is_learned_and_counted():
-    text = "{% for m in messages %}the oth{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
-    document = encode(encoder(speller("byte-level"), text), said("er"))
-    assert document.num_cut == 1
+WHOLE = "{% generation %}{% for m in messages %}{{ m.content }}{% endfor %}{% endgeneration %}"
+PROMPT = {"prompt": TURN["messages"][:3], "completion": [{"role": "assistant", "content": "two"}]}
+LEARNED: dict[str, tuple[str, str, chats.Loss, chats.Json, list[str] | str, int]] = {
+    "a character of several tokens, whole": ("bytes", BARE, "assistant", said("q", "thanks 🧪"), ["thanks 🧪"], 0),
+    "never the first token": ("bytes", WHOLE, "all", said("abc", "def"), ["bcdef"], 0),
+    "no answer that is the first token": ("bytes", WHOLE, "all", said("", "a"), NOTHING_TO_LEARN, 0),
+    "spans that touch, as one": ("bytes", f"x{ANSWERS}y", "assistant", said("ab", "", "cd"), ["abcd"], 0),
+    "a token that a span cuts": ("byte-level", f"the oth{ANSWERS}", "assistant", said("er"), [" other"], 1),
+    "a token that goes on behind a span": ("byte-level", f"the {ANSWERS}er", "assistant", said("oth"), [" other"], 1),
+    "the last answer": ("bytes", CHATML, "last", TURN, ["two<|im_end|>"], 0),
+    "no answer of weight 0": ("bytes", CHATML, "assistant", changed(first={"weight": 0}), ["two<|im_end|>"], 0),
+    "nothing, where no answer counts": (
+        *("bytes", CHATML, "assistant", changed(first={"weight": 0}, second={"train": False})),
+        *(NOTHING_TO_LEARN, 0),
+    ),
+    "no answer of the prompt": ("bytes", CHATML, "assistant", PROMPT, ["two<|im_end|>"], 0),
+    "weights, which need a span for each answer": (
+        *("bytes", WHOLE, "assistant", changed(first={"weight": 0}), UNMATCHED_SPANS, 0),
+    ),
+    "no part of a composed character": (
+        *("byte-level, NFC", f"e{ANSWERS}", "assistant", said("\u0301x"), SPLIT_CHARACTER, 0),
+    ),
+    "nothing, where the template looks at a special token of a message": (
+        *("byte-level", "{{ messages[0].content.split('</s>') | length }}" + WHOLE, "assistant", said("a</s>b")),
+        *(READ_TOKEN, 0),
+    ),
+}
 
 
-def test_a_token_that_goes_on_behind_a_span_is_learned():
-    text = "{% for m in messages %}the {% generation %}{{ m.content }}{% endgeneration %}er{% endfor %}"
-    document = encode(encoder(speller("byte-level"), text), said("oth"))
-    assert document.loss.tolist() == [1, 2]
+@pytest.mark.parametrize("what", LEARNED)
+def test_what_is_learned(what):
+    kind, text, loss, record, expected, num_cut = LEARNED[what]
+    known = speller(kind)
+    encode_one = encoder(known, text, loss=loss)
+    if isinstance(expected, str):
+        with pytest.raises(ChatRecordError) as caught:
+            encode(encode_one, record)
+        assert caught.value.reason == expected
+        return
+    document = encode(encode_one, record)
+    assert [known.spell(span).decode() for span in learned(document)] == expected
+    assert document.num_cut == num_cut
 
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_an_answer_behind_text_whose_length_the_normalizer_changes_is_learned(kind):
     document = encode(made(kind, "bare"), said("e\u0301 e\u0301  a the b \u212b", "the answer"))
-    (found,) = (speller(kind).spell(document.ids[a:b]).decode() for a, b in document.loss.reshape(-1, 2).tolist())
+    (found,) = (speller(kind).spell(span).decode() for span in learned(document))
     assert found.replace("▁", " ").strip() == "the answer"
 
 
-def test_the_last_answer_alone_and_messages_of_weight_0():
-    last, some = (encoder(bytes_alone(), CHATML, loss=loss) for loss in ("last", "assistant"))
-    record = said("q", "one", "r", "two")
-    assert [bytes(span[:3]) for span in learned(encode(last, record))] == [b"two"]
-    record["messages"][1]["weight"] = 0
-    assert [bytes(span[:3]) for span in learned(encode(some, record))] == [b"two"]
-    record["messages"][3]["train"] = False
-    with pytest.raises(ChatRecordError) as caught:
-        encode(some, record)
-    assert caught.value.reason == NOTHING_TO_LEARN
-
-
 def test_answers_have_the_weights_of_their_messages_where_that_is_asked_for():
-    text = "x{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}y"
     parts = [("ab", 0.5), ("", 3), ("cd", 0.5), ("e", 2), ("f", 0), ("g", None), ("h", 1)]
-    record = {"messages": [{"role": "assistant", "content": part, "weight": weight} for part, weight in parts]}
-    document = encode(encoder(bytes_alone(), text, loss="weighted"), record)
+    document = encode(encoder(speller("bytes"), f"x{ANSWERS}y", loss="weighted"), weighted(*parts))
     assert document.loss.tolist() == [1, 5, 5, 6, 7, 9]
     assert document.weights.tolist() == [0.5, 2, 1]
     with pytest.raises(ChatRecordError, match=r"has the weight 0\.5, which --loss weighted would keep"):
-        encode(encoder(bytes_alone(), text), record)
-
-
-def test_a_token_of_two_answers_has_the_weight_of_the_first():
-    text = "x {% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
-    record = {
-        "messages": [{"role": "assistant", "content": part, "weight": 2 + n} for n, part in enumerate(["th", "e"])]
-    }
-    document = encode(encoder(speller("byte fallback, Replace"), text, loss="weighted"), record)
-    assert (document.loss.tolist(), document.weights.tolist()) == ([1, 2], [2])
-    assert document.num_cut == 2
-
-
-def test_answers_of_the_prompt_are_not_learned():
-    record = {"prompt": said("q", "one", "r")["messages"], "completion": [{"role": "assistant", "content": "two"}]}
-    assert [bytes(span[:3]) for span in learned(encode(encoder(bytes_alone(), CHATML), record))] == [b"two"]
-
-
-def test_a_weight_is_refused_where_the_marked_parts_are_not_one_for_each_answer():
-    text = "{% generation %}{% for m in messages %}{{ m.content }}{% endfor %}{% endgeneration %}"
-    record = said("q", "one", "r", "two")
-    record["messages"][1]["weight"] = 0
-    with pytest.raises(ChatRecordError) as caught:
-        encode(encoder(bytes_alone(), text), record)
-    assert caught.value.reason == UNMATCHED_SPANS
-
-
-def test_a_span_that_begins_inside_a_composed_character_is_refused():
-    text = "{% for m in messages %}e{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
-    with pytest.raises(ChatRecordError) as caught:
-        encode(encoder(speller("byte-level, NFC"), text), said("\u0301x"))
-    assert caught.value.reason == SPLIT_CHARACTER
+        encode(encoder(speller("bytes"), f"x{ANSWERS}y"), weighted(*parts))
+    # a token of two answers has the weight of the first
+    of_two = encoder(speller("byte fallback, Replace"), f"x {ANSWERS}", loss="weighted")
+    document = encode(of_two, weighted(("th", 2), ("e", 3)))
+    assert (document.loss.tolist(), document.weights.tolist(), document.num_cut) == ([1, 2], [2], 2)
 
 
 # tokenizers
 
 
+SPLITS = [{"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}, chats.BYTE_LEVEL]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("content", "named"),
+    ("parts", "named"),
     [
-        (byte_level(normalizer={"type": "NFKC"}), "normalizer of the tokenizer is NFKC"),
-        (byte_level(normalizer={"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}), "Lowercase"),
-        (byte_level(pre_tokenizer={"type": "Whitespace"}), "pre-tokenizer of the tokenizer is Whitespace"),
-        (byte_level(pre_tokenizer={**chats.BYTE_LEVEL, "add_prefix_space": True}), "add_prefix_space"),
-        (
-            byte_level(added_tokens=[chats.special_token(20_000, "<x>", rstrip=True)]),
-            "'<x>' of the tokenizer is rstrip",
-        ),
-        (
-            byte_level(
-                pre_tokenizer={
-                    "type": "Sequence",
-                    "pretokenizers": [
-                        {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False},
-                        chats.BYTE_LEVEL,
-                    ],
-                }
-            ),
-            "do not spell the text",
-        ),
-        (byte_level(added_tokens=[chats.special_token(20_000, True)]), "not that of a tokenizer.json"),
-        (byte_level(added_tokens=[{**chats.special_token(0, "<x>"), "id": 1.5}], normalizer={}), "KeyError"),
-        ({**byte_level(), "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]]}}, "Unigram"),
+        ({"normalizer": {"type": "NFKC"}}, "normalizer of the tokenizer is NFKC"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}}, "Lowercase"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "pre-tokenizer of the tokenizer is Whitespace"),
+        ({"pre_tokenizer": {**chats.BYTE_LEVEL, "add_prefix_space": True}}, "add_prefix_space"),
+        ({"added_tokens": [chats.special_token(20_000, "<x>", rstrip=True)]}, "'<x>' of the tokenizer is rstrip"),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": SPLITS}}, "do not spell the text"),
+        ({"added_tokens": [chats.special_token(20_000, True)]}, "not that of a tokenizer.json"),
+        ({"added_tokens": [{**chats.special_token(0, "<x>"), "id": 1.5}], "normalizer": {}}, "KeyError"),
+        ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]]}}, "Unigram"),
     ],
 )
-def test_a_tokenizer_whose_tokens_cannot_be_placed_is_refused_by_name(content, named):
+def test_a_tokenizer_whose_tokens_cannot_be_placed_is_refused_by_name(parts, named):
     with pytest.raises(TokenizerError, match=named):
-        chats.speller(content)
+        chats.speller(byte_level(**parts))
 
 
 def test_the_end_of_a_document_is_a_token_that_the_template_does_not_write():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import sys
 
 import pytest
 
@@ -20,9 +19,7 @@ def render(text: str, record=None, **options) -> str:
 
 
 def test_blocks_take_their_line_and_json_keeps_order_and_letters():
-    text = (
-        "{% for tool in tools %}\n  {{ tool | tojson }}\n  {% if loop.first %}{% continue %}{% endif %}\n.{% endfor %}"
-    )
+    text = "{% for t in tools %}\n  {{ t | tojson }}\n  {% if loop.first %}{% continue %}{% endif %}\n.{% endfor %}"
     tools = [{"name": "zug", "arguments": {"b": "ü<", "a": [1]}}, {}]
     assert render(text, said("q", tools=tools)) == '  {"name": "zug", "arguments": {"b": "ü<", "a": [1]}}\n  {}\n.'
 
@@ -32,9 +29,11 @@ def test_spans_are_characters_of_the_text():
     assert [made.text[start:stop] for start, stop in made.spans] == ["ü<|im_end|>", "<|im_end|>"]
 
 
-def test_a_record_adds_variables_and_the_tokenizer_gives_its_tokens():
+def test_a_record_adds_variables_the_tokenizer_gives_its_tokens_and_filters_are_those_of_jinja2():
     text = "{{ bos_token }}{{ mode }}{{ add_generation_prompt }}{{ dict(a=1) }}{{ namespace(x=2).x }}"
-    assert render(text, said("q", chat_template_kwargs={"mode": "m"})) == "<s>mFalse{'a': 1}2"
+    text += "{{ 'a' if [] | map('upper') }}{{ messages | map(attribute='role') | join }}{{ [none, 1.5, {'b': x}] }}"
+    expected = "<s>mFalse{'a': 1}2auserassistant[None, 1.5, {'b': Undefined}]"
+    assert render(text, said("q", "a", chat_template_kwargs={"mode": "m"})) == expected
 
 
 def test_the_date_is_the_one_that_is_given():
@@ -95,16 +94,14 @@ def test_what_has_no_text_of_its_own_or_no_order_refuses_the_record_with_the_lin
         made.render(conversation(said("q", "a")).values)
 
 
-def test_what_a_filter_yields_is_as_in_jinja2():
-    text = "{{ 'a' if [] | map('upper') }}{{ messages | map(attribute='role') | join }}{{ [none, 1.5, {'b': x}] }}"
-    assert render(text) == "auserassistant[None, 1.5, {'b': Undefined}]"
-
-
 @pytest.mark.parametrize(
-    "work",
-    ["r | sort", "r | list", "s | replace('x', 'y')", "s.upper()", "','.join(t)", "9 | string"],
+    ("work", "times"),
+    [
+        *((work, 1_000) for work in ("r | sort", "r | list", "s | replace('x', 'y')", "s.upper()", "','.join(t)")),
+        ("9 | string", 60_000),
+    ],
 )
-def test_filters_and_methods_count_as_much_as_they_handle(work, monkeypatch):
+def test_filters_and_methods_count_as_much_as_they_handle(work, times, monkeypatch):
     monkeypatch.setattr(sandbox, "MAX_STEPS", 100_000)
     made = template(
         "{% set r = range(9999) %}{% set s = 'x' * 999999 %}{% set t = ['x'] * 9999 %}{% for a in range(n) %}"
@@ -114,13 +111,7 @@ def test_filters_and_methods_count_as_much_as_they_handle(work, monkeypatch):
     values = conversation(said("q", "a")).values
     made.render({**values, "n": 2})
     with pytest.raises(made.error, match="more than 100,000 steps"):
-        made.render({**values, "n": 60_000})
-
-
-def test_a_template_that_makes_other_text_in_another_build_is_refused():
-    for text in ("{{ ['a', 'b'] | random }}", "{{ lipsum() }}", "{{ joiner('a') }}"):
-        with pytest.raises(UsageError, match="another build would write other text"):
-            template(text, needs_spans=False)
+        made.render({**values, "n": times})
 
 
 def test_a_template_that_needs_too_much_memory_is_told_so_and_the_limit_of_the_process_is_as_before():
@@ -134,6 +125,10 @@ def test_a_template_that_needs_too_much_memory_is_told_so_and_the_limit_of_the_p
 @pytest.mark.parametrize(
     ("text", "named"),
     [
+        *(
+            (text, "another build would write other text")
+            for text in ("{{ 'ab' | random }}", "{{ lipsum() }}", "{{ joiner() }}")
+        ),
         ("{% for %}", "cannot be read"),
         ("{{ messages }}", "marks nothing"),
         ("{% macro m() %}{% generation %}a{% endgeneration %}{% endmacro %}{{ m() }}", "in a macro"),
@@ -142,16 +137,9 @@ def test_a_template_that_needs_too_much_memory_is_told_so_and_the_limit_of_the_p
         ("{% set x %}{% generation %}a{% endgeneration %}{% endset %}{{ x }}", "in a macro"),
     ],
 )
-def test_a_template_without_exact_spans_is_refused(text, named):
+def test_a_template_without_exact_spans_or_that_writes_other_text_in_another_build_is_refused(text, named):
     with pytest.raises(UsageError, match=named):
         template(text)
-
-
-def test_a_missing_jinja2_is_named_with_its_command(monkeypatch):
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(UsageError) as caught:
-        template(CHATML)
-    assert caught.value.hint == "pip install 'tokshard[chat]'"
 
 
 def test_the_template_of_a_tokenizer_is_its_file_then_its_configuration():

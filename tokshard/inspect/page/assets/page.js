@@ -49,8 +49,9 @@
       const shown = { ...rest, name: label(name), showlegend: section.traces.length > 1 };
       if (trace.type === "bar") shown.marker = { color };
       if (trace.mode?.includes("markers")) shown.marker = { color, size, opacity: 0.7 };
-      if (trace.mode?.includes("lines")) shown.line = { color, width: trace.stackgroup ? 0.5 : 2, shape: trace.shape ?? "linear" };
+      if (trace.mode?.includes("lines")) shown.line = { color, width: trace.stackgroup ? 0.5 : 2, shape: trace.shape ?? "linear", dash: trace.dash };
       delete shown.shape;
+      delete shown.dash;
       return shown;
     });
     const layout = {
@@ -69,10 +70,10 @@
     Plotly.react(element, traces, layout, { displayModeBar: false, responsive: true });
   };
 
-  const token = (piece, index, specials, trained) => {
+  const token = (piece, index, specials, targets) => {
     const [text, ...ids] = piece;
-    const kind = (ids.some((id) => specials.has(id)) ? "special" : "t" + (index % 2)) + (trained.has(index) ? " trained" : "");
-    const title = (ids.length > 1 ? "tokens " : "token ") + ids.join(", ") + (trained.has(index) ? ", trained" : "");
+    const kind = (ids.some((id) => specials.has(id)) ? "special" : "t" + (index % 2)) + (targets.has(index) ? " target" : "");
+    const title = (ids.length > 1 ? "tokens " : "token ") + ids.join(", ") + (targets.has(index) ? ", target" : "");
     const span = make("span", { class: kind, title });
     printable(text).split("\n").forEach((line, place) => {
       if (place) span.append(make("span", { class: "break", "aria-hidden": "true" }, "↵"), "\n");
@@ -102,16 +103,16 @@
         const details = make("details", place ? {} : { open: "" }, make("summary", {}, printable(item.title)));
         for (const part of item.parts) {
           if (part.title) details.append(make("p", { class: "piece" }, printable(part.title)));
-          const trained = new Set(part.trained);
+          const targets = new Set(part.targets);
           details.append(make("div", { class: "tokens", tabindex: "0", role: "group", "aria-label": "tokens" },
-            ...part.pieces.map((piece, index) => token(piece, index, specials, trained))));
+            ...part.pieces.map((piece, index) => token(piece, index, specials, targets))));
         }
         return details;
       }));
     },
     table: (section) => {
       let rows = section.rows;
-      let shown = ROWS;
+      let shown = section.search ? ROWS : Infinity;
       let order = null;
       const body = make("tbody");
       const status = make("span", { class: "note", role: "status", style: "margin:0" });
@@ -120,14 +121,14 @@
         column.bar ? Math.max(...section.rows.map((row) => row[place])) : 0
       );
       const cell = (value, column, place) => {
-        const text = column.percent ? (100 * value).toFixed(2) + " %" : number(value);
+        const text = column.percent ? (100 * value).toFixed(2) + "%" : number(value);
         if (column.bar) {
           const bar = make("span", { class: "bar", "aria-hidden": "true" });
           bar.style.width = `calc(${value / largest[place]} * var(--bar))`;
           return make("td", {}, bar, " " + text);
         }
         const kind = column.number ? "number" : column.token ? "token" : "";
-        return make("td", { class: kind }, column.code ? make("code", {}, text.replace(/\n/g, "\\n")) : text);
+        return make("td", { class: kind }, column.code ? make("code", {}, text.replace(/\n/g, "\\n").replace(/\t/g, "\\t")) : text);
       };
       const fill = () => {
         body.replaceChildren(...rows.slice(0, shown).map((row) =>

@@ -21,7 +21,8 @@ from tokshard.pipeline.encode.chat.template import ChatTemplate, own_template, t
 from tokshard.pipeline.encode.chat.tokens import Speller, document_end, missing_tokens
 from tokshard.pipeline.encode.encoder import EncodedTexts
 from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, parsing, read_config
-from tokshard.pipeline.sources.chats import OWN, TemplateSource
+from tokshard.pipeline.options import OWN
+from tokshard.pipeline.sources.chats import TemplateSource
 from tokshard.pipeline.sources.records import UNREAD, Problem
 from tokshard.store import locate, look_at, open_store
 

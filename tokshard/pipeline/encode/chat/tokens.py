@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import TokenizerError
+from tokshard.format.decode import byte_alphabet
 from tokshard.pipeline.encode.encoder import Encoder
 
 _HINT = "give another tokenizer: a byte-level BPE, or a BPE with byte fallback, that changes text by NFC at most"
@@ -275,7 +276,7 @@ def _spelled(parsed: Mapping[str, Any], added: Mapping[str, int], *, is_byte_lev
     vocabulary: dict[str, int] = parsed["model"]["vocab"]
     spelled = [b""] * (1 + max([*vocabulary.values(), *added.values()]))
     if is_byte_level:
-        alphabet = _alphabet()
+        alphabet = byte_alphabet()
         for token, index in vocabulary.items():
             try:
                 spelled[index] = bytes([alphabet[character] for character in token])
@@ -289,13 +290,6 @@ def _spelled(parsed: Mapping[str, Any], added: Mapping[str, int], *, is_byte_lev
     for token, index in added.items():
         spelled[index] = token.encode()
     return spelled
-
-
-def _alphabet() -> dict[str, int]:
-    """The characters by which byte-level vocabularies spell bytes: GPT-2's."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 def document_end(

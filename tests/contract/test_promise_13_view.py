@@ -1,0 +1,184 @@
+"""Promise 13: a plan over a view reads the documents that a plan over a copy of it reads, and what the view says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.contract.conversations import Hand, build, by_hand, conversations, targets_of, write_tokenizer
+from tests.contract.test_promise_12_loss import plan_of, read
+from tests.corpora import TINY_TOKENIZER, append_generation, write_corpus
+from tests.examples import crossed, examples
+from tests.refusals import tokshard
+from tests.runtime.sources import ListSource
+from tokshard import copy_corpus, open_corpus, select_corpus
+from tokshard.errors import CorpusError, DamagedCorpusError, PlanError
+from tokshard.inspect.verify.verification import verify_corpus
+from tokshard.runtime import CorpusSource, NumpyLoader, StreamingLoader, StreamPlan
+from tokshard.testing import assert_exact_resume
+
+WIDE = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
+
+
+def select(corpus: Path, out: Path, numbers: list[int], **options: Any) -> Path:
+    """A view of the documents of some numbers."""
+    listed = out.with_suffix(".jsonl")
+    listed.write_text("".join(f'{{"document": {number}}}\n' for number in numbers))
+    select_corpus(corpus, out=out, keep_ids=listed, workers=1, **options)
+    return out
+
+
+@settings(max_examples=examples(30))
+@given(
+    documents=st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=2, max_size=40).filter(
+        lambda found: any(is_kept for _, is_kept in found)
+    ),
+    shard_tokens=st.integers(1, 300),
+    sizes=st.fixed_dictionaries(
+        {"seq_len": st.sampled_from([1, 3, 8]), "window_blocks": st.integers(1, 4), "seed": st.integers(0, 9)}
+    ),
+    pack=st.sampled_from(["cut", "whole"]),
+    access=st.sampled_from(["mmap", "pread"]),
+    is_grown=st.booleans(),
+)
+def test_an_epoch_of_a_view_has_the_tokens_of_its_documents_once_as_has_one_of_its_copy(
+    documents, shard_tokens, sizes, pack, access, is_grown, tmp_path_factory
+):
+    place = tmp_path_factory.mktemp("viewed")
+    memory = ListSource([length for length, _ in documents])
+    contents = memory.documents()
+    first = contents[: len(contents) // 2] if is_grown else contents
+    corpus = write_corpus(place / "corpus", first, shard_tokens=shard_tokens, tokenizer=WIDE)
+    if is_grown:
+        append_generation(corpus, contents[len(first) :], tokenizer=WIDE, shard_tokens=shard_tokens)
+    kept = [number for number, (_, is_kept) in enumerate(documents) if is_kept]
+    view = select(corpus, place / "view", kept)
+    copy_corpus(view, out=place / "copy", workers=1)
+    block_tokens = 128 * sizes["seq_len"] if pack == "whole" else 40  # packed whole, a block has 128 sections
+    sizes |= {"block_tokens": block_tokens, "pack": pack, "allow_small_blocks": True}
+    expected = Counter(token for number in kept for token in contents[number])
+    for location in (view, place / "copy"):
+        plan = StreamPlan({"web": CorpusSource(location, access=access)}, epochs=1, **sizes)
+        samples = [plan.sample(number)["input_ids"] for number in range(plan.num_samples or 0)]
+        found = Counter(np.concatenate(samples).tolist())
+        del found[0]  # of padding, and of the delimiters
+        assert found == Counter({token: count for token, count in expected.items() if token})
+    # a trace names the document of the view, and its record is that of the base
+    plan = StreamPlan({"web": view}, epochs=1, **sizes)
+    with open_corpus(corpus) as base, open_corpus(view) as opened:
+        for pieces in plan.traces(np.arange(plan.num_samples or 0)):
+            for piece in pieces:
+                assert opened.in_base(piece.document) == kept[piece.document]
+                assert opened.provenance(piece.document) == base.provenance(kept[piece.document])
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], StreamPlan]:
+    """A plan over two views of one corpus, and another corpus."""
+    place = tmp_path_factory.mktemp("mixed")
+    base = write_corpus(place / "base", ListSource([9, 4, 30, 1] * 40).documents(), shard_tokens=200, tokenizer=WIDE)
+    other = write_corpus(place / "other", ListSource([5, 17, 2] * 9).documents(), tokenizer=WIDE)
+    corpora = {
+        "even": select(base, place / "even", list(range(0, 160, 2))),
+        "some": select(base, place / "some", list(range(1, 160, 6))),
+        "other": other,
+    }
+    sizes = {"seq_len": 4, "block_tokens": 64, "window_blocks": 2, "seed": 5, "allow_small_blocks": True}
+    return lambda: StreamPlan(corpora, repeats={"some": 3}, **sizes)
+
+
+@pytest.mark.filterwarnings("ignore:the pass")
+def test_a_mix_of_views_is_the_same_for_every_world_and_history(mixed):
+    assert_exact_resume(mixed())
+
+
+def test_views_that_share_documents_are_refused_in_a_mix_unless_it_allows_them(mixed, tmp_path):
+    sources = dict(zip(mixed().names, mixed().sources, strict=True))
+    base, even, some = sources["even"].base.location, sources["even"], sources["some"]
+    view = select(Path(base), tmp_path / "third", [1, 4, 6, 7])
+    for corpora, first in (
+        ({"even": even, "third": view}, 4),
+        ({"some": some, "even": even, "third": view}, 1),
+        ({"third": view, "base": base}, 1),
+    ):
+        with pytest.raises(PlanError, match=f"share documents, such as number {first} of their base"):
+            StreamPlan(corpora, seq_len=8)
+        assert StreamPlan(corpora, seq_len=8, allow_overlap=True).names
+    select_corpus(base, out=tmp_path / "cells", hash_range=(0, 0.5), workers=1)
+    select_corpus(base, out=tmp_path / "others", hash_range=(0.5, 1), workers=1)
+    assert StreamPlan({"low": tmp_path / "cells", "high": tmp_path / "others"}, seq_len=8).names
+
+
+def test_damage_of_the_base_is_named_and_never_read(tmp_path):
+    base = write_corpus(tmp_path / "base", ListSource([9, 4, 30, 1] * 40).documents(), shard_tokens=900, tokenizer=WIDE)
+    view = select(base, tmp_path / "view", list(range(0, 160, 2)))
+    shard = sorted(base.glob("shard-*"))[1]
+    content = bytearray(shard.read_bytes())
+    with open_corpus(base) as corpus:
+        place = corpus.shards.batch_places(1)[0]
+        content[place.values_position + 2 * 31] ^= 1  # a token of the first kept document
+    shard.write_bytes(content)
+    assert tokshard("verify", view, "--base").exit_code == 1
+    assert next(problem.file for problem in verify_corpus(base).problems) == shard.name
+    plan = StreamPlan({"web": CorpusSource(view, access="pread")}, seq_len=4, epochs=1)
+    with pytest.raises(DamagedCorpusError, match=shard.name):
+        list(NumpyLoader(plan, global_batch_size=8))
+    shard.unlink()
+    with pytest.raises(CorpusError, match=f"is a view of .*{shard.name} is missing"):
+        open_corpus(view)
+
+
+def test_weights_by_temperature_and_repeats_follow_the_tokens_of_each_corpus(mixed):
+    corpora = dict(zip(mixed().names, mixed().sources, strict=True))
+    tokens = np.array([source.num_tokens for source in corpora.values()])
+    for weights, expected in (
+        ({"weights": {"temperature": 0.5}}, tokens**0.5),
+        ({"weights": {"temperature": 0}}, tokens**0.0),
+        ({"weights": {"temperature": 1}}, tokens),
+        ({"repeats": {"some": 4, "other": 0}}, tokens * [1, 4, 0]),
+        ({}, tokens),
+    ):
+        plan = StreamPlan(corpora, seq_len=8, schedule=[(9, {"temperature": 0.5})], **weights)
+        first, later = (np.array(segment.weights) for segment in plan.schedule.segments)
+        assert first / first.sum() == pytest.approx(expected / expected.sum())
+        assert later / later.sum() == pytest.approx(tokens**0.5 / (tokens**0.5).sum())
+    with pytest.raises(PlanError, match="both weights and repeats are given"):
+        StreamPlan(corpora, seq_len=8, weights={"temperature": 1}, repeats={"some": 2})
+    with pytest.raises(PlanError, match="the temperature is 2"):
+        StreamPlan(corpora, seq_len=8, weights={"temperature": 2})
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Hand]]:
+    """A view of every third conversation but one in a row."""
+    records = conversations(30, seed=1)
+    folder = tmp_path_factory.mktemp("built")
+    write_tokenizer(folder / "tokenizer")
+    corpus = build(records, folder, "chat", "--chat", "--shard-tokens", "1K")
+    kept = [number for number in range(30) if number % 3]
+    return select(corpus, folder / "view", kept), [by_hand(records[number]) for number in kept]
+
+
+@crossed("pack, form, ranks", ["whole", "cut"], ["numpy", "full", "compact"], [3, 1])
+def test_the_targets_of_an_epoch_of_a_view_are_the_answers_of_its_conversations(chats, pack, form, ranks):
+    view, documents = chats
+    assert read(plan_of(view, pack), form, documents, ranks=ranks) == targets_of(documents)
+    with open_corpus(view) as corpus:
+        assert corpus.manifest.num_targets == targets_of(documents).total()
+
+
+def test_a_mask_of_a_view_counts_its_own_documents(chats, tmp_path):
+    view, documents = chats
+    (tmp_path / "out.txt").write_text("0\n5\n")
+    with StreamingLoader(plan_of(view, "cut"), global_batch_size=6) as loader:
+        loader.mask("chat", tmp_path / "out.txt")
+        num_labels = sum(int((batch["labels"] != -100).sum()) for batch in loader)
+    expected = targets_of([hand for number, hand in enumerate(documents) if number not in {0, 5}])
+    assert num_labels == expected.total()

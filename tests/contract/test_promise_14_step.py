@@ -1,0 +1,160 @@
+"""Promise 14: a step is a set of rows: what it holds, and its targets, do not depend on who computes which row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.examples import examples
+from tests.runtime.loaders import dataloader
+from tests.runtime.sources import ListSource, SpannedSource
+from tokshard.errors import PlanError
+from tokshard.runtime import NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, expand
+
+TEXT = ListSource([9, 4, 30, 1, 12, 3, 21] * 12)
+SPANS = [[0, 0, 1, 1, 0.5], [0, 1, 0, 2, 2, 0.25, 0, 0, 1], [0, 0], [0] + [1] * 20]
+CHAT = SpannedSource(SPANS * 12, first_token=5_000, name="chat")
+CUT: dict[str, Any] = {"block_tokens": 32, "window_blocks": 3, "pack": "cut"}
+WHOLE: dict[str, Any] = {"block_tokens": 8 * 128, "window_blocks": 1, "pack": {"text": "cut", "chat": "whole"}}
+
+
+def plan_of(seq_len: int = 8, **options: Any) -> StreamPlan:
+    return StreamPlan({"text": TEXT, "chat": CHAT}, seq_len=seq_len, seed=3, allow_small_blocks=True, **options)
+
+
+PLANS: dict[str, Callable[..., StreamPlan]] = {
+    "text alone": partial(lambda **options: StreamPlan(TEXT, seq_len=8, seed=3, **options), **CUT),
+    "spans and weights": partial(plan_of, **CUT),
+    "rows of whole conversations": partial(plan_of, **WHOLE),
+    "streams that share corpora": partial(plan_of, num_streams=3, **CUT),
+    "a pass that ends in the middle of a step": lambda: StreamPlan(CHAT, seq_len=8, seed=3, epochs=1, **CUT),
+}
+SPREAD = [(1, 6, "refuse"), (3, 6, "refuse"), (4, 9, "pad"), (16, 6, "pad")]
+"""Ranks, and samples of a step; 16 ranks of 6 samples are mostly padding."""
+
+
+def counted(batches: list[Any]) -> tuple[int, np.float32]:
+    """The labels of a step that are not -100, and their weights."""
+    labels = [np.asarray(batch["labels"]) != -100 for batch in batches]
+    weights = [np.asarray(batch.get("loss_weights", here)) for batch, here in zip(batches, labels, strict=True)]
+    return int(sum(map(np.sum, labels))), np.float32(sum(each.sum(dtype=np.float64) for each in weights))
+
+
+def check(batches: list[Any]) -> None:
+    found = {(int(batch["step_targets"]), np.float32(batch["step_weight"])) for batch in batches}
+    assert found == {counted(batches)}
+
+
+@pytest.mark.parametrize("spread", SPREAD, ids=str)
+@pytest.mark.parametrize("plan", PLANS)
+def test_each_rank_knows_the_targets_of_the_whole_step(plan: str, spread: tuple[int, int, Any], tmp_path: Path) -> None:
+    ranks, size, uneven = spread
+    (tmp_path / "out.txt").write_text("0\n3\n7\n8\n20\n")
+    options: dict[str, Any] = {
+        "global_batch_size": size,
+        "dp_world_size": ranks,
+        "uneven": uneven,
+        "prefetch_factor": 0,
+    }
+    form: Any
+    for form in (NumpyLoader, partial(StreamingLoader, compact=True)):
+        with ExitStack() as stack:
+            loaders = [stack.enter_context(form(PLANS[plan](), dp_rank=rank, **options)) for rank in range(ranks)]
+            loops, steps = list(map(iter, loaders)), 0
+            for batches in zip(*loops, strict=True):
+                check([expand(batch) if "next_tokens" in batch else batch for batch in batches])
+                steps += 1
+                if steps == 3:
+                    for loader in loaders:
+                        loader.mask(loader.plan.names[-1], tmp_path / "out.txt")
+                if steps == 12:
+                    break
+            assert steps > 4
+
+
+def test_steps_after_a_change_of_seq_len_and_of_a_data_set_are_counted_too() -> None:
+    loader = NumpyLoader(plan_of(**CUT), global_batch_size=6)
+    for _, _ in zip(range(5), loader, strict=False):
+        pass
+    state = loader.state_dict()
+    loaders = [NumpyLoader(plan_of(16, **CUT), global_batch_size=6, dp_rank=rank, dp_world_size=2) for rank in range(2)]
+    for loader in loaders:
+        loader.load_state_dict(state, seq_len="plan")
+    for _, *batches in zip(range(20), *loaders, strict=False):
+        check(batches)
+    datasets = [StreamDataset(plan_of(**CUT), global_batch_size=6, dp_rank=rank, dp_world_size=2) for rank in range(2)]
+    for _, *batches in zip(range(20), *map(dataloader, datasets), strict=False):
+        check(batches)
+
+
+def test_targets_are_left_out_where_a_rank_cannot_know_them() -> None:
+    dealt = StreamPlan(ListSource([9, 4, 30] * 80), seq_len=8, seed=3, num_streams=2, **CUT)
+    assert dealt.corpora[0].is_dealt
+    for plan, ranks, is_known in (
+        (plan_of(transforms=[lambda sample, _: sample], **CUT), 1, False),
+        (dealt, 2, False),
+        (dealt, 1, True),
+        (StreamPlan(dealt.sources[0], seq_len=8, seed=3, **CUT), 2, True),
+    ):
+        with NumpyLoader(plan, global_batch_size=4, dp_rank=0, dp_world_size=ranks) as loader:
+            batch = next(iter(loader))
+        assert ("step_targets" in batch, "step_weight" in batch) == (is_known, is_known)
+
+
+@settings(max_examples=examples(30))
+@given(
+    worlds=st.lists(st.integers(1, 16), min_size=2, max_size=12),
+    plan=st.sampled_from(["spans and weights", "rows of whole conversations", "streams that share corpora"]),
+    ahead=st.integers(0, 4),
+)
+def test_a_world_that_changes_at_every_step_reads_the_plan(worlds: list[int], plan: str, ahead: int) -> None:
+    alone = PLANS[plan]()
+    loaders: list[NumpyLoader] = []
+    for step, world in enumerate(worlds):
+        while len(loaders) > world:
+            loaders.pop(0).close()  # any rank may go: those that are left move up
+        while len(loaders) < world:
+            new = NumpyLoader(PLANS[plan](), global_batch_size=6, uneven="pad", prefetch_factor=ahead)
+            if loaders:
+                new.load_state_dict(loaders[0].state_dict())
+            loaders.append(new)
+        for rank, loader in enumerate(loaders):
+            loader.resize(rank, world)
+        batches = [next(iter(loader)) for loader in loaders]
+        check(batches)
+        rows = {
+            sample: {key: batch[key][row].tolist() for key in ("input_ids", "labels", "position_ids", "loss_weights")}
+            for batch in batches
+            for row, sample in enumerate(batch["sample_index"].tolist())
+            if sample >= 0
+        }
+        assert sum(int((batch["sample_index"] >= 0).sum()) for batch in batches) == 6
+        assert sorted(rows) == list(range(6 * step, 6 * step + 6))
+        for sample, row in rows.items():
+            expected = alone.sample(sample)
+            assert row == {key: expected[key].tolist() for key in row}
+        assert len({str(loader.state_dict()) for loader in loaders}) == 1
+    for loader in loaders:
+        loader.close()
+
+
+def test_ranks_that_do_not_fit_a_step_are_refused_and_nothing_changes() -> None:
+    plan = plan_of(**CUT)
+    with NumpyLoader(plan, global_batch_size=6, dp_rank=1, dp_world_size=2) as loader, pytest.raises(PlanError):
+        loader.resize(0, 4)
+    with NumpyLoader(plan, global_batch_size=6, dp_rank=1, dp_world_size=2) as other:
+        loop, expected = iter(loader), iter(other)
+        assert next(loop)["sample_index"].tolist() == next(expected)["sample_index"].tolist()
+        with pytest.raises(PlanError, match="dp_rank is 3 of 3"):
+            loader.resize(3, 3)
+        loader.resize(1, 2)
+        assert next(loop)["sample_index"].tolist() == next(expected)["sample_index"].tolist()
+    loader.close()

@@ -1,0 +1,140 @@
+"""What `inspect`, `scan`, `report`, `diff` and `verify` refuse."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+from tests.corpora import TINY_TOKENIZER, Source, write_corpus
+from tests.inspect.pages import write_metrics, write_mix
+from tests.refusals import Refusal, Said, check, refused, tokshard
+
+
+def a_command(words: str) -> Callable[[Path], Said]:
+    """A command line about a corpus with an id and a score, a mix, and the metrics of a run."""
+
+    def call(directory: Path) -> Said:
+        metadata = {"id": ["a", "b"], "score": [0.5, None]}
+        source = Source(documents=[[1, 2, 0], [3, 0]], metadata=metadata)
+        columns = {"id": "string", "score": "float64"}
+        write_corpus(Path("corpus"), sources=[source], columns=columns, tokenizer=TINY_TOKENIZER)
+        write_mix(Path())
+        write_metrics(Path("run"))
+        one = f'corpora = {{ a = "{directory}/a" }}\nseq_len = 1\nglobal_batch_size = 1\n'
+        Path("one.toml").write_text(one)
+        Path("i.jsonl").write_text('{"question": "one"}\n')
+        Path("empty.jsonl").touch()
+        Path("link").symlink_to("leaked")
+        return tokshard(*words.split())
+
+    return call
+
+
+def a_run_of(content: str) -> Callable[[Path], Said]:
+    """The page of a run whose metrics are this text."""
+
+    def call(directory: Path) -> Said:
+        (directory / "metrics.jsonl").write_text(content)
+        said = tokshard("report", ".", "--out", "page.html")
+        assert not Path("page.html").exists()
+        return said
+
+    return call
+
+
+def a_list_of(row: str) -> Callable[[Path], Said]:
+    """A scan for the documents that a file lists."""
+
+    def call(directory: Path) -> Said:
+        (directory / "ids.jsonl").write_text(row)
+        return a_command("scan corpus --ids ids.jsonl --out x")(directory)
+
+    return call
+
+
+def checkpoints(make: Callable[[Path], object]) -> Callable[[Path], Said]:
+    """The page of a run whose checkpoints are no folder."""
+
+    def call(directory: Path) -> Said:
+        write_metrics(directory)
+        make(directory / "checkpoints")
+        return tokshard("report", ".", "--out", "page.html")
+
+    return call
+
+
+def without_plotly(directory: Path) -> Said:
+    with mock.patch.dict(sys.modules, {"plotly": None}):
+        return a_command("report corpus --out x")(directory)
+
+
+HELP = "see 'tokshard inspect --help'"
+FILES = "give JSON lines, csv or parquet, and the fields of its texts with --text-field"
+OTHER = "give another --out FILE"
+WITHOUT = "give a mix.toml, or leave --tokens out"
+COMMANDS = [
+    ("inspect corpus --grep ( --regex", "'(' is not a regular expression: *", "leave out --regex *"),
+    ("inspect corpus --grep a --where b=c", "the corpora have no kept column 'b'", "kept columns: id, score"),
+    ("inspect corpus --grep main --where score", "'score' is not a condition", "give one such as lang=en, *"),
+    ("inspect corpus --where id=a", "--where is for --grep", HELP),
+    ("inspect corpus --document 3 -i", "--ignore-case is for --grep", HELP),
+    ("inspect corpus --workers 2", "--workers is for --grep", HELP),
+    ("scan corpus", "scan needs something to find", "give either --against FILE, or --ids FILE"),
+    ("scan corpus --against i.jsonl", "row 1 of i.jsonl has no text in text", "--text-field; fields: question"),
+    ("scan corpus --against empty.jsonl", "empty.jsonl has no items", FILES),
+    ("scan corpus --against missing.jsonl", "missing.jsonl cannot be read: No such file or directory", FILES),
+    ("scan corpus --against i.jsonl --out i.jsonl", "--out i.jsonl is i.jsonl, which this command reads", OTHER),
+    ("scan corpus --ids x --out leaked --numbers link", "--out and --numbers are the same file", "give each a FILE *"),
+    ("scan corpus a --ids x --numbers n", "--numbers is for one corpus: *", "give one CORPUS, or --out"),
+    ("report one.toml --out x --tokens 4611686018427387905", "sample * is beyond 2**62, *", "ask for an earlier one"),
+    ("report corpus --out x --tokens 5", "--tokens is for the page of a plan", WITHOUT),
+    ("report run --out x --tokens 5", "--tokens is for the page of a plan", WITHOUT),
+    ("report mix.toml corpus --out x", "a page shows corpora, or one mix, or one run", "make a page of each"),
+    ("report run mix.toml --out x", "a page shows corpora, or one mix, or one run", "make a page of each"),
+    ("report run --out run/metrics.jsonl", "--out * is run/metrics.jsonl, which this command reads", OTHER),
+    ("report corpus --out no/page.html", "no/page.html cannot be written: No such file or directory", OTHER),
+]
+LINE_1 = "./metrics.jsonl: line 1 is not one of a training run: "
+REMOVE = "give the metrics.jsonl of tokshard's trainer, or remove that line"
+RUNS = [
+    ("", "./metrics.jsonl has no step yet", "wait until the run has done one"),
+    ('{"text": "a"}\n', LINE_1 + "Object missing required field `step`", REMOVE),
+    ("]\n", LINE_1 + "JSON is malformed: invalid character (byte 0)", REMOVE),
+    ('{"step": 9223372036854775808}\n', LINE_1 + "Expected `int` <= 9223372036854775807 - at `$.step`", REMOVE),
+    ('{"step": -1}\n', LINE_1 + "Expected `int` >= 0 - at `$.step`", REMOVE),
+]
+IDS = [
+    ('{"id": true}', "the id True is neither a text nor an integer"),
+    ('{"id": [1]}', "the id [1] is neither a text nor an integer"),
+    ('{"document": -1}', "the document -1 is not a number from 0 on"),
+    ('{"document": "one"}', "the document 'one' is not a number from 0 on"),
+    ('{"document": true}', "the document True is not a number from 0 on"),
+    ('{"id": "a", "fingerprint": 1}', "the fingerprint 1 is not a text"),
+    ('{"text": "a"}', "it has neither 'id' nor 'document'"),
+]
+ROW_1 = "row 1 of ids.jsonl: "
+LISTED = "give a text with one id in each line, or JSON lines, csv or parquet with a column 'id', *"
+PLOTLY = "an HTML report needs plotly, which is not installed"
+CHECKPOINTS = "it has to be the directory of the checkpoints of a run: rename what is there, or allow to read it"
+UNLISTED = "./checkpoints cannot be listed: "
+
+REFUSALS = [
+    *(Refusal(f"tokshard {words}", a_command(words), 2, problem, hint) for words, problem, hint in COMMANDS),
+    *(Refusal(f"the page of a run of {text!r}", a_run_of(text), 2, problem, hint) for text, problem, hint in RUNS),
+    *(Refusal(f"a document listed as {row}", a_list_of(row), 2, ROW_1 + why, LISTED) for row, why in IDS),
+    Refusal("a page without plotly", without_plotly, 2, PLOTLY, "pip install 'tokshard[report]'"),
+    *(
+        Refusal(f"checkpoints that are {what}", checkpoints(make), 1, UNLISTED + why, CHECKPOINTS)
+        for what, make, why in [
+            ("a file", Path.touch, "Not a directory"),
+            ("a link to itself", lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+        ]
+    ),
+]
+
+
+@refused(REFUSALS)
+def test_refusals(refusal, tmp_path):
+    check(refusal, tmp_path)

@@ -1,0 +1,222 @@
+"""What commands print about corpora, plans and runs: the sessions beside this module.
+
+A line that starts with ``$`` is a command; what it prints follows, errors after ``!``, and its exit code unless it is
+0. ``$ page FILE`` shows the sections of an HTML page, with long lists of numbers cut. `python -m
+tests.inspect.test_sessions` writes the sessions again, so that a changed text is one diff to read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import shlex
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.cli.transcripts import ran_here
+from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, append_generation, documents_of, write_corpus
+from tests.inspect.pages import write_evil_corpus, write_leaks, write_metrics, write_mix
+from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
+
+SESSIONS = sorted(Path(__file__).parent.glob("sessions/*.txt"))
+WIDTH = 1000
+
+TEXTS = [
+    "def f(x):\n    return x\n",
+    "Größe 数据 🙂 \x1b[2J",
+    "word " * 2000,
+    "".join(f"line {n}\n" for n in range(40)),
+    "def main(): a main",
+]
+
+
+def write_text(directory: Path) -> None:
+    """Texts with kept columns and records that were left out, in two shards."""
+    encode = Tokenizer.from_file(str(TOKENIZER)).encode
+    metadata = {
+        "id": ["a", "b", "c", "d", "e"],
+        "url": ["http://a", None, "evil\x1b[2J\n", "d", ""],
+        "score": [0.5, None, float("nan"), 1.0, 2.0],
+    }
+    sources = [
+        Source(
+            documents=[[*encode(text, add_special_tokens=False).ids, 0] for text in TEXTS],
+            records=[0, 2, 3, 7, 8],
+            left_out={"empty": 40, "malformed": 3},
+            metadata=metadata,
+        ),
+        Source(
+            documents=[[5, 0]],
+            path="sub/b\x1b[2J.jsonl",
+            left_out={"empty": 1},
+            metadata={name: [None] for name in metadata},
+        ),
+    ]
+    columns = {"id": "string", "url": "string", "score": "float64"}
+    write_corpus(directory / "text", sources=sources, columns=columns, shard_tokens=3_000, rejects=b"{}\n" * 3)
+
+
+def write_chat(directory: Path, name: str, spans: list[list[int]], weights: Any = None, **options: Any) -> None:
+    """A corpus with loss spans."""
+    documents = [[1, 2, 3, 0], [0], [3, 3, 1, 2, 2, 0], [2, 0]]
+    columns = {LOSS: "spans"} if weights is None else LOSS_COLUMNS
+    metadata = {LOSS: spans, WEIGHTS: weights, "url": list("abcd")}
+    columns = {**columns, "url": "string"}
+    sources = [Source(documents=documents, metadata={column: metadata[column] for column in columns})]
+    write_corpus(directory / name, sources=sources, columns=columns, tokenizer=TINY_TOKENIZER, **options)
+
+
+def write_all(directory: Path) -> None:
+    """What the sessions read."""
+    write_text(directory)
+    write_evil_corpus(directory / "evil")
+    write_mix(directory)
+    write_leaks(directory)
+    mix = directory / "mix.toml"
+    mix.write_text(mix.read_text().replace(f"{directory}/", ""))
+    ten, two = documents_of([5] * 10), [[1, 1, 1, 1, 0], [2, 2, 2, 2, 0]]
+    lower = {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]}
+    normal = json.dumps({**json.loads(TINY_TOKENIZER), "normalizer": lower}).encode()
+    lost = [3, 0, 9, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    for name, documents, options in (
+        ("ten", ten, {"shard_tokens": 10}),
+        ("same", ten, {"shard_tokens": 10}),
+        ("other", [*ten[:7], [3, 3, 3, 3, 0], *ten[8:]], {"shard_tokens": 10}),
+        ("whole", ten, {}),
+        ("longer", [*ten, [1, 0]], {"shard_tokens": 10}),
+        ("drei", ten, {"shard_tokens": 10, "tokenizer": TINY_TOKENIZER.replace(b'"three"', b'"drei"')}),
+        ("lower", [[1, 1, 2, 0], [1, 0]], {"tokenizer": normal}),
+        ("no-chat", [[1, 2, 3, 0], [0], [3, 3, 1, 2, 2, 0], [2, 0]], {}),
+        ("one", [], {"sources": [Source(documents=[[0]][number:]) for number in range(4)], "shard_tokens": 1}),
+        ("ids", two, {"ids": "ab", "shard_tokens": 5}),
+        ("ids-again", two, {"ids": "ab"}),
+        ("other-ids", two, {"ids": "ac", "shard_tokens": 5}),
+        ("no-ids", two, {"shard_tokens": 10}),
+        ("many", [], {"sources": [Source(documents=[[1, 0]], left_out={"empty": n} if n else {}) for n in lost]}),
+        *((name, [[1, 0]], {}) for name in ("split/train", "split/validation", "split/other", "lost")),
+    ):
+        if ids := options.pop("ids", ""):
+            options |= {"sources": [Source(documents=documents, metadata={"id": ids})], "columns": {"id": "string"}}
+        write_corpus(directory / name, documents, **{"tokenizer": TINY_TOKENIZER, **options})
+    write_corpus(directory / "grown", ten[:7], tokenizer=TINY_TOKENIZER, shard_tokens=10)
+    append_generation(directory / "grown", [*ten[7:], [1] * 99 + [0]])
+    spans = [[1, 3], [], [1, 2, 4, 6], [1, 2]]
+    write_chat(directory, "chat", spans)
+    write_chat(directory, "shifted", [[1, 3], [], [1, 2, 5, 6], [1, 2]])
+    write_chat(directory, "chat-shards", spans, shard_tokens=6)
+    write_chat(directory, "weighted", spans, [[0.5], [], [2.0, 0.25], [1.0]], shard_tokens=6)
+    write_chat(directory, "lighter", spans, [[0.5], [], [2.0, 0.5], [1.0]])
+    (directory / "chat.toml").write_text(
+        'seq_len = 2\nseed = 1\nblock_tokens = 256\nglobal_batch_size = 1\ncorpora = { chat = "chat" }\n'
+    )
+    for name, change in (("small", "max_epochs = { a = 0.5 }"), ("streams", "num_streams = 2")):
+        (directory / f"{name}.toml").write_text(
+            'corpora = { a = "a", b = "b" }\nweights = { a = 3, b = 1 }\nseq_len = 32\nglobal_batch_size = 4\n'
+            f"block_tokens = 256\nwindow_blocks = 8\nseed = 3\n{change}\n"
+        )
+    write_metrics(directory / "run")
+    (directory / "metrics.jsonl").write_text('{"step": 1, "skipped": "loss is nan", "loss": null, "samples": [0, 4]}\n')
+    write_metrics(directory / "long-run", num_steps=20_000, spike=12_345, skipped=0)
+    for name, change in (
+        ("plan", ""),
+        ("plan-again", ""),
+        ("plan-of-seed-4", "seed = 4"),
+        ("plan-of-weights", "weights = { a = 1.0 }\nschedule = [[9, { a = 2.0 }]]"),
+    ):
+        text = f'corpora = {{ a = "chat" }}\nseq_len = 2\nglobal_batch_size = 1\nallow_small_blocks = true\n{change}\n'
+        (directory / f"{name}.toml").write_text(text)
+    (directory / "photos").mkdir()
+    (directory / "photos" / "cat.jpg").touch()
+    (directory / "lost" / "manifest.json").unlink()
+    (directory / "unfinished" / ".tokshard-build").mkdir(parents=True)
+
+
+def play(session: str) -> str:
+    """Run the commands of a session in the current directory; returns it with what they print."""
+    said = []
+    for command in (line for line in session.split("\n") if line.startswith("$ ")):
+        program, *words = shlex.split(command.removeprefix("$ "))
+        said.append(command)
+        if program == "cat":
+            said += Path(words[0]).read_text(encoding="utf-8").splitlines()
+        elif program == "page":
+            said += page_lines(Path(words[0]).read_text(encoding="utf-8"))
+        else:
+            exit_code, (out, errors) = ran_here(words)
+            said += [shown for line in out.split("\n")[:-1] for shown in as_lines(line)]
+            said += [f"! {line}" for line in errors.split("\n")[:-1]]
+            said += [f"[exit code {exit_code}]"] if exit_code else []
+    text = "\n".join([*said, ""]).replace(str(Path.cwd()), "DIR")
+    return re.sub(r"(?m)^(wrote .*, |  seconds: )[0-9].*", r"\1...", text)
+
+
+def as_lines(line: str) -> list[str]:
+    """Of an object of JSON, a line for each field."""
+    if not line.startswith("{"):
+        return [line]
+    return [f"  {name}: {json.dumps(abridged(value))}" for name, value in json.loads(line).items()]
+
+
+def page_lines(page: str) -> list[str]:
+    """What a page holds, a line for each field of each section."""
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    lines = []
+    for section in json.loads(data)["sections"]:
+        lines.append(f"section {section.pop('kind')}")
+        for name, value in section.items():
+            values = value if name in {"traces", "rows", "items"} else [value]
+            lines += [f"  {name}: {json.dumps(abridged(each))}" for each in values]
+    return lines
+
+
+def abridged(value: Any) -> Any:
+    """Long lists and texts with their ends, their length and the sum, numbers with six digits."""
+    if isinstance(value, dict):
+        return {name: abridged(each) for name, each in value.items()}
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, str) and len(value) > 200:
+        return f"{value[:80]} ({len(value)} characters) {value[-80:]}"
+    if not isinstance(value, list):
+        return value
+    if len(value) <= 12:
+        return [abridged(each) for each in value]
+    numbers = [each for each in value if isinstance(each, int | float)]
+    total = f"{len(value)} in all, {len(numbers)} numbers, whose sum is {math.fsum(numbers):.6g}"
+    return [*abridged(value[:3]), total, *abridged(value[-3:])]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("sessions")
+    write_all(directory)
+    return directory
+
+
+@contextlib.contextmanager
+def in_place(directory: Path):
+    library = mock.patch("tokshard.inspect.page.page.plotly_source", return_value="/* the library */")
+    with contextlib.chdir(directory), mock.patch.dict(os.environ, {"COLUMNS": str(WIDTH)}), library:
+        yield
+
+
+@pytest.mark.parametrize("session", SESSIONS, ids=lambda path: path.stem)
+def test_commands_print_what_their_sessions_show(session, place):
+    with in_place(place):
+        expected = session.read_text(encoding="utf-8")
+        assert play(expected) == expected
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder, in_place(Path(folder)):
+        write_all(Path(folder))
+        for path in SESSIONS:
+            path.write_text(play(path.read_text(encoding="utf-8")), encoding="utf-8")

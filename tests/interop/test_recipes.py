@@ -1,0 +1,266 @@
+"""The recipes for other frameworks give each rank its rows once, and continue exactly from its checkpoints.
+
+Each recipe trains on real gloo ranks, saves at every third step, and prints which samples a rank was given. Two
+environments run these tests: each those whose packages it has.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.corpora import Source, documents_of, write_corpus
+from tests.interop.real_text import ROOT, TORCHRUN, environment, run
+from tests.ranks import free_port
+from tests.spec.order import WORD, G, mix
+from tests.trainer.runs import as_toml, configuration, corpora, steps_of
+from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
+
+GLOBAL_BATCH = 12  # of the recipes
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+
+Steps = dict[int, list[int]]
+"""The samples of a rank, in the order in which it was given them."""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("corpus") / "corpus")
+
+
+def write(path: Path, *, with_spans: bool = False) -> Path:
+    """A corpus; or one with loss spans, the second half of each document, whose rows are packed whole."""
+    lengths = [2 + 7 * index % 83 for index in range(300)]
+    spans = {LOSS: [[length // 2, length] for length in lengths]} if with_spans else {}
+    source = Source(documents=documents_of(lengths, vocab_size=500), metadata=spans)
+    return write_corpus(path, sources=[source], columns={name: LOSS_COLUMNS[name] for name in spans})
+
+
+def samples_of(output: str) -> Steps:
+    """What a recipe printed."""
+    samples: Steps = {}
+    for rank, row in re.findall(r"rank (\d+) samples \[([\d, ]+)\]", output):
+        samples.setdefault(int(rank), []).extend(map(int, row.split(",")))
+    return samples
+
+
+def expected(world_size: int, start: int, stop: int) -> Steps:
+    """The samples of each rank in the steps from `start` to `stop`: slices of the global batches, in turn."""
+    rows, found = GLOBAL_BATCH // world_size, {rank: list[int]() for rank in range(world_size)}
+    for first in range(start * GLOBAL_BATCH, stop * GLOBAL_BATCH, GLOBAL_BATCH):
+        for rank, samples in found.items():
+            part = (rank + mix(first * G % WORD)) % world_size  # ORDER.md, section 9
+            samples.extend(range(first + part * rows, first + (part + 1) * rows))
+    return found
+
+
+def check_recipe(start: Callable[[int, int], Steps], forget_last_save: Callable[[], None] = lambda: None) -> None:
+    """A recipe reads the plan's batches, and after a stop past its checkpoint those after the checkpoint: on any size.
+
+    Args:
+        start: runs the recipe on so many processes up to so many steps.
+        forget_last_save: removes what the framework saved at its end.
+    """
+    for ranks, first, stop in ((2, 0, 5), (2, 3, 7), (3, 6, 8), (1, 6, 7)):
+        assert start(ranks, stop) == expected(ranks, first, stop)
+        forget_last_save()
+
+
+@pytest.mark.parametrize(
+    ("package", "recipe", "with_spans", "saves"),
+    [
+        ("torch", "torch", False, ""),
+        ("torchdata.stateful_dataloader", "dataloader", False, ""),
+        ("accelerate", "accelerate", False, ""),
+        ("accelerate", "accelerate", True, ""),
+        ("accelerate", "hf_trainer", False, "checkpoint-"),
+        ("torchtitan", "torchtitan", False, "step-"),
+        ("torchtitan", "torchtitan", True, "step-"),
+        ("olmo_core", "olmo_core", False, "step"),
+    ],
+)
+def test_a_recipe_reads_the_plan_on_any_number_of_ranks_and_resumes_exactly(
+    package: str, recipe: str, with_spans: bool, saves: str, tmp_path: Path
+) -> None:
+    """A framework that also saves at the end of a run has checkpoints whose names begin with `saves`."""
+    pytest.importorskip(package)
+    out = tmp_path / "out"
+    out.mkdir()
+    wrapper = [ROOT / "tests/interop/torchtitan_on_cpu.py"] if recipe == "torchtitan" else []
+    script = [*wrapper, ROOT / f"recipes/with_{recipe}.py", write(tmp_path / "corpus", with_spans=with_spans), out]
+
+    def start(ranks: int, steps: int) -> Steps:
+        return samples_of(run(*TORCHRUN, f"--nproc-per-node={ranks}", *script, steps, cwd=tmp_path).stdout)
+
+    def forget_last_save() -> None:
+        for path in out.glob(f"{saves}*") if saves else ():
+            number = path.name.removeprefix(saves)
+            if number.isdigit() and int(number) % 3:
+                shutil.rmtree(path)
+
+    check_recipe(start, forget_last_save)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, which torchtitan imports
+def test_the_recipe_for_torchtitan_refuses_weights_of_targets(tmp_path: Path) -> None:
+    pytest.importorskip("torchtitan")
+    loader = runpy.run_path(str(ROOT / "recipes/with_torchtitan.py"))["Loader"]
+
+    def first(weight: float) -> object:
+        metadata = {LOSS: [[2, 9]] * 40, WEIGHTS: [[weight]] * 40}
+        source = Source(documents=documents_of([20] * 40, vocab_size=500), metadata=metadata)
+        path = write_corpus(tmp_path / str(weight), sources=[source], columns=LOSS_COLUMNS)
+        config = loader.Config(dataset_path=str(path))
+        return next(iter(loader(config, dp_rank=0, dp_world_size=1, seq_len=32, local_batch_size=2)))
+
+    first(1.0)
+    with pytest.raises(ValueError, match="knows no weights"):
+        first(0.5)
+
+
+# Lightning
+
+
+def with_lightning(script: Path, corpus: Path, out: Path, steps: int, devices: int) -> Steps:
+    return samples_of(run(script, corpus, out, steps, devices, cwd=out.parent).stdout)
+
+
+def test_the_recipe_for_lightning(corpus: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    script, out = ROOT / "recipes/with_lightning.py", tmp_path / "out"
+
+    def forget_last_save() -> None:
+        third = max(out.glob("epoch=*-step=*.ckpt"), key=lambda path: int(path.stem.rpartition("=")[2]))
+        shutil.copy(third, out / "last.ckpt")
+
+    check_recipe(lambda devices, steps: with_lightning(script, corpus, out, steps, devices), forget_last_save)
+
+
+def test_the_batch_that_the_lightning_recipe_warns_of_is_lost(corpus: Path, tmp_path: Path) -> None:
+    """Without a limit, Lightning fetches a batch more than it trains on, and its checkpoint passes over that one."""
+    pytest.importorskip("lightning")
+    text = (ROOT / "recipes/with_lightning.py").read_text(encoding="utf-8")
+    (tmp_path / "unlimited.py").write_text(re.sub(r"\n +limit_train_batches=.*", "", text), encoding="utf-8")
+    first, second = (with_lightning(tmp_path / "unlimited.py", corpus, tmp_path / "out", steps, 1) for steps in (4, 5))
+    assert first
+    assert second == expected(1, 4, 6)
+
+
+# JAX
+
+
+def test_the_recipe_for_jax(corpus: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    out = tmp_path / "out"
+    out.mkdir()
+
+    def start(processes: int, steps: int) -> Steps:
+        place = f"localhost:{free_port()}"
+        script = [sys.executable, ROOT / "recipes/with_jax.py", corpus, out, steps, place, processes]
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        jobs = [
+            subprocess.Popen(
+                [str(word) for word in (*script, process)], env=environment(JAX_PLATFORMS="cpu"), **streams
+            )
+            for process in range(processes)
+        ]
+        try:
+            said = [job.communicate(timeout=200)[0] for job in jobs]
+        finally:
+            for job in jobs:
+                job.kill()
+        assert [job.returncode for job in jobs] == [0] * processes, said
+        losses = {text.rpartition("loss ")[2] for text in said}
+        assert len(losses) == 1  # all processes have the parameters of the global batch
+        return samples_of("".join(said))
+
+    check_recipe(start)
+
+
+def test_jax_gets_the_batches_that_torch_gets(corpus: Path) -> None:
+    jax = pytest.importorskip("jax")
+    from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan
+
+    plan = StreamPlan(corpus, seq_len=32, seed=17)
+    keys = ("input_ids", "labels", "position_ids", "sample_index")
+    with_torch, with_numpy = (loader(plan, global_batch_size=12) for loader in (StreamingLoader, NumpyLoader))
+    kept = []
+    for _, theirs, ours in zip(range(4), with_torch, with_numpy, strict=False):
+        kept.append({key: jax.numpy.asarray(ours[key].astype(np.int32)) for key in keys})
+        for key in keys:
+            np.testing.assert_array_equal(kept[-1][key], theirs[key].numpy())
+    # the arrays of JAX do not change as the loader goes on
+    again = iter(NumpyLoader(plan, global_batch_size=12))
+    for arrays, batch in zip(kept, again, strict=False):
+        np.testing.assert_array_equal(arrays["input_ids"], batch["input_ids"])
+    assert with_torch.state_dict() == with_numpy.state_dict()
+    with_torch.close()
+    with_numpy.close()
+
+
+# Ray Train
+
+
+START_RAY = """
+import ray, runpy, sys
+ray.init(num_cpus=6, include_dashboard=False)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""More CPUs than this machine has: the workers of three ranks are meant to fit in."""
+
+
+def test_the_recipe_for_ray_train(tmp_path: Path) -> None:
+    pytest.importorskip("ray.train")
+    recipe, out = tmp_path / "run.toml", tmp_path / "out"
+    changes = {"data__global_batch_size": GLOBAL_BATCH, "checkpoint__every": 0}
+    recipe.write_text(as_toml(configuration(corpora(tmp_path / "corpora"), out, **changes)))
+    env = environment(HOME=str(tmp_path), RAY_USAGE_STATS_ENABLED="0")
+    for workers, steps in ((2, 3), (3, 5)):
+        script = [ROOT / "recipes/with_ray_train.py", recipe, workers, f"train.stop_after={steps}"]
+        done = run("-c", START_RAY, *script, env=env, seconds=280)
+        assert f"on {workers} ranks" in done.stdout + done.stderr
+    read = [(step["step"], step["samples"]) for step in steps_of(out)]
+    assert read == [(index + 1, [12 * index, 12 * (index + 1)]) for index in range(5)]
+
+
+# models of Hugging Face
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_hugging_face_model_keeps_documents_apart_unless_it_has_a_cache(corpus: Path, attention: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    from tokshard.runtime import StreamingLoader, StreamPlan
+
+    loader = StreamingLoader(StreamPlan(corpus, seq_len=128, seed=17), global_batch_size=4)
+    batch = next(iter(loader))
+    loader.close()
+    torch.manual_seed(17)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=500, use_cache=False, attn_implementation=attention, **sizes)
+    model = transformers.LlamaForCausalLM(config)
+    torch.nn.init.normal_(model.lm_head.weight)  # so that the loss depends on what is attended to
+    inputs = {key: batch[key] for key in ("input_ids", "position_ids", "labels")} | {"shift_labels": batch["labels"]}
+    loss, targets = 0.0, 0
+    with torch.no_grad():
+        for row in range(4):
+            starts = torch.nonzero(batch["position_ids"][row] == 0).flatten().tolist()
+            for start, stop in zip(starts, [*starts[1:], 128], strict=True):
+                labels = batch["labels"][row, start:stop]
+                logits = model(input_ids=batch["input_ids"][row : row + 1, start:stop]).logits[0]
+                loss += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+                targets += int((labels != -100).sum())
+        alone = pytest.approx(loss / targets, abs=1e-4)
+        assert model(**inputs).loss.item() == alone
+        assert model(**inputs, use_cache=True).loss.item() != alone

@@ -1,0 +1,500 @@
+"""What builds and imports refuse to read, each with what is said."""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as pq_encryption
+import pytest
+
+from tests.contract.small import stopped_before_the_corpus
+from tests.pipeline import foreign
+from tests.pipeline.bad_records import BAD_RECORDS
+from tests.pipeline.inputs import (
+    TOKENIZER,
+    arrow_bytes,
+    arrow_stream_bytes,
+    jsonl,
+    parquet_bytes,
+    table,
+    write_byte_tokenizer,
+)
+from tests.pipeline.saved import save
+from tests.refusals import Call, Refusal, check, refused, said_in, tokshard
+from tokshard import build_corpus, import_corpus
+from tokshard.errors import BadRecordError
+from tokshard.pipeline.sources import hub
+
+EOS = foreign.EOS
+LINE = jsonl([{"text": "good"}])
+
+
+def run(run: Callable[..., Any], sources: Any, **options: Any) -> Any:
+    tokenizer = write_byte_tokenizer(Path(".tokenizer"))
+    return run(sources, **{"tokenizer": tokenizer, "out": "out", "workers": 1, **options})
+
+
+def write(files: Mapping[str, bytes | Path]) -> None:
+    """Write files, links to what a path is given for, and empty folders, whose names end in a slash."""
+    for name, content in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("/"):
+            Path(name).mkdir()
+        elif isinstance(content, bytes):
+            Path(name).write_bytes(content)
+        else:
+            Path(name).symlink_to(content)
+
+
+def built(files: Mapping[str, bytes | Path], *sources: str, **options: Any) -> Call:
+    """A build of some of the files, or of all."""
+
+    def call(_: Path) -> Any:
+        write(files)
+        return run(build_corpus, list(sources or files), **options)
+
+    return call
+
+
+def imports(put: Callable[[Path], Any], *sources: str, **options: Any) -> Call:
+    """An import of what a function writes into a folder."""
+
+    def call(_: Path) -> Any:
+        Path("in").mkdir()
+        put(Path("in"))
+        return run(import_corpus, list(sources) or "in", **options)
+
+    return call
+
+
+def of_table(columns: Mapping[str, Any], **options: Any) -> Call:
+    """An import of a table."""
+    content = parquet_bytes(pa.table(columns))
+    return imports(lambda folder: (folder / "a.parquet").write_bytes(content), **options)
+
+
+# which files
+
+D = {"d/a.jsonl": LINE, "d/sub/b.jsonl": LINE}
+LINKS = {"d/a.jsonl": LINE, "link": Path("d"), "link.jsonl": Path("d/a.jsonl")}
+
+
+def _built_twice(pattern: str, out: str) -> Call:
+    """The second build finds what the first has written."""
+
+    def call(_: Path) -> Any:
+        write({"d/sub/b.jsonl": LINE, "d/sub/c.arrow": arrow_bytes(table([{"text": "c"}])), "link": Path("d")})
+        run(build_corpus, pattern, out=out)
+        return run(build_corpus, pattern, out=out, force=True)
+
+    return call
+
+
+def _out_of(source: str, link: str) -> Call:
+    """A source leads into the corpus that is there."""
+
+    def call(_: Path) -> Any:
+        write(D)
+        run(build_corpus, "d")
+        write({"out/rejects.jsonl": LINE, link: Path("../out")})
+        return run(build_corpus, source, force=True)
+
+    return call
+
+
+def _pipe(_: Path) -> Any:
+    os.mkfifo("pipe.jsonl")
+    return run(build_corpus, "pipe.jsonl")
+
+
+def _hard_link(_: Path) -> Any:
+    write({"a.jsonl": LINE})
+    os.link("a.jsonl", "b.jsonl")
+    return run(build_corpus, ["b.jsonl", "a.jsonl"])
+
+
+def _saved(*splits: str, **options: Any) -> Call:
+    def call(place: Path) -> Any:
+        for split in splits:
+            save(place / "in" / split, [["a"]], **options)
+        write({"in/dataset_dict.json": b'{"splits": ["train", "test"]}'} if all(splits) else {})
+        return run(build_corpus, "in")
+
+    return call
+
+
+NEEDED = ("--tokenizer", TOKENIZER, "--out", "out")
+FILES: dict[str, Call] = {
+    "no source": built({}),
+    "a source that does not exist": built({}, "data/none.jsonl"),
+    "a file of an unknown format": built({"a.md": LINE}),
+    "standard input of an unknown format": built({}, "-"),
+    "a table from standard input": built({}, "-", format="parquet"),
+    "standard input twice": built({}, "-", "-", format="txt"),
+    "standard input that would be estimated": lambda _: tokshard("build", "-", "--format", "txt", *NEEDED, "--dry-run"),
+    "a folder without an input": built({"d/a.rst": b"", "d/b.rst": b""}, "d"),
+    "an empty folder": built({"d/": b""}, "d"),
+    "a pattern that matches nothing": built(D, "d/*.zst"),
+    "a URI of an unknown scheme": built({}, "ftp://host/a.jsonl"),
+    "a pipe": _pipe,
+    "a file and a hard link to it": _hard_link,
+    "a name that is not UTF-8": built({os.fsdecode(b"\xff.jsonl"): LINE}),
+    "a link to nothing": built({"d/b.jsonl": Path("gone.jsonl")}, "d"),
+    "a link to a folder beside it": built({**D, "d/z": Path("sub")}, "d"),
+    "several splits": _saved("train", "test"),
+    "rows that an index has chosen": _saved("", indexed=True),
+    **{
+        f"an input twice: {one} and {two}": built(LINKS, one, two)
+        for one, two in [
+            ("d/a.jsonl", "d/a.jsonl"),
+            ("d/a.jsonl", "d/../d/a.jsonl"),
+            ("d", "d/a.jsonl"),
+            ("d/*.jsonl", "d"),
+            ("d", "link"),
+            ("link.jsonl", "d/a.jsonl"),
+        ]
+    },
+    **{
+        f"--out {out} inside of {source}": built({**D, "link": Path("d")}, source, out=out)
+        for source, out in [
+            *(("d", out) for out in ("d", "d/out", "d/sub/out", "link/out")),
+            *(("d/**/*", "d/out"), ("d/**", "d/sub/out"), ("**/*.jsonl", "d/out"), ("d/**/*.jsonl", "d/.out")),
+            *(("link/**/*.json*", "d/out"), ("d/**/*", "link/out")),
+        ]
+    },
+    **{
+        f"{source} that finds the corpus in {out}": _built_twice(source, out)
+        for source, out in zip(
+            ("d/*/*", "link/*/*.arrow", "d/*/*", "d/[os]u*/*"), ("d/out", "d/out", "link/out", "d/out"), strict=True
+        )
+    },
+    **{
+        f"{source} that leads into --out": _out_of(source, link)
+        for source, link in [("d", "d/out"), ("d/out/shards.arrow", "d/out"), ("d/link/rejects.jsonl", "d/link")]
+    },
+}
+
+# what is asked for
+
+
+def _given(sources: Any, **options: Any) -> Call:
+    return lambda _: run(build_corpus, sources, **options)
+
+
+ASKED: list[dict[str, Any]] = [
+    {"keep_field": ["url", "url:string"]},
+    {"keep_field": ["id"], "id_field": "key"},
+    {"keep_field": ["url:text"]},
+    {"keep_field": [":int64"]},
+    {"keep_field": ["tokens"]},
+    {"keep_field": ["__name__:int64"]},
+    {"keep_field": [7]},
+    {"text_field": 7},
+    {"format": "json"},
+    {"text_unit": "word"},
+    {"dedup": True},
+    {"workers": True},
+    {"workers": np.True_},
+    {"shard_tokens": "1B"},
+    {"max_documents": 1.5},
+    {"validation_fraction": "1%"},
+    {"out": None},
+    {"tokenizer": 7},
+    *({"text_field": f"a{end}"} for end in '"\\\n\x00\udcff'),
+    {"keep_field": ['a"']},
+    {"id_field": "a\udcff"},
+]
+OPTIONS = {f"{options}": built({"a.jsonl": LINE}, **options) for options in ASKED}
+
+# fields
+
+
+def _fields(file: str, encode: Callable[[pa.Table], bytes]) -> dict[str, Call]:
+    """Of a table whose columns are not those that are asked for."""
+    data = {file: encode(pa.table({"data": [{"x": "a"}], "body": ["b"]}))}
+    twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"])
+    meta = pa.StructArray.from_arrays([pa.array([1], pa.timestamp("ns"))], ["at"])
+    return {
+        **{
+            f"text of type {kind} in {file}": built(
+                {file: encode(pa.table({"text": pa.nulls(1, kind), "body": ["x"]}))}
+            )
+            for kind in (pa.int64(), pa.list_(pa.string()), pa.struct([("body", pa.string())]))
+        },
+        **{f"{name} in {file}": built(data, text_field=name) for name in ("nothing", "data.nothing", "body.x")},
+        f"a kept field that is not in {file}": built(data, text_field="body", keep_field=["url"]),
+        f"an id that is not in {file}": built(data, text_field="body", id_field="url"),
+        f"two texts in {file}": built({file: encode(twice)}),
+        f"nanoseconds in {file}": built({file: encode(pa.table({"text": ["t"], "meta": meta}))}, keep_field=["meta"]),
+    }
+
+
+TABLES = {"a.parquet": parquet_bytes, "a.arrow": arrow_bytes, "stream.arrow": arrow_stream_bytes}
+HEADERS = ("body,n", "text,text", "Text", "id;text", "id\ttext", "id|text")
+FIELDS = {
+    **{what: call for file, encode in TABLES.items() for what, call in _fields(file, encode).items()},
+    **{f"the header {header!r}": built({"a.csv": f"{header}\na,b\n".encode()}) for header in HEADERS},
+    "a kept field that the header lacks": built({"a.csv": b"text,n\na,b\n"}, keep_field=["m"]),
+    "an id that the header lacks": built({"a.csv": b"text,n\na,b\n"}, id_field="m"),
+    "a kept field that no line has": built({"a.jsonl": LINE * 3}, keep_field=["url"]),
+    "an id that no line has": built({"a.jsonl.bz2": bz2.compress(LINE * 3)}, id_field="url"),
+    "a field of plain text": built({"a.txt": b"a"}, keep_field=["url"]),
+}
+
+# what is in them
+
+
+class PlainKeys(pq_encryption.KmsClient):
+    """Keys that are kept in the file itself."""
+
+    def __init__(self, _: Any) -> None:
+        super().__init__()
+
+    def wrap_key(self, key: bytes, _: str) -> bytes:
+        return base64.b64encode(key)
+
+    def unwrap_key(self, key: bytes, _: str) -> bytes:
+        return base64.b64decode(key)
+
+
+def _encrypted(*, has_plain_footer: bool) -> Call:
+    def call(_: Path) -> Any:
+        keys = {"footer_key": "k", "column_keys": {"k": ["text"]}, "plaintext_footer": has_plain_footer}
+        config = pq_encryption.EncryptionConfiguration(**keys)
+        factory = pq_encryption.CryptoFactory(PlainKeys)
+        properties = factory.file_encryption_properties(pq_encryption.KmsConnectionConfig(), config)
+        found = table([{"text": "a"}])
+        with pq.ParquetWriter("a.parquet", found.schema, encryption_properties=properties) as writer:
+            writer.write_table(found)
+        return run(build_corpus, "a.parquet")
+
+    return call
+
+
+def _begun(files: Mapping[str, bytes], changed: Mapping[str, bytes], **options: Any) -> Call:
+    """A build with other options or files is not finished."""
+
+    def call(_: Path) -> Any:
+        write(files)
+        with stopped_before_the_corpus(KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+            run(build_corpus, list(files), **options)
+        write(changed)
+        return run(build_corpus, list(files))
+
+    return call
+
+
+AT_MOST_100K = {"max_document_bytes": 100_000}
+CONTENT = {
+    "a file of text that is too long": built({"a.txt": b"x" * 51}, max_document_bytes=50),
+    "a file of text that is not UTF-8": built({"a.txt": b"a\xff"}),
+    "a long line that is an array": built({"a.jsonl": b'[{"text": "%s"}]' % (b"word " * 400_000)}, **AT_MOST_100K),
+    "a long line of NUL bytes": built({"a.jsonl": bytes(2_000_000)}, **AT_MOST_100K),
+    "a long line that is a table": built({"a.jsonl": b"PAR1" + b"x" * 2_000_000}, **AT_MOST_100K),
+    "a long line that is a record": built({"a.jsonl": b'{"text": "%s"}' % (b"x" * 2_000_000)}, **AT_MOST_100K),
+    "an encrypted table": _encrypted(has_plain_footer=False),
+    "encrypted columns": _encrypted(has_plain_footer=True),
+    "nothing but empty records": built({"a.jsonl": b'\n{"text": ""}\n'}),
+    "nothing but empty records, and bad ones are left out": built(
+        {"a.jsonl": b'\n{"text": ""}\n'}, on_bad_record="skip"
+    ),
+    "nothing but bad records": built({"a.jsonl": b'{"body": "x"}\n{"body": "y"}\n{\n'}, on_bad_record="skip"),
+    "bad records that were left out before": _begun({"a.jsonl": LINE + b"{\n"}, {}, on_bad_record="skip"),
+    "a source that has changed": _begun({"a.jsonl": LINE, "b.jsonl": LINE}, {"b.jsonl": 2 * LINE}),
+}
+
+# what a program gives
+
+
+class Frame:
+    """What a data frame of pandas does: it iterates over the names of its columns."""
+
+    def __iter__(self) -> Any:
+        return iter(["text", "url"])
+
+    def iterrows(self) -> Any:
+        raise NotImplementedError
+
+
+def _fetched(argument: str) -> Call:
+    return lambda _: hub.fetch_dataset(argument)
+
+
+def _library(version: str | None) -> Call:
+    """A data set of the hub, with a version of datasets, or without it."""
+
+    def call(_: Path) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "datasets", version and SimpleNamespace(__version__=version))
+            return hub.fetch_dataset("hf://someone/rows")
+
+    return call
+
+
+PROGRAM = {
+    "a number as sources": _given(7),
+    "nothing as sources": _given(None),
+    "bytes as sources": _given(b"text"),
+    "a number among sources": _given(["a.jsonl", 7]),
+    "a list among sources": _given([["a.jsonl"]]),
+    "a dict of splits": _given({"train": [], "test": []}),
+    "a set": _given({"a", "b"}),
+    "an open file": _given(io.StringIO("text")),
+    "a data frame": _given(Frame()),
+    "paths that are given one by one": _given(iter([Path("a.jsonl")])),
+    **{name: _fetched(name) for name in ("hf://", "hf://plain", "hf://a/b/c/d", "hf://a/b:x y", "hf://a/b:train:test")},
+    "a library that may run the code of a repository": _library("3.6.0"),
+    "a data set of the hub without the library": _library(None),
+}
+
+# ids of other tools
+
+DOCUMENTS = [[5, 6, EOS], [7, EOS], [8, 9, 10, 11, EOS], [12, EOS]]
+IDS = {"input_ids": [[5, 6]]}
+
+
+def _flat(ids: list[int], dtype: str = "u2", **options: Any) -> Call:
+    return imports(lambda folder: (folder / "a.npy").write_bytes(foreign.flat([ids], dtype)), **options)
+
+
+def _npy(folder: Path) -> Any:
+    return (folder / "a.npy").write_bytes(foreign.npy([4, EOS], "i8"))
+
+
+def _megatron(*sources: str, **options: Any) -> Call:
+    return imports(lambda folder: foreign.megatron(folder / "a", DOCUMENTS), *sources, **options)
+
+
+def _litdata(**options: Any) -> Call:
+    return imports(lambda folder: foreign.litdata(folder, [DOCUMENTS]), **options)
+
+
+def _mds(
+    old: str = "id", new: str = "id", documents: Any = DOCUMENTS, kind: str = "ndarray:uint16", **options: Any
+) -> Call:
+    """A shard of MDS whose index says something else."""
+
+    def put(folder: Path) -> None:
+        index = foreign.mds(folder, [documents], kind) / "index.json"
+        assert old in index.read_text()
+        index.write_text(index.read_text().replace(old, new))
+
+    return imports(put, **options)
+
+
+def _bytes_of_mds(ids: list[int], dtype: str) -> Call:
+    """Ids in bytes, of which nothing says how they are stored."""
+    return _mds("bytes:uint8", "bytes", [np.frombuffer(np.array(ids, dtype).tobytes(), "u1").tolist()], "bytes:uint8")
+
+
+def _a_corpus(source: str) -> Call:
+    def call(_: Path) -> Any:
+        foreign.megatron(Path("a"), DOCUMENTS)
+        run(import_corpus, "a", out=f"{source.partition('/')[0]}/a")
+        return run(import_corpus, source)
+
+    return call
+
+
+def _two(*masks: Any, how: str) -> Call:
+    """Two tables, of which one has a mask, in one import or one after the other."""
+
+    def call(_: Path) -> Any:
+        for name, mask in zip("ab", masks, strict=True):
+            found = pa.table({"input_ids": DOCUMENTS[:1]} | ({"loss_mask": [mask]} if mask else {}))
+            write({f"two/{name}.parquet": parquet_bytes(found)})
+        if how != "append":
+            return run(import_corpus, "two" if how == "folder" else ["two/a.parquet", "two/b.parquet"])
+        run(import_corpus, "two/a.parquet")
+        return run(import_corpus, "two/b.parquet", append=True)
+
+    return call
+
+
+def _per_id(folder: Path) -> Any:
+    found = pa.table({"tokens": pa.array([1, EOS], pa.int32()), "mask": [0, 1]})
+    return (folder / "a.arrow").write_bytes(arrow_bytes(found))
+
+
+def _pack(starts: list[int]) -> Call:
+    """The second row of two, of three ids, or of one without a start."""
+    all_starts, ids = pa.array([[0], starts], pa.list_(pa.int32())), [5, 6, 7] if starts else [5]
+    return of_table({"input_ids": [[8, 9], ids], "loss_mask": [[0, 0], [0] * len(ids)], "seq_start_id": all_starts})
+
+
+MASK = [0, 1, 1]
+WIDE = [each for number in range(1, 201) for each in (number, 7, EOS)]
+TOKENS = {
+    "a flat file without its delimiter": _flat([1, 2, 9, 4, 9], source_eos=7),
+    "a long flat file without its delimiter": _flat([1] * 100, max_document_bytes=64),
+    "a flat file of wider ids": _flat(WIDE, "u4"),
+    "a flat file of even wider ids": _flat(WIDE, "i8"),
+    "bytes of MDS that are int32": _bytes_of_mds([5, 6, 7, EOS], "i4"),
+    "bytes of MDS that are uint16": _bytes_of_mds([5, 6, 7, 256], "u2"),
+    "bytes of MDS that are uint16, too": _bytes_of_mds([5, 256, 7, EOS], "u2"),
+    "bytes of MDS of an odd length": _bytes_of_mds([5, 6, EOS], "i4"),
+    "--dtype beside a header": imports(_npy, token_dtype="uint16"),
+    "--dtype beside the one of a column": _mds(token_dtype="uint16"),
+    "--dtype for litdata": _litdata(token_dtype="int32"),
+    "--token-field for litdata": _litdata(token_field="ids"),
+    "--keep-field for megatron": _megatron(keep_field=["url"]),
+    "--id-field for megatron": _megatron(id_field="url"),
+    "--text-unit for ids": _megatron(text_unit="line"),
+    "ids in csv": _megatron(format="csv"),
+    "ids that are floats": _megatron(token_dtype="float32"),
+    "a delimiter below zero": _megatron(source_eos=-1),
+    "a chunk without its index": _megatron("in/a.bin", format="litdata"),
+    "an index alone": _megatron("in/a.idx"),
+    **{f"a corpus, as {source}": _a_corpus(source) for source in ("corpora/a", "corpora", "corpora/a/*.arrow")},
+    "MDS without ids": _mds('"tokens"', '"other"'),
+    "MDS with two columns of one name": _mds('"tokens"', '"n"', token_field="n"),
+    "MDS without columns": _mds('"tokens"', "[]"),
+    "ids that would have to be unpickled": _mds("ndarray:uint16", "pkl"),
+    "kept values that would have to be unpickled": _mds('"str"', '"pkl"', id_field="id"),
+    "a kept column that MDS lacks": _mds(keep_field=["other"]),
+    "lines without ids": imports(lambda folder: (folder / "a.jsonl").write_bytes(jsonl([{"messages": [], "n": 1}]))),
+    "a table without ids": of_table({"text": ["a"]}),
+    "a table without the ids that are asked for": of_table({"tokens": [[1]]}, token_field="ids"),
+    **{f"ids that are {values}": of_table({"tokens": values}) for values in (["a"], [[1.5]], [[True]], [1, EOS])},
+    "a kept value for each id": imports(_per_id, keep_field=["mask"]),
+    "an id that is null": of_table({"tokens": [[1], [None]]}),
+    "a mask that is null": of_table({**IDS, "attention_mask": [[1, None]]}),
+    **{f"a pack that starts at {starts}": _pack(starts) for starts in ([1, 2], [0, 2, 2], [0, 4], [])},
+    "ids without a document": _flat([EOS]),
+    **{
+        f"{name} {values}": of_table({**IDS, name: values})
+        for name in ("attention_mask", "position_ids")
+        for values in ([[[1, 0], [1, 1]]], [[1.0, 0.0]], ["11"], [{"mask": 1}], [3])
+    },
+    **{f"labels {values}": of_table({**IDS, "labels": [values]}) for values in ([True, False], [1.0, 0.0])},
+    "a pack with labels": of_table({**IDS, "labels": [[5, 6]], "seq_start_id": [[0]]}),
+    "labels beside a mask": of_table({**IDS, "labels": [[5, 6]], "loss_mask": [[0, 1]]}),
+    "a folder in which the first table has a mask": _two(MASK, None, how="folder"),
+    "a folder in which the second table has a mask": _two(None, MASK, how="folder"),
+    "tables of which one has a mask": _two(None, MASK, how="files"),
+    "an append without masks": _two(MASK, None, how="append"),
+    "an append with masks": _two(None, MASK, how="append"),
+}
+
+REFUSALS = [
+    *said_in(
+        Path(__file__).with_name("refusals_of_sources.txt"), FILES | OPTIONS | FIELDS | CONTENT | PROGRAM | TOKENS
+    ),
+    *(Refusal(bad.what, bad.build, BadRecordError, bad.problem, bad.hint) for bad in BAD_RECORDS),
+]
+
+
+@refused(REFUSALS)
+def test_refusals(refusal: Refusal, tmp_path: Path) -> None:
+    check(refusal, tmp_path)

@@ -1,0 +1,354 @@
+"""A view has the documents that meet its conditions, is a corpus like any other, and stores none of their tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from tests.contract import small
+from tests.corpora import TINY_TOKENIZER, Source, append_generation, change_table, documents_of, write_corpus
+from tests.damage import flipped
+from tests.examples import examples
+from tests.pipeline.places import StoppedError, at
+from tests.pipeline.test_copy import LANGUAGES, Row, bucket, copy_corpus, corpus_of, left_out, rows
+from tokshard import open_corpus
+from tokshard import select_corpus as select_by_processes
+from tokshard.errors import BuildError, CorpusError
+from tokshard.format import names
+from tokshard.inspect.verify.verification import verify_corpus
+from tokshard.pipeline.progress import StageStarted
+from tokshard.runtime import CorpusSource
+from tokshard.testing import assert_token_source
+
+__all__ = ["bucket"]  # a fixture
+
+
+def select_corpus(given: Any, *, out: Path | str, **options: Any) -> Any:
+    """Select in this process, unless workers are asked for."""
+    return select_by_processes(given, out=out, **{"workers": 1, **options})
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return corpus_of(tmp_path / "corpus")
+
+
+def grow(corpus: Path) -> None:
+    """Append a document in French and one in English."""
+    source = Source(documents=documents_of([3, 30]), path="c.jsonl", metadata={"lang": ["fr", "en"]})
+    append_generation(corpus, sources=[source], columns={"lang": "string"})
+
+
+# any conditions
+
+
+CONDITIONS: dict[str, Any] = {
+    "min_tokens": st.integers(1, 12),
+    "max_tokens": st.integers(12, 40),
+    "where": st.sampled_from([["lang=fr"], ["lang!=en"], ["lang in en,de"]]),
+    "source": st.just("*b.jsonl"),
+    "hash_range": st.sampled_from([(0.0, 0.5), (0.25, 1.0)]),
+}
+MEETS = {"lang=fr": {"fr"}, "lang!=en": {"fr", "de", None}, "lang in en,de": {"en", "de"}}
+
+
+def is_chosen(row: Row, options: dict[str, Any]) -> bool:
+    """Whether a document meets conditions."""
+    tokens, kept, source, _ = row
+    return (
+        options.get("min_tokens", 0) <= len(tokens) <= options.get("max_tokens", 1_000)
+        and all(kept["lang"] in MEETS[condition] for condition in options.get("where", []))
+        and ("source" not in options or source[1] == "b.jsonl")
+    )
+
+
+@settings(max_examples=examples(30))
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=2, max_size=60),
+    first=st.fixed_dictionaries({}, optional=CONDITIONS),
+    second=st.fixed_dictionaries({}, optional=CONDITIONS),
+    task_tokens=st.sampled_from([1, 50, 1_000]),
+    is_grown=st.booleans(),
+)
+def test_a_view_and_a_view_of_it_hold_the_chosen_documents_and_so_does_a_copy(
+    lengths, first, second, task_tokens, is_grown, tmp_path_factory
+):
+    place = tmp_path_factory.mktemp("selected")
+    languages = [LANGUAGES[number % 3] for number in range(len(lengths))]
+    corpus_of(place / "corpus", lengths, languages)
+    if is_grown:
+        grow(place / "corpus")
+    expected, given = rows(place / "corpus"), place / "corpus"
+    with pytest.MonkeyPatch.context() as patch:
+        small.shrink(patch.setattr, copy_task_tokens=task_tokens)
+        for number, options in enumerate((first, second)):
+            taken = [row for row in expected if is_chosen(row, options)]
+            view = place / f"view-{number}"
+            if not taken:
+                with pytest.raises(BuildError, match="no document is selected"):
+                    select_corpus(given, out=view, **options)
+                return
+            with contextlib.ExitStack() as stack:
+                if "hash_range" in options:  # it may leave nothing
+                    stack.enter_context(contextlib.suppress(BuildError))
+                select_corpus(given, out=view, **options)
+            if not (view / names.MANIFEST).exists():
+                return
+            found = rows(view)
+            if "hash_range" in options:  # which the tokens decide
+                other = select_corpus(given, out=place / f"other-{number}", **options | {"hash_range": (0, 1)})
+                assert len(taken) == other.manifest.num_documents
+                taken = [row for row in taken if row in found]
+                assert len(found) <= len(expected)
+            assert found == taken
+            assert not [name for name in view.iterdir() if names.is_shard_name(name.name)]
+            assert_token_source(CorpusSource(view, access="mmap" if number else "pread"))
+            with open_corpus(view) as opened:
+                assert [tuple(document.tolist()) for document in opened] == [row[0] for row in taken]
+            expected, given = taken, view
+        copied = copy_corpus(given, out=place / "copy", shard_tokens=60)
+    assert rows(place / "copy") == expected
+    assert copied.manifest.num_tokens == sum(len(row[0]) for row in expected)
+
+
+@pytest.mark.parametrize(
+    ("where", "taken"),
+    [
+        (["size>3"], [4, 5, 6]),
+        (["size>=3", "size<=5"], [3, 4, 5]),
+        (["size<3", "size>0"], [1, 2]),
+        (["size in 1, 5,9"], [1, 5]),
+        (["size!=2"], [0, 1, 3, 4, 5, 6, 7]),
+        (["lang in en,fr", "size>2"], [3, 4]),
+        (["lang != en"], [1, 2, 3, 4, 5, 6, 7]),
+        (["lang=fr\t", "size > 1 "], [3, 4]),
+        (["a=b in =, c"], [0, 2, 4, 6]),
+        (["lang>en"], [2, 3, 4, 5, 6, 7]),
+        (["flag!=true"], [1, 3, 5, 7]),
+        ("score>0.25", [6]),
+    ],
+    ids=str,
+)
+def test_documents_are_taken_by_comparisons_of_kept_values_and_missing_ones_meet_only_inequality(
+    tmp_path, where, taken
+):
+    metadata = {
+        "size": [*range(7), None],
+        "lang": ["en", " en", "fr ", "fr", "fr", "ga", "ha", "zu"],
+        "a=b": ["c", "d"] * 4,
+        "flag": [True, False] * 4,
+        "score": [0.25, -1.0, float("nan"), None, 0.0, 0.1, 0.3, 0.2],
+    }
+    columns = {"size": "int64", "lang": "string", "a=b": "string", "flag": "bool", "score": "float64"}
+    sources = [Source(documents=documents_of(range(2, 10)), path="a.jsonl", metadata=metadata)]
+    corpus = write_corpus(tmp_path / "corpus", sources=sources, columns=columns, tokenizer=TINY_TOKENIZER)
+    select_corpus(corpus, out=tmp_path / "view", where=where)
+    assert [len(row[0]) - 2 for row in rows(tmp_path / "view")] == taken
+
+
+def test_the_bytes_of_a_view_depend_neither_on_workers_nor_on_a_stop(corpus, tmp_path, monkeypatch):
+    small.shrink(monkeypatch.setattr, copy_task_tokens=1)
+    options: dict[str, Any] = {"where": ["lang!=en"], "by": ["lang"]}
+    select_corpus(corpus, out=tmp_path / "one", **options)
+    select_corpus(corpus, out=tmp_path / "two", **options, workers=2)
+    with small.stopped_before_the_corpus(StoppedError()), pytest.raises(StoppedError):
+        select_corpus(corpus, out=tmp_path / "three", **options)
+    select_corpus(corpus, out=tmp_path / "three", **options)
+    assert not select_corpus(corpus, out=tmp_path / "three", **options).is_new
+    files = [
+        {
+            str(file.relative_to(place)): file.read_bytes()
+            for file in place.rglob("*")
+            if file.is_file() and file.name != names.REPORT
+        }
+        for place in (tmp_path / name for name in ("one", "two", "three"))
+    ]
+    assert files[0] == files[1] == files[2]
+    select_corpus(corpus, out=tmp_path / "three", by=["lang"], force=True)
+    assert (tmp_path / "three" / "lang=en").is_dir()
+    assert not (tmp_path / "three" / names.WORK).exists()
+
+
+# lists
+
+
+DROPPED = [3, 17, 18, 59]
+NAMES = [f"doc-{number}" for number in DROPPED]
+
+
+def lines(values: Sequence[Any]) -> bytes:
+    return "\n".join(map(json.dumps, values)).encode()
+
+
+LISTS: dict[str, Callable[[Path], object]] = {
+    "ids.txt": lambda path: path.write_text("\r\n".join([f"\ufeff{NAMES[0]}", *NAMES[1:], "", ""])),
+    "listed": lambda path: path.write_text("\n".join(NAMES)),
+    "ids.jsonl.gz": lambda path: path.write_bytes(gzip.compress(lines([{"id": name, "why": []} for name in NAMES]))),
+    "numbers.jsonl": lambda path: path.write_bytes(lines([{"document": number} for number in DROPPED])),
+    "ids.parquet": lambda path: parquet.write_table(pa.table({"url": ["x"] * 4, "id": NAMES}), path),
+    "ids.csv": lambda path: path.write_text("why,id\n" + "".join(f'"a,\nb",{name}\n' for name in NAMES)),
+}
+
+
+@pytest.fixture
+def with_ids(tmp_path: Path) -> Path:
+    metadata = {"id": [f"doc-{index}" for index in range(60)], "size": [index % 5 for index in range(60)]}
+    sources = [Source(documents=documents_of([2 + 3 * index % 40 for index in range(60)]), metadata=metadata)]
+    columns = {"id": "string", "size": "int64"}
+    return write_corpus(tmp_path / "ids", sources=sources, columns=columns, tokenizer=TINY_TOKENIZER, shard_tokens=150)
+
+
+def ids(directory: Path) -> list[int]:
+    return [int(row[1]["id"].removeprefix("doc-")) for row in rows(directory)]
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_in_any_form_is_left_out_or_taken(with_ids, tmp_path, name):
+    LISTS[name](tmp_path / name)
+    done = select_corpus(with_ids, out=tmp_path / "without", drop_ids=tmp_path / name)
+    assert ids(tmp_path / "without") == [number for number in range(60) if number not in DROPPED]
+    assert left_out(tmp_path / "without") == {"in drop-ids": 4}
+    assert not done.notes
+    select_corpus(with_ids, out=tmp_path / "with", keep_ids=tmp_path / name, where="size!=3", workers=2)
+    assert ids(tmp_path / "with") == [17, 59]
+    assert left_out(tmp_path / "with") == {"not in keep-ids": 56, "not selected": 2}
+
+
+def test_rows_of_a_list_that_name_no_document_are_named(with_ids, tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(
+        lines([{"id": "doc-1"}, {"id": "gone"}, {"document": 7, "fingerprint": "0" * 64}, {"document": 60}])
+    )
+    done = select_corpus(with_ids, out=tmp_path / "view", drop_ids=tmp_path / "rows.jsonl")
+    assert done.notes == (f"3 rows of {tmp_path}/rows.jsonl name no document: gone, document 7, document 60",)
+    # in a view, a number is that of the view
+    (tmp_path / "numbers.jsonl").write_bytes(lines([{"document": 1}]))
+    select_corpus(tmp_path / "view", out=tmp_path / "again", drop_ids=tmp_path / "numbers.jsonl")
+    assert ids(tmp_path / "again") == [0, *range(3, 60)]
+
+
+def test_a_list_that_changes_before_it_is_read_selects_nothing_else(with_ids, tmp_path):
+    (tmp_path / "ids.txt").write_text("doc-1")
+    change = at(StageStarted, lambda _: (tmp_path / "ids.txt").write_text("doc-5"))
+    with pytest.raises(BuildError, match=r"ids\.txt was changed while documents were selected by it"):
+        select_corpus(with_ids, out=tmp_path / "view", drop_ids=tmp_path / "ids.txt", observer=change)
+    (tmp_path / "ids.txt").write_text("doc-1")
+    select_corpus(with_ids, out=tmp_path / "view", drop_ids=tmp_path / "ids.txt")
+    assert 1 not in ids(tmp_path / "view")
+
+
+# joined columns
+
+
+def test_columns_are_joined_by_id_or_by_number_and_documents_without_a_row_have_none(with_ids, tmp_path):
+    order = np.random.default_rng(1).permutation(50)
+    by_id = pa.table({"id": [f"doc-{number}" for number in order], "score": order / 50})
+    parquet.write_table(by_id, tmp_path / "scores.parquet")
+    with open_corpus(with_ids) as opened:
+        metadata = {"fingerprint": opened.fingerprint}
+    by_number = pa.table({"document": order, "lang": [["en", "fr"][number % 2] for number in order]})
+    parquet.write_table(by_number.replace_schema_metadata(metadata), tmp_path / "langs.parquet")
+    join = [tmp_path / "scores.parquet", tmp_path / "langs.parquet"]
+    select_corpus(with_ids, out=tmp_path / "view", join=join, where=["score>=0.5", "lang=fr", "size<3"])
+    assert ids(tmp_path / "view") == [number for number in range(25, 50) if number % 2 and number % 5 < 3]
+    select_corpus(with_ids, out=tmp_path / "missing", join=join[:1], where="score!=0.5")
+    assert ids(tmp_path / "missing") == [number for number in range(60) if number != 25]
+    select_corpus(with_ids, out=tmp_path / "cells", join=join, by=["lang,size"])
+    found = {path.parent.relative_to(tmp_path / "cells"): ids(path.parent) for path in tmp_path.glob("cells/*/*/man*")}
+    assert found[Path("lang=fr/size=3")] == [number for number in range(50) if number % 2 and number % 5 == 3]
+    assert found[Path("lang=__HIVE_DEFAULT_PARTITION__/size=1")] == [51, 56]
+    assert sorted(number for cell in found.values() for number in cell) == list(range(60)) == ids(tmp_path / "cells")
+
+
+def test_cells_partition_a_view_and_their_mix_names_them(corpus, tmp_path):
+    select_corpus(corpus, out=tmp_path / "cells", by="lang", min_tokens=10)
+    whole = rows(tmp_path / "cells")
+    cells = {path.name: rows(path) for path in (tmp_path / "cells").iterdir() if path.is_dir()}
+    assert sorted(cells) == ["lang=__HIVE_DEFAULT_PARTITION__", "lang=de", "lang=en", "lang=fr"]
+    assert Counter(repr(row) for cell in cells.values() for row in cell) == Counter(map(repr, whole))
+    assert all(row[1]["lang"] == "fr" for row in cells["lang=fr"])
+    mix = (tmp_path / "cells" / "mix.toml").read_text()
+    assert all(f'"{name}" = "{name}"  # {len(found)} documents' in mix for name, found in cells.items())
+
+
+# in buckets
+
+
+def test_a_view_in_a_bucket_of_a_corpus_in_one_is_read_by_range(corpus, tmp_path, bucket):
+    copy_corpus(corpus, out=f"{bucket}/corpus")
+    select_corpus(f"{bucket}/corpus", out=f"{bucket}/views/view", where="lang!=en", by="lang")
+    select_corpus(f"{bucket}/corpus", out=tmp_path / "here", where="lang!=en")
+    select_corpus(corpus, out=tmp_path / "local", where="lang!=en")
+    assert rows(f"{bucket}/views/view") == rows(tmp_path / "here") == rows(tmp_path / "local")
+    for place in (f"{bucket}/views/view", f"{bucket}/views/view/lang=fr", tmp_path / "here"):
+        source = CorpusSource(place)
+        assert not source.is_in_memory
+        assert source.read_factor > 1
+        assert_token_source(source)
+
+
+# its base
+
+
+def test_a_view_finds_its_base_where_it_was_or_beside_it_and_refuses_another(corpus, tmp_path):
+    select_corpus(corpus, out=tmp_path / "views" / "view", where="lang=fr")
+    expected = rows(tmp_path / "views" / "view")
+    shutil.copytree(tmp_path, tmp_path / "moved")
+    assert rows(tmp_path / "moved" / "views" / "view") == expected, "both moved"
+    grow(corpus)
+    assert rows(tmp_path / "views" / "view") == expected, "the base grew"
+    corpus.rename(tmp_path / "views" / "elsewhere")
+    assert rows(tmp_path / "views" / "view") == expected, "beside it"
+    (tmp_path / "views" / "elsewhere").rename(tmp_path / "gone")
+    with pytest.raises(CorpusError, match=r"a view of the corpus with the content .*, which was at .*does not exist"):
+        open_corpus(tmp_path / "views" / "view")
+    write_corpus(tmp_path / "corpus", documents_of([3, 4]), tokenizer=TINY_TOKENIZER)
+    with pytest.raises(CorpusError, match=r"which was at .*corpus: .* has the content"):
+        CorpusSource(tmp_path / "views" / "view")
+
+
+def edited(column: str, row: int, value: int) -> Callable[[Path], None]:
+    """Add to a value in the table of a view, for which the manifest then vouches."""
+
+    def change(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        columns[column][row] += value
+        return columns
+
+    return lambda view: change_table(view, names.KEPT, change)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a flipped byte": (lambda view: flip(view / names.KEPT), "SHA-256"),
+    "no table": (lambda view: (view / names.KEPT).unlink(), "kept.arrow"),
+    "a document twice": (edited("document", 4, -40), "expected documents after"),
+    "other documents": (edited("document", 4, 1), "tokens from"),
+    "another place": (edited("position", 4, 1), "tokens from"),
+    "other lengths": (edited("token", 4, 1), "tokens from"),
+    "beyond the base": (edited("document", -1, 10**6), "kept.arrow"),
+    "not from the first": (edited("number", 0, 1), "kept.arrow"),
+}
+
+
+def flip(path: Path) -> None:
+    path.write_bytes(flipped(0.5)(path.read_bytes()))
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_table_is_found(corpus, tmp_path, what):
+    select_corpus(corpus, out=tmp_path / "view", where="lang=fr")
+    change, message = DAMAGE[what]
+    change(tmp_path / "view")
+    report = verify_corpus(tmp_path / "view")
+    assert any(message in f"{problem.file} {problem.message}" for problem in report.problems), report.problems

@@ -1,0 +1,273 @@
+"""What TOML files, overrides and command lines of runs are refused for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from tests.refusals import Refusal, check, refused
+from tokshard.errors import PlanError, UsageError
+from tokshard.run_files.model_shape import Model, model_shape
+from tokshard.run_files.plan_file import load_mix
+from tokshard.run_files.recipe import check_ranks, load_config
+from tokshard.run_files.saved_state import read_state
+from tokshard.run_files.strict_toml import path_beside
+
+RECIPE = """
+[data]
+corpora = { code = "shards/code" }
+seq_len = 64
+global_batch_size = 8
+[train]
+out = "run"
+steps = 10
+"""
+MIX = 'corpora = { code = "shards/code", prose = "shards/prose" }\nseq_len = 8\nglobal_batch_size = 4\n'
+
+
+def reading_a_recipe(*overrides: str, text: str = RECIPE) -> Callable[[Path], object]:
+    def read(_: Path) -> object:
+        Path("recipe.toml").write_text(text, encoding="utf-8")
+        return load_config("recipe.toml", overrides)
+
+    return read
+
+
+def reading_a_mix(text: str) -> Callable[[Path], object]:
+    def read(_: Path) -> object:
+        Path("mix.toml").write_text(text, encoding="utf-8")
+        return load_mix("mix.toml")
+
+    return read
+
+
+def planning_with_a_mask(_: Path) -> object:
+    from tokshard.runtime import StreamPlan
+
+    Path("mix.toml").write_text(MIX + 'mask = { code = ["out.txt"] }\n', encoding="utf-8")
+    return StreamPlan.load("mix.toml")
+
+
+def reading_a_checkpoint_without_torch(_: Path) -> object:
+    Path("ck.pt").write_bytes(b"PK")
+    with patch.dict(sys.modules, {"torch": None}):
+        return read_state("ck.pt")
+
+
+def on_two_ranks(**data: Any) -> Callable[[Path], object]:
+    changes = [f"data.{name}={value}" for name, value in data.items()]
+
+    def start(directory: Path) -> object:
+        reading_a_recipe()(directory)
+        settings = load_config("recipe.toml", ["train.micro_batch_size=3", "data.global_batch_size=12", *changes])
+        return check_ranks(settings, num_ranks=2)
+
+    return start
+
+
+def of_recipe(override: str, problem: str, hint: str, *more: str) -> Refusal:
+    what = " ".join(["a recipe with", override, *more])
+    return Refusal(what, reading_a_recipe(override, *more), UsageError, problem, hint)
+
+
+def of_value(override: str, expected: str, place: str = "") -> Refusal:
+    key, _, value = override.partition("=")
+    said = f"recipe.toml: {expected} - at `{place or key}`"
+    return Refusal(f"{key} = {value[:30]}", reading_a_recipe(override), UsageError, said, ALL_KEYS)
+
+
+def of_mix(what: str, text: str, problem: str, hint: str) -> Refusal:
+    return Refusal(f"a mix {what}", reading_a_mix(text), UsageError, f"mix.toml{problem}", hint)
+
+
+def of_key(text: str, problem: str, hint: str) -> Refusal:
+    return of_mix(f"with {text}", MIX + text, f": {problem}", hint)
+
+
+ALL_KEYS = "python -m tokshard.trainer --help lists all keys"
+A_DIRECTORY = "give one on a file system that all ranks share, and copy checkpoints to a bucket from there"
+A_PLAN = "give a mix.toml, a corpus directory or a checkpoint"
+A_MIX = "give a mix such as mix.toml, or a corpus directory"
+ASCENDING = "give [step, global_batch_size] in ascending order, from 1"
+LOW = "give the low factor the smaller number, such as 1 and 4"
+A_RANGE = "give its first step and the one after it"
+DIVISIBLE = (
+    "model.dim is an even multiple of num_heads, or model.head_dim an even number; num_heads a multiple of num_kv_heads"
+)
+FEWER_STEPS = "lower optimizer.warmup_steps or optimizer.decay_steps, or raise train.steps"
+OF_TOML = "give a file of TOML, such as mix.toml; https://toml.io has its syntax"
+NO_CORPORA = 'give corpora = { code = "shards/code" } in a mix.toml'
+NO_LENGTH = "give seq_len = 4096 in a mix.toml, or --seq-len on the command line"
+NO_SIZE = "give global_batch_size = 512 in a mix.toml, or --global-batch-size on the command line"
+SHARES = "for example: weights = { code = 0.7, prose = 0.3 }"
+SCHEDULE = "for example: schedule = [[1_000_000, { code = 0.5, prose = 0.5 }]]"
+NO_FILE = "nowhere.toml: No such file or directory"
+
+REFUSALS = [
+    of_value("train.steps=many", "Expected `int`, got `str`"),
+    of_value("train.steps=0", "Expected `int` >= 1"),
+    of_value("optimizer.lr=nan", "Expected `float` >= 0.0"),
+    of_value("optimizer.lr=inf", "Expected `float` <= 1e+38"),
+    of_value("optimizer.beta1=1.5", "Expected `float` < 1.0"),
+    of_value("optimizer.beta2=1", "Expected `float` < 1.0"),
+    of_value("optimizer.eps=-1e-8", "Expected `float` >= 0.0"),
+    of_value("model.num_heads=0", "Expected `int` >= 1"),
+    of_value("model.rope_theta=0.0", "Expected `float` > 0.0"),
+    of_value("parallel.init_timeout_seconds=10_000_000", "Expected `int` <= 1000000"),
+    of_value("parallel.init_timeout_seconds=0", "Expected `int` >= 1"),
+    of_value("checkpoint.every=-1", "Expected `int` >= 0"),
+    of_value("parallel.precision=fp64", "Invalid enum value 'fp64'"),
+    of_value("compute.compile=true", "Expected `str`, got `bool`"),
+    of_value("data.corpora={}", "Expected `object` of length >= 1"),
+    of_value("train.skip=[[0, 5]]", "Expected `int` >= 1", "train.skip[0][0]"),
+    of_value("data.batch_ramp=[[5, 0]]", "Expected `int` >= 1", "data.batch_ramp[0][1]"),
+    of_value(f"data.seed={'[' * 5_000}", "Expected `int`, got `str`"),
+    of_value(f"data.seed={'1' * 5_000}", "Expected `int`, got `str`"),
+    of_recipe("train.stepz=1", "recipe.toml: no key train.stepz", "did you mean train.steps?"),
+    of_recipe("trian.steps=1", "recipe.toml: no section [trian]", "did you mean [train]?"),
+    of_recipe("eval.every=1", "recipe.toml: no section [eval]", "did you mean [evaluation]?"),
+    of_recipe("train.xyzzy={}", "recipe.toml: no key train.xyzzy", "known here: out, steps, stop_after, *"),
+    of_recipe("train=3", "recipe.toml: train is 3, expected a section", "write [section]"),
+    of_recipe("train.steps", "'train.steps' is not an override", "write section.key=value, such as train.steps=100"),
+    of_recipe("train.steps.x=3", "'train.steps.x=3': steps is not a section", "write section.key=value"),
+    of_recipe("train.skip=[[5, 5]]", "recipe.toml: train.skip has the range [5, 5]", A_RANGE),
+    of_recipe("train.profile_steps=[13, 10]", "recipe.toml: train.profile_steps has the range [13, 10]", A_RANGE),
+    of_recipe("train.out=s3://b/run", "recipe.toml: train.out is s3://b/run, expected a directory", A_DIRECTORY),
+    of_recipe("data.batch_ramp=[[5, 4], [3, 8]]", "recipe.toml: data.batch_ramp is [(5, 4), (3, 8)]", ASCENDING),
+    of_recipe(
+        "optimizer.warmup_steps=11", "recipe.toml: 11 steps of warmup and 0 of decay do not fit in 10", FEWER_STEPS
+    ),
+    of_recipe(
+        "optimizer.schedule=wsd",
+        "recipe.toml: 2 steps of warmup and 9 of decay do not fit in 10",
+        FEWER_STEPS,
+        "optimizer.decay_steps=9",
+        "optimizer.warmup_steps=2",
+    ),
+    of_recipe(
+        "checkpoint.load=a",
+        "recipe.toml: checkpoint.load and checkpoint.load_weights are given",
+        "give one of them",
+        "checkpoint.load_weights=b",
+    ),
+    of_recipe("model.preset=9B", "no preset '9B'", "known: 10M, 160M, 1B, 7B, 8B, 11B"),
+    of_recipe("model.num_kv_heads=3", "256 wide, 4 heads, 3 KV heads do not divide", DIVISIBLE),
+    of_recipe("model.dim=250", "250 wide, 4 heads, 2 KV heads do not divide", DIVISIBLE),
+    of_recipe("model.head_dim=7", "256 wide, 4 heads, 2 KV heads do not divide", DIVISIBLE),
+    of_recipe("model.rope_low_freq_factor=4", "model.rope_low_freq_factor is 4.0, rope_high_freq_factor 4.0", LOW),
+    Refusal(
+        "a vocabulary that is smaller than that of the corpora",
+        lambda _: model_shape(Model(vocab_size=63), 64),
+        UsageError,
+        "model.vocab_size is 63, the corpora have 64 ids",
+        "leave it out, or raise it",
+    ),
+    *(
+        of_recipe(
+            override,
+            f"recipe.toml: {problem}, float8 needs a multiple of 16",
+            "change it, or leave compute.float8 out",
+            "compute.float8=rowwise",
+            *more,
+        )
+        for override, problem, *more in (
+            ("data.seq_len=72", "data.seq_len is 72"),
+            ("model.dim=200", "model.dim is 200"),
+            ("model.hidden_dim=264", "model.hidden_dim is 264"),
+            ("model.head_dim=6", "model.head_dim * num_heads is 24"),
+            ("model.dim=96", "model.head_dim * num_kv_heads is 24", "model.num_kv_heads=1"),
+        )
+    ),
+    Refusal(
+        "a missing recipe",
+        lambda _: load_config("nowhere.toml"),
+        UsageError,
+        NO_FILE,
+        "give a recipe, such as recipes/*.toml",
+    ),
+    Refusal("a recipe that is no TOML", reading_a_recipe(text="[data"), UsageError, "recipe.toml is not *", OF_TOML),
+    Refusal(
+        "a recipe without a length of samples",
+        reading_a_recipe(text=RECIPE.replace("seq_len = 64", "")),
+        UsageError,
+        "recipe.toml: Object missing required field `seq_len` - at `data`",
+        ALL_KEYS,
+    ),
+    *(
+        Refusal(
+            f"micro-batches of 3 rows where a rank has {rows}",
+            on_two_ranks(**data),
+            UsageError,
+            f"train.micro_batch_size is 3, but a rank's batches have {rows} rows",
+            f"give a divisor: {divisors}",
+        )
+        for data, rows, divisors in (
+            ({"global_batch_size": 8}, "4", "1, 2, 4"),
+            ({"batch_ramp": [[9, 16]]}, "6 and 8", "1, 2"),
+        )
+    ),
+    Refusal(
+        "a batch of 2^31 tokens on a rank",
+        on_two_ranks(global_batch_size=1 << 26),
+        PlanError,
+        "a global_batch_size of 67108864 makes 33554432 rows of 64 tokens on each of 2 ranks, 2**31 tokens or more",
+        "give a global_batch_size of at most 67108862",
+    ),
+    of_key("sed = 3", "no key sed", "did you mean seed?"),
+    of_key("xyzzy = 3", "no key xyzzy", "known here: corpora, seq_len, *"),
+    of_key('seed = "3"', "Expected `int`, got `str` - at `seed`", "for example: seed = 17"),
+    of_key("seed = true", "Expected `int`, got `bool` - at `seed`", "for example: seed = 17"),
+    of_key("weights = [1]", "Expected `object`, got `array` - at `weights`", SHARES),
+    of_key('take = "all"', "Expected `*`, got `str` - at `take`", "for example: take = { code = 0.1 }"),
+    of_key("schedule = [[1]]", "Expected `array` of length 2, got 1 - at `schedule[0]`", SCHEDULE),
+    of_key('block_tokens = "64k"', "block_tokens: '64k' may be 64000 or 65536", "give 64000 or 65536"),
+    of_mix("without corpora", "seq_len = 8", ": no corpora", NO_CORPORA),
+    of_mix("without a length of samples", "corpora = {}\nglobal_batch_size = 2", ": no seq_len", NO_LENGTH),
+    of_mix("without a batch size", "corpora = {}\nseq_len = 2", ": no global_batch_size", NO_SIZE),
+    of_mix(
+        "of nothing", MIX.replace("= 8", "= 0"), ": Expected `int` >= 1 - at `seq_len`", "for example: seq_len = 4096"
+    ),
+    *(
+        of_mix(f"in a recipe with {text}", f"[data]\n{mix}{text}", f": {problem}", hint)
+        for mix, text, problem, hint in (
+            ("", "seq_lem = 8", "no data.corpora", NO_CORPORA),
+            (MIX, "seq_lem = 9", "no key data.seq_lem", "did you mean data.seq_len?"),
+            (MIX, 'seed = "3"', "Expected `int`, got `str` - at `data.seed`", "for example: seed = 17"),
+            (MIX, 'window_blocks = "1k"', "data.window_blocks: '1k' may be 1000 or 1024", "give 1000 or 1024"),
+        )
+    ),
+    of_mix("that is no TOML", "[corpora", " is not valid TOML: *", OF_TOML),
+    of_mix("that is nested deeply", f"seed = {'[' * 5_000}", " is not valid TOML: *", OF_TOML),
+    of_mix("with a number of 5,000 digits", f"seed = {'1' * 5_000}", " is not valid TOML: *", OF_TOML),
+    Refusal("a plan that is nowhere", lambda _: load_mix("nowhere"), UsageError, "nowhere does not exist", A_PLAN),
+    Refusal(
+        "a checkpoint that torch has saved where there is no torch",
+        reading_a_checkpoint_without_torch,
+        UsageError,
+        "ck.pt was saved by torch, which is not installed",
+        "pip install 'tokshard[torch]'",
+    ),
+    Refusal("a missing mix", lambda _: load_mix("nowhere.toml"), UsageError, NO_FILE, A_MIX),
+    Refusal(
+        "a plan of a mix with a mask",
+        planning_with_a_mask,
+        PlanError,
+        "mix.toml has a mask, and a plan has all documents in the loss",
+        "leave mask and mask_ids out of the file, and call loader.mask(corpus, file)",
+    ),
+    Refusal(
+        "a path that no file can have",
+        lambda _: path_beside("recipes/mix.toml", "a\0b"),
+        UsageError,
+        "recipes/mix.toml: the path 'a\\x00b' has a zero byte",
+        "give the path of a file or directory",
+    ),
+]
+
+
+@refused(REFUSALS)
+def test_refusals(refusal: Refusal, tmp_path: Path) -> None:
+    check(refusal, tmp_path)

@@ -1,0 +1,61 @@
+"""Corpora on disk and in a store, small enough for tests and with as many units as large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.small import shrink
+from tests.corpora import TINY_TOKENIZER, Source, write_corpus
+from tests.runtime.sources import ListSource, SpannedSource
+from tests.store.memory import SCHEME, MemoryStore
+from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
+from tokshard.store import STORES_BY_SCHEME, files_below, open_store
+
+LARGE_VOCABULARY = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
+ACCESS = ["mmap", "pread"]
+
+
+@contextmanager
+def small_units(*, batch_tokens: int, stride: int) -> Iterator[pytest.MonkeyPatch]:
+    """Record batches and strides of few tokens, so that a small corpus has many; and a store in memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        hash_stride = 2 * (stride // 4 + 1)
+        shrink(patch.setattr, batch_tokens=batch_tokens, ordinal_stride=stride, hash_stride=hash_stride)
+        patch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
+        yield patch
+
+
+def write(directory: Path, memory: ListSource, *, wide: bool = False, **options: Any) -> Path:
+    """A corpus of the documents of a source, with its loss spans and their weights."""
+    metadata: dict[str, list[Any]] = {}
+    if isinstance(memory, SpannedSource):
+        spans = [spans_of(weights) for weights in memory.target_weights]
+        metadata = {LOSS: [[bound for *pair, _ in each for bound in pair] for each in spans]}
+        metadata |= {WEIGHTS: [[weight for *_, weight in each] for each in spans]}
+        options["columns"] = LOSS_COLUMNS
+    source = Source(documents=memory.documents(), metadata=metadata)
+    return write_corpus(directory, sources=[source], tokenizer=LARGE_VOCABULARY if wide else TINY_TOKENIZER, **options)
+
+
+def spans_of(weights: Sequence[float]) -> list[tuple[int, int, float]]:
+    """Start, stop and weight of each stretch of one weight above 0."""
+    edges = [
+        place
+        for place in range(len(weights) + 1)
+        if not 0 < place < len(weights) or weights[place - 1] != weights[place]
+    ]
+    return [(start, stop, weights[start]) for start, stop in pairwise(edges) if weights[start]]
+
+
+def stored(directory: Path) -> str:
+    """A copy of a corpus in the store in memory."""
+    uri = f"{SCHEME}:/{directory}"
+    for name in files_below(open_store(directory), ""):
+        open_store(uri).put(name, (directory / name).read_bytes())
+    return uri

@@ -1,0 +1,455 @@
+"""What plans, loaders and lists of masks refuse, and what is no state. Other plans: test_refusals_of_states.py."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.refusals import Refusal, check, refused, said_in
+from tests.runtime.loaders import one_corpus, two_corpora
+from tests.runtime.sources import ListSource, PeriodicSource
+from tests.runtime.states import edited
+from tests.runtime.transforms import wrong
+from tokshard.errors import PlanError, PlanMismatchError
+from tokshard.runtime import NumpyLoader, StreamPlan, expand
+from tokshard.runtime.bytes.cache import Cache
+from tokshard.runtime.bytes.corpus import CorpusSource
+
+Plan: Any = StreamPlan  # of which arguments have wrong types here
+Loader: Any = NumpyLoader
+
+
+def plan(lengths: tuple[int, ...] = (10,) * 8, **options: Any) -> Any:
+    """A plan of 4 blocks, and 16 samples in an epoch."""
+    return Plan({"a": ListSource(lengths)}, **{"seq_len": 5, "block_tokens": 20, "window_blocks": 2, **options})
+
+
+def loader(**options: Any) -> Any:
+    return Loader(two_corpora(), **{"global_batch_size": 4, **options})
+
+
+def streaming(**options: Any) -> Any:
+    from tokshard.runtime import StreamingLoader
+
+    return StreamingLoader(two_corpora(), global_batch_size=4, **options)
+
+
+def dataset(**options: Any) -> Any:
+    from tokshard.runtime import StreamDataset
+
+    return StreamDataset(two_corpora(), **{"global_batch_size": 4, **options})
+
+
+def under_dataloader(data: Any, *arguments: Any, **options: Any) -> None:
+    from torch.utils.data import DataLoader
+
+    next(iter(DataLoader(data, *arguments, **options)))
+
+
+def in_words(argument: Any) -> str:
+    """The options of a call, or its only argument."""
+    if isinstance(argument, dict) and "cursor" not in argument:
+        return ", ".join(f"{name}={value!r:.60}" for name, value in argument.items())
+    return argument if isinstance(argument, str) else repr(argument)
+
+
+def each(
+    what: str,
+    call: Callable[[Any], Any],
+    rows: Iterable[tuple[Any, ...]],
+    *,
+    problem: str = "{}",
+    hint: str = "",
+    error: type[BaseException] = PlanError,
+) -> list[Refusal]:
+    """A refusal for each argument of a call.
+
+    Args:
+        rows: the argument, what the problem line says of it, and the hint, if they do not all have the same.
+    """
+    return [
+        Refusal(
+            what.format(in_words(argument)),
+            lambda _, argument=argument: call(argument),
+            error,
+            problem.replace("{}", said),
+            *(own or [hint]),
+        )
+        for argument, said, *own in rows
+    ]
+
+
+# plans
+
+OPTIONS: list[dict[str, Any]] = [
+    {"seq_len": 0},
+    {"seq_len": 2**32},
+    {"seed": -1},
+    {"seed": 2**64},
+    {"epochs": 0},
+    {"block_tokens": 19},
+    {"block_tokens": 2**30, "window_blocks": 3},
+    {"weights": {"x": 1.0}},
+    *({"weights": {"a": weight}} for weight in (-1.0, 0.0, math.nan, math.inf)),
+    {"weights": [1]},
+    {"weights": {"a": "half"}},
+    {"schedule": [(5, {"a": 1}), (5, {"a": 2})]},
+    {"schedule": 5},
+    {"schedule": {"a": 1}},
+    {"schedule": [(5, 1)]},
+    {"start_epoch": {"x": 1}},
+    {"start_epoch": [1]},
+    {"take": 0},
+    {"take": 1.5},
+    {"take": "half"},
+    {"take": {"a": True}},
+    {"take": {"x": 0.5}},
+    {"take": 0.1},
+    *({"max_epochs": most} for most in (0, -1.0, {"a": math.nan})),
+    {"max_epochs": {"x": 1}},
+    {"max_epochs": 1, "on_max_epochs": "repeat"},
+    {"pack": "some"},
+    {"pack": {"x": "whole"}},
+    {"pack": "whole", "seq_len": 768, "block_tokens": 65_536},
+    {"pack": "whole", "seq_len": 768, "block_tokens": 98_304, "window_blocks": 43_500},
+    {"num_streams": 0},
+    {"num_streams": 65_537},
+    {"num_streams": 4, "epochs": 2},
+    {"num_streams": 4, "max_epochs": 3},
+    *({"transforms": wrong} for wrong in (5, [5])),
+]
+
+
+INTEGERS: dict[str, Callable[[Any], Any]] = {
+    "seq_len": lambda value: plan(seq_len=value),
+    "seed": lambda value: plan(seed=value),
+    "block_tokens": lambda value: plan(block_tokens=value),
+    "window_blocks": lambda value: plan(window_blocks=value),
+    "num_streams": lambda value: plan(num_streams=value),
+    "epochs": lambda value: plan(epochs=value),
+    "start_epoch of 'a'": lambda value: plan(start_epoch={"a": value}),
+    "a start of the schedule": lambda value: plan(schedule=[(value, {"a": 1})]),
+    "sample": lambda value: plan().sample(value),
+    "document": lambda value: plan().find("a", value),
+    "an epoch": lambda value: plan().find("a", 0, epochs=[value]),
+    "global_batch_size": lambda value: loader(global_batch_size=value),
+    "dp_rank": lambda value: loader(dp_rank=value, dp_world_size=4),
+    "dp_world_size": lambda value: loader(dp_rank=0, dp_world_size=value),
+    "prefetch_factor": lambda value: loader(prefetch_factor=value),
+    "num_samples": lambda value: loader().skip(value),
+    "memory_bytes": lambda value: Cache(memory_bytes=value),
+}
+"""Arguments that are whole numbers, by their names in messages."""
+
+NO_INTEGERS: list[tuple[Any, str, int | str]] = [
+    ("4k", "'4k' (str)", 4096),
+    (4.5, "4.5 (float)", "4 or 5"),
+    (1e6, "1000000.0 (float)", 1_000_000),  # what was meant
+    (np.float64(8), "np.float64(8.0) (float64)", 8),
+    (math.nan, "nan (float)", 4096),
+    (math.inf, "inf (float)", 4096),
+    (None, "None (NoneType)", 4096),
+    (True, "True (bool)", 4096),
+    ([4], "[4] (list)", 4096),
+]
+
+# loaders
+
+
+def at_the_last_sample() -> None:
+    at_end = Loader(one_corpus(seq_len=1), global_batch_size=3)
+    at_end.skip(2**62 - 1)
+    next(iter(at_end))
+
+
+def in_a_job(variable: str, make: Callable[[], Any]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(variable, "2")
+        loader(dp_rank=0, dp_world_size=2)  # which is allowed
+        make()
+
+
+UNSIZED = (
+    "the sampler of a StreamDataset determines what is read: give DataLoader(dataset, batch_size=None, "
+    "sampler=dataset.sampler)"
+)
+ENDLESS = "the plan is endless: it has no length. Iterate the loader itself, without a DataLoader around it"
+UNCOUNTABLE = "sample 4611686018427387905: samples are counted up to 2**62"
+
+PLAIN: list[tuple[str, Callable[[], Any], type[BaseException], str]] = [
+    ("the length of an endless loader", lambda: len(loader()), TypeError, ENDLESS),
+    ("a DataLoader of an endless loader", lambda: under_dataloader(streaming()), TypeError, ENDLESS),
+    ("a DataLoader without the sampler", lambda: under_dataloader(dataset(), batch_size=None), TypeError, UNSIZED),
+    ("a DataLoader that shuffles", lambda: under_dataloader(dataset(), shuffle=True), TypeError, UNSIZED),
+    ("sample 2**62 + 1", lambda: plan().sample(2**62 + 1), IndexError, UNCOUNTABLE),
+    ("a trace of sample 2**62 + 1", lambda: plan().trace(2**62 + 1), IndexError, UNCOUNTABLE),
+    ("sample -1", lambda: plan().sample(-1), IndexError, "the plan has no sample -1: it has samples from 0 on"),
+    (
+        "a sample behind a pass",
+        lambda: plan(epochs=1).sample(16),
+        IndexError,
+        "the plan has no sample 16: it has 16 samples",
+    ),
+    (
+        "a full batch to expand",
+        lambda: expand(next(iter(loader()))),
+        ValueError,
+        "the batch has input_ids, labels, *, and no next_tokens: expand is for a loader's compact=True",
+    ),
+    (
+        "numpy arrays to expand on a device",
+        lambda: expand(next(iter(loader(compact=True))), device="cpu"),
+        ValueError,
+        "device is 'cpu', and the batch has numpy arrays, which have no device",
+    ),
+    (
+        "an unknown access",
+        lambda: CorpusSource("corpus", access="read"),  # type: ignore[arg-type]
+        ValueError,
+        "access must be 'mmap' or 'pread', got 'read'",
+    ),
+]
+
+LOADER_OPTIONS: list[dict[str, Any]] = [
+    *({"global_batch_size": size, "dp_rank": 0, "dp_world_size": ranks} for size, ranks in ((5, 2), (7, 3), (2, 3))),
+    {"global_batch_size": 2**30, "dp_rank": 0, "dp_world_size": 2},
+    {"global_batch_size": 0},
+    {"dp_rank": 2, "dp_world_size": 2},
+    {"dp_rank": 1},
+    {"prefetch_factor": -1},
+    {"uneven": "drop"},
+    {"timeout_seconds": "10"},
+    {"timeout_seconds": 0},
+    {"timeout_seconds": math.nan},
+]
+
+# states
+
+FOREIGN: list[tuple[Any, str]] = [
+    ({}, "None"),
+    (None, "None"),
+    (b"{}", "b'{}'"),
+    ({"cursor": "x"}, "'x'"),
+    ({"cursor": None}, "None"),
+    ({"_snapshot": {}}, "None"),
+]
+
+
+def damaged(change: dict[str, Any]) -> None:
+    one = loader()
+    one.load_state_dict(edited(one.state_dict(), **change))
+
+
+DAMAGED: list[tuple[dict[str, Any], str]] = [
+    ({"sample": -1}, "Expected `int` >= 0 - at `$.sample`"),
+    ({"weights": [[0, [math.nan, 1.0]]]}, "JSON is malformed: invalid character (byte *)"),
+    ({"weights": [[0, [0.0, 0.0]]]}, "the rest of it contradicts weights"),
+    ({"weights": [[0, [-1.0, 1.0]]]}, "*weights*"),
+    ({"counts": [[0.5]]}, "Expected `int`, got `float` - at `$.counts[0][0]`"),
+    ({"num_streams": "4"}, "Expected `int`, got `str` - at `$.num_streams`"),
+    ({"changes": [{"more": 1}]}, "Object contains unknown field `more` - at `$.changes[0]`"),
+    ({"counts": [[0, 0]] * 2, "remainders": [[0]] * 2}, "the rest of it contradicts counts"),
+    ({"counts": [[0]], "remainders": [[0]]}, "the rest of it contradicts counts"),
+]
+
+# masks
+
+NUMBERS = "give a file with one document number in each line, or a .npy file of integers"
+NO_NUMBERS = f"{NUMBERS}; a list of ids or of records is for ids_file= (or mask_ids), or tokshard scan --numbers"
+
+
+def masked(content: Any) -> None:
+    if isinstance(content, bytes):
+        Path("list").write_bytes(content)
+    else:
+        with open("list", "wb") as file:
+            np.save(file, content)
+    one, state = loader(), loader().state_dict()
+    try:
+        one.mask("a", "list")
+    finally:
+        assert one.state_dict() == state, "nothing is masked"
+
+
+LISTS: list[tuple[Any, str]] = [
+    *(
+        (f"3\n{line}\n".encode(), f"a line is {line!r}, expected digits")
+        for line in ("+7", " 7", "7 ", "1_0", "1.5", "-5", "\u0663", "7\r8", '{"document": 7}')
+    ),
+    (b"%d\n" % 2**70, "*"),
+    (b"\x93NUMPY\x01\x00damaged", "EOF: reading array header, expected * bytes got 5"),
+    (np.array(3), "it holds int64 [], expected document numbers"),
+    (np.array([[1]]), "it holds int64 [1, 1], expected document numbers"),
+    (np.array([True]), "it holds bool [1], expected document numbers"),
+    (np.array([1.5]), "it holds float64 [1], expected document numbers"),
+    (np.array([2**63], np.uint64), "it holds uint64 [1], expected document numbers"),
+]
+
+MIX = 'corpora = { a = "a" }\nseq_len = 4\nmask_ids = { a = ["gone.csv"] }\n'
+
+CALLS: dict[str, Callable[[], Any]] = {
+    "a plan of a list": lambda: Plan(["a", "b"], seq_len=4),
+    "a plan of a number": lambda: Plan({"a": 5}, seq_len=4),
+    "a corpus with a number as its name": lambda: Plan({5: "a"}, seq_len=4),
+    "a plan of nothing": lambda: Plan({}, seq_len=4),
+    "a corpus without tokens": lambda: plan(lengths=()),
+    "the same corpus twice": lambda: Plan({"a": ListSource([5]), "b": ListSource([5])}, seq_len=4),
+    "corpora of two tokenizers": lambda: Plan({"a": ListSource([5]), "b": PeriodicSource(100)}, seq_len=4),
+    "a loader of no plan": lambda: Loader("a"),
+    "a loader without a batch size": lambda: Loader(plan()),
+    "a batch that streams do not divide": lambda: Loader(plan(num_streams=4), global_batch_size=10),
+    "set_weights with a number": lambda: loader().set_weights(1),
+    "a skip back": lambda: loader().skip(-1),
+    "a skip beyond the last sample": lambda: [one := loader(), one.skip(2**62), one.skip(1)],
+    "a step beyond the last sample": at_the_last_sample,
+    "a sample beyond 2**64 epochs": lambda: Plan(ListSource([1]), seq_len=300).sample(2**64 // 300 + 1),
+    **{
+        f"no rank under {variable}": partial(in_a_job, variable, loader)
+        for variable in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+    },
+    "a loader before torch.distributed": partial(in_a_job, "WORLD_SIZE", streaming),
+    "an epoch of whole rows with 2**32 tokens of room": lambda: Plan(
+        PeriodicSource(4065 * (2**19 + 1), 2**19 + 1), seq_len=2**20, block_tokens=2**27, window_blocks=30, pack="whole"
+    ).sample(0),
+    "find in no corpus": lambda: plan().find("b", 0),
+    "a state as a cursor": lambda: plan().sample(0, {"cursor": "{}"}),
+    "a cache that no corpus would use": lambda: plan(cache=Cache()),
+    "a cache with memory_bytes=-1": lambda: Cache(memory_bytes=-1),
+    "a cache with cache_bytes=0": lambda: Cache(cache_bytes=0),
+    "a cache with connections=0": lambda: Cache(connections=0),
+    "1,025 requests at a time": lambda: Cache(connections=1_025),
+    "a DataLoader of a loader": lambda: under_dataloader(Loader(plan(epochs=1), global_batch_size=2)),
+    "a DataLoader that batches batches": lambda: under_dataloader(data := dataset(), 8, sampler=data.sampler),
+    "a sample of a data set": lambda: dataset()[0],
+    "a state between two snapshots of a StatefulDataLoader": lambda: dataset().sampler.load_state_dict(
+        {"_snapshot": {}, "_steps_since_snapshot": 2}
+    ),
+    "a cache in a bucket": lambda: Cache(cache_dir="s3://bucket/kept"),
+    "an empty list": lambda: masked(b""),
+    "a list of empty lines": lambda: masked(b"\r\n\n"),
+    "a document that is not there": lambda: masked(b"18\n"),
+    "a document below 0": lambda: masked(np.array([3, -5])),
+    "a mask of no corpus": lambda: loader().mask("x", "list"),
+    "a set of documents": lambda: loader().mask("a", {1}),
+    "a list that is not there": lambda: loader().mask("a", "list"),
+    "a folder": lambda: loader().mask("a", Path.cwd()),
+    "a list that never ends": lambda: [Path("list").symlink_to("/dev/zero"), loader().mask("a", "list")],
+    "a list above 1 GiB": lambda: [
+        Path("list").touch(),
+        os.truncate("list", (1 << 30) + 1),
+        loader().mask("a", "list"),
+    ],
+    "ids of a corpus in memory": lambda: loader().mask("a", ids_file="ids"),
+    "a mask in the file of a plan": lambda: [Path("mix.toml").write_text(MIX), StreamPlan.load("mix.toml")],
+    "no lists": lambda: loader().mask("a"),
+    "two lists": lambda: loader().mask("a", "x", ids_file="y"),
+}
+"""What is refused once."""
+
+# transforms
+
+KEEPS = "a transform keeps the number of tokens and their dtype"
+ADDS_UP = "piece_lengths are at least 1 and add up to the tokens"
+EXPECTED = "expected 6 tokens and one next token per piece"
+ONE_DIMENSION = "give both as one-dimensional arrays of integers"
+
+TRANSFORMS: list[tuple[str, str, str]] = [
+    ("nothing", "NoneType, expected a Sample", "return a Sample from transforms"),
+    ("an array", "ndarray, expected a Sample", "return a Sample from transforms"),
+    ("shorter", "tokens uint32 [5], expected uint32 [6]", KEEPS),
+    ("wider", "tokens int64 [6], expected uint32 [6]", KEEPS),
+    ("a list", "tokens list, expected uint32 [6]", KEEPS),
+    ("sum", f"3 pieces of 7 tokens with 3 next tokens, {EXPECTED}", ADDS_UP),
+    ("empty piece", f"3 pieces of 6 tokens with 3 next tokens, {EXPECTED}", ADDS_UP),
+    ("negative piece", f"2 pieces of 6 tokens with 2 next tokens, {EXPECTED}", ADDS_UP),
+    ("no pieces", f"0 pieces of 0 tokens with 0 next tokens, {EXPECTED}", ADDS_UP),
+    ("labels", f"2 pieces of 6 tokens with 3 next tokens, {EXPECTED}", ADDS_UP),
+    (
+        "float pieces",
+        "piece_lengths float64 [2] and next_tokens int64 [2], expected int64 [pieces]",
+        ONE_DIMENSION,
+    ),
+    ("list of pieces", "piece_lengths list and next_tokens int64 [2], expected int64 [pieces]", ONE_DIMENSION),
+    ("float labels", "piece_lengths int64 [2] and next_tokens float64 [2], expected int64 [pieces]", ONE_DIMENSION),
+    ("square", "piece_lengths int64 [2, 1] and next_tokens int64 [2, 1], expected int64 [pieces]", ONE_DIMENSION),
+    (
+        "label -1",
+        "next_tokens from -1 on, expected token ids or -100",
+        "-100 is for a token that has no label",
+    ),
+]
+
+
+REFUSALS = [
+    *said_in(
+        Path(__file__).with_name("refusals.txt"),
+        {
+            what: lambda _, call=call: call()  # type: ignore[misc]
+            for what, call in {
+                **{f"a plan with {in_words(options)}": partial(plan, **options) for options in OPTIONS},
+                **{f"a loader with {in_words(options)}": partial(loader, **options) for options in LOADER_OPTIONS},
+                **CALLS,
+            }.items()
+        },
+    ),
+    *each(
+        "{}=4.5",
+        lambda name: INTEGERS[name](4.5),
+        zip(INTEGERS, INTEGERS, strict=True),
+        problem="{} is 4.5 (float), expected an integer",
+        hint="give an integer such as 4 or 5",
+    ),
+    *each(
+        "a skip of {}",
+        lambda value: loader().skip(value),
+        [(value, shown, f"give an integer such as {such}") for value, shown, such in NO_INTEGERS],
+        problem="num_samples is {}, expected an integer",
+    ),
+    *(
+        row
+        for what, make in (("a state", loader), ("the state of a data set", lambda: dataset().sampler))
+        for row in each(
+            "{} as " + what,
+            lambda state, make=make: make().load_state_dict(state),
+            FOREIGN,
+            problem="this is not a state of a tokshard loader: {}",
+            hint="give the value of StreamingLoader.state_dict(); the state of another loader cannot be continued",
+            error=PlanMismatchError,
+        )
+    ),
+    *each(
+        "a state with {}",
+        damaged,
+        DAMAGED,
+        problem="the state is damaged: {}",
+        hint="load an older checkpoint, or start without the loader's state",
+        error=PlanMismatchError,
+    ),
+    *each("documents to mask in {}", masked, LISTS, problem="DIR/list is not a list of documents: {}", hint=NO_NUMBERS),
+    *each(
+        "a transform that returns {}",
+        lambda what: two_corpora(transforms=[partial(wrong, what)]).sample(0),
+        TRANSFORMS,
+        problem="functools.partial(<function wrong at *>, *) returned {}",
+    ),
+    Refusal(
+        "a path with a zero byte",
+        lambda _: loader().mask("a", "no\0where"),
+        PlanError,
+        "DIR/no\0where cannot be read: no path has a zero byte",
+        NUMBERS,
+    ),
+    *(Refusal(what, lambda _, call=call: call(), error, problem) for what, call, error, problem in PLAIN),
+]
+
+
+@refused(REFUSALS)
+def test_refusals(refusal: Refusal, tmp_path: Path) -> None:
+    check(refusal, tmp_path)

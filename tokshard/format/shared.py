@@ -1,0 +1,73 @@
+"""How many documents two corpora share, where that is known without reading tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.format import names
+from tokshard.format.corpus import Corpus
+from tokshard.format.files import map_file
+from tokshard.format.view import View
+
+_FENCE_ROWS = 1_024
+_ROWS_AT_ONCE = 1 << 20
+
+
+def num_shared(one: Corpus, other: Corpus) -> int | None:
+    """Documents of one base that two views have, or equal texts of two builds with ``--dedup exact``; None: not known.
+
+    Of texts it reads the hashes, 16 bytes each: about 0.5 CPU-seconds for a million.
+
+    Raises:
+        OSError: hashes cannot be read.
+    """
+    if one.fingerprint == other.fingerprint:
+        return one.num_documents
+    ours, theirs = (_ranges(corpus) for corpus in (one, other))
+    if ours[0] == theirs[0] and (isinstance(one, View) or isinstance(other, View)):
+        return num_in_both(*ours[1:], *theirs[1:])
+    files = [list(_texts(corpus)) for corpus in (one, other)]
+    if not all(files):
+        return None
+    return sum(_num_equal(first, second) for first in files[0] for second in files[1])
+
+
+def num_in_both(
+    starts: NDArray[np.int64], stops: NDArray[np.int64], others: NDArray[np.int64], other_stops: NDArray[np.int64]
+) -> int:
+    """How many numbers two lists of ranges share; those of each list do not overlap."""
+    edges = np.concatenate([starts, stops, others, other_stops])
+    steps = np.repeat([1, -1, 1, -1], [len(starts), len(stops), len(others), len(other_stops)])
+    order = np.argsort(edges, kind="stable")
+    depth = np.cumsum(steps[order])[:-1]
+    return int(np.diff(edges[order])[depth == 2].sum())
+
+
+def _ranges(corpus: Corpus) -> tuple[str, NDArray[np.int64], NDArray[np.int64]]:
+    """The content fingerprint of the corpus that stores the documents, and the ranges of them."""
+    if isinstance(corpus, View):
+        return corpus.base.fingerprint, *corpus.kept.ranges()
+    return corpus.fingerprint, np.zeros(1, np.int64), np.array([corpus.num_documents])
+
+
+def _texts(corpus: Corpus) -> Iterator[NDArray[np.bytes_]]:
+    """The hashes of the texts of each generation: S16 [texts], ascending. Nothing, if one lacks them."""
+    if isinstance(corpus, View) or not all(names.HASHES in manifest.files for _, manifest in corpus.generations):
+        return
+    for store, manifest in corpus.generations:
+        blocks, rest = divmod(manifest.files[names.HASHES].num_bytes, 16 * _FENCE_ROWS + 8)
+        count = blocks * _FENCE_ROWS + max(0, rest - 8) // 16
+        pairs = np.frombuffer(map_file(store, names.HASHES), "<u8", 2 * count)
+        yield pairs.astype(">u8").view("S16")
+
+
+def _num_equal(one: NDArray[np.bytes_], other: NDArray[np.bytes_]) -> int:
+    total = 0
+    for start in range(0, len(one), _ROWS_AT_ONCE):
+        part = one[start : start + _ROWS_AT_ONCE]
+        low, high = other.searchsorted(part[[0, -1]])
+        total += len(np.intersect1d(part, other[low : high + 1], assume_unique=True))
+    return total

@@ -1,0 +1,399 @@
+"""A view: some documents of another corpus, its base, as a corpus. It has a table of what is kept, and no shards.
+
+The table `names.KEPT` has a row for each *stretch*: consecutive documents of one shard that are all kept. It is mapped,
+and found in by bisection, so a view of any size opens at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.format import names
+from tokshard.format.arrays import number_array, numbers_of
+from tokshard.format.content import Content, TokenHash
+from tokshard.format.corpus import Corpus, Provenance
+from tokshard.format.files import HashingFile, LoadFile, map_file
+from tokshard.format.loss import LOSS, WEIGHTS, Targets, all_but_first
+from tokshard.format.manifest import Manifest, canonical_json
+from tokshard.format.schema import FORMAT_VERSION
+from tokshard.format.shard import Shard
+from tokshard.format.shard_table import Runs, ShardTable
+from tokshard.format.tables import BatchPlace, ShardInfo, open_table, write_table
+from tokshard.store import Store
+
+COLUMNS = ("document", "position", "number", "token")
+KEPT_SCHEMA = pa.schema(
+    [pa.field(name, pa.int64(), nullable=False) for name in COLUMNS],
+    metadata={"tokshard.format_version": str(FORMAT_VERSION)},
+)
+"""Of the first document of each stretch: its number and the position of its first token, in the base and in the view.
+All rows are in one record batch."""
+
+Stretches = NDArray[np.int64]
+"""int64 [stretches, 4]: the first document of each in the base, the position of its first token there, and how many
+documents and tokens it has. The documents ascend."""
+
+
+class Kept:
+    """The documents of a view.
+
+    Args:
+        columns: those of `KEPT_SCHEMA`, int64 [stretches] each.
+        num_documents, num_tokens: of the view.
+
+    Attributes:
+        documents, positions: int64 [stretches], the first document of each in the base, and its first token there.
+        numbers, tokens: int64 [stretches + 1], the same in the view, and the totals.
+    """
+
+    def __init__(self, columns: Sequence[NDArray[np.int64]], num_documents: int, num_tokens: int) -> None:
+        self.documents, self.positions, self._numbers, self._tokens = columns
+        self.num_documents, self.num_tokens = num_documents, num_tokens
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def ranges(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The kept documents as ranges of their numbers in the base: starts and stops, int64 [stretches] each."""
+        stretches = np.arange(len(self))
+        return self.documents, self.documents + self.number(stretches + 1) - self.number(stretches)
+
+    def stretch_of_document(self, number: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The stretches of documents of the view."""
+        return self._numbers.searchsorted(number, "right") - 1
+
+    def stretch_of_token(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The stretches of positions in the view."""
+        return self._tokens.searchsorted(position, "right") - 1
+
+    def number(self, stretch: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The first document in the view of stretches, of which one more than the last is the end of the view."""
+        is_end = stretch >= len(self)
+        return np.where(is_end, self.num_documents, self._numbers[np.minimum(stretch, len(self) - 1)])
+
+    def token(self, stretch: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The first token in the view of stretches, of which one more than the last is the end of the view."""
+        is_end = stretch >= len(self)
+        return np.where(is_end, self.num_tokens, self._tokens[np.minimum(stretch, len(self) - 1)])
+
+    def in_base(self, number: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers in the base of documents of the view."""
+        stretch = self.stretch_of_document(number)
+        return self.documents[stretch] + number - self._numbers[stretch]
+
+    def of_base(self, document: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers in the view of documents of the base; -1 for one that is not kept."""
+        stretch = self.documents.searchsorted(document, "right") - 1
+        found = self.number(np.maximum(stretch, 0)) + document - self.documents[np.maximum(stretch, 0)]
+        return np.where((stretch >= 0) & (found < self.number(stretch + 1)), found, -1)
+
+
+class ViewTable(ShardTable):
+    """The shards of the base that have kept documents, as if they had no others.
+
+    Attributes:
+        of_base: int64 [shards], the index of each in the base.
+    """
+
+    def __init__(self, base: ShardTable, kept: Kept) -> None:
+        self._base, self._kept = base, kept
+        bounds = kept.documents.searchsorted(base.first_documents)
+        self.of_base = np.flatnonzero(np.diff(bounds))
+        self._bounds = np.append(bounds[self.of_base], len(kept))
+        self.first_documents = kept.number(self._bounds)
+        self.first_tokens = kept.token(self._bounds)
+        self.sizes = base.sizes[self.of_base]
+        self.is_whole = base.is_whole
+        self._length, self._num_documents = len(self.of_base), kept.num_documents
+
+    def rows(self, index: int) -> NDArray[np.int64]:
+        """The kept documents of a shard, as rows of the shard of the base: int64 [documents]."""
+        numbers = np.arange(self.first_documents[index], self.first_documents[index + 1])
+        rows: NDArray[np.int64] = self._kept.in_base(numbers) - self._base.first_documents[self.of_base[index]]
+        return rows
+
+    def names(self) -> Iterator[str]:
+        """The names of the shards of the base."""
+        return (self._base[index].name for index in self.of_base.tolist())
+
+    def generation(self, index: int) -> int:
+        """The generation of the base that a shard belongs to."""
+        return self._base.generation(int(self.of_base[index]))
+
+    def batch_places(self, index: int) -> list[BatchPlace]:
+        """The record batches of the shard of the base."""
+        return self._base.batch_places(int(self.of_base[index]))
+
+    def batch_tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Each shard counts as one record batch."""
+        return np.arange(len(self) + 1), np.diff(self.first_tokens)
+
+    def runs(self, index: int) -> Runs:
+        """Where the kept documents of a shard come from; each is a run of its own."""
+        runs, rows = self._base.runs(int(self.of_base[index])), self.rows(index)
+        of_row = runs.document.searchsorted(rows, "right") - 1
+        return Runs(np.arange(len(rows)), runs.source[of_row], runs.record[of_row] + rows - runs.document[of_row])
+
+    def _row(self, index: int) -> ShardInfo:
+        tokens = int(self.first_tokens[index + 1] - self.first_tokens[index])
+        documents = int(self.first_documents[index + 1] - self.first_documents[index])
+        return replace(self._base[int(self.of_base[index])], num_documents=documents, num_tokens=tokens)
+
+    def contents(self) -> Iterator[Content]:
+        """What each shard holds, without the hash of its tokens."""
+        return map(self.content, range(len(self)))
+
+    def content(self, index: int) -> Content:
+        """What one shard holds, without the hash of its tokens."""
+        info = self[index]
+        return Content(num_documents=info.num_documents, tokens=TokenHash(info.num_tokens))
+
+
+class ViewShard(Shard):
+    """The kept documents of a shard, batch by batch.
+
+    Args:
+        shard: of the base.
+        rows: int64 [documents], ascending: which of its documents are kept.
+        info: of the shard as the view has it.
+    """
+
+    def __init__(self, shard: Shard, rows: NDArray[np.int64], info: ShardInfo) -> None:
+        self._shard, self._rows = shard, rows
+        self.path, self.info, self.places = shard.path, info, shard.places
+
+    def document(self, row: int) -> NDArray[Any]:
+        """The tokens of one kept document: a read-only view."""
+        return self._shard.document(int(self._rows[row]))
+
+    def metadata(self, row: int) -> dict[str, Any]:
+        """The kept columns of one kept document."""
+        return self._shard.metadata(int(self._rows[row]))
+
+    def loss_spans(self, row: int) -> NDArray[np.int64]:
+        """Which tokens of one kept document are targets: int64 [spans, 2]."""
+        return self._shard.loss_spans(int(self._rows[row]))
+
+    def target_weights(self, row: int) -> NDArray[np.float32]:
+        """The weight of each token of one kept document: float32 [tokens]."""
+        return self._shard.target_weights(int(self._rows[row]))
+
+    def bounds(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """The kept documents of one record batch, as `Shard.bounds` gives all of them."""
+        rows, starts, stops = self._shard.bounds(index)
+        kept = self._within(rows)
+        return rows[kept], starts[kept], stops[kept]
+
+    def batch(self, index: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """Offsets and token ids of the kept documents of one record batch, which may be none."""
+        offsets, values = self._shard.batch(index)
+        kept = self._within(self._shard.bounds(index)[0])
+        if len(kept) == len(offsets) - 1:
+            return offsets, values
+        found = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.diff(offsets)[kept])])
+        parts = [values[start:stop] for start, stop in zip(*_joined(offsets[kept], offsets[kept + 1]), strict=True)]
+        return found, np.concatenate([values[:0], *parts])
+
+    def columns(self, index: int) -> dict[str, pa.Array]:
+        """The columns of the kept documents of one record batch."""
+        kept = number_array(self._within(self._shard.bounds(index)[0]))
+        return {name: column.take(kept) for name, column in self._shard.columns(index).items()}
+
+    def targets(self, index: int) -> Targets:
+        """The targets of the kept documents of one record batch."""
+        offsets, columns = self.batch(index)[0], self.columns(index)
+        if LOSS not in columns:
+            return Targets(borders=all_but_first(offsets))
+        spans = columns[LOSS]
+        bases = np.repeat(offsets[:-1], np.diff(numbers_of(spans.offsets)))
+        weights = numbers_of(columns[WEIGHTS].values) if WEIGHTS in columns else None
+        return Targets(borders=numbers_of(spans.values) + bases, weights=weights)
+
+    def _within(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which documents of a record batch are kept: int64, their places in it."""
+        first = int(rows[0])
+        low, high = self._rows.searchsorted([first, first + len(rows)])
+        return self._rows[low:high] - first
+
+
+class View(Corpus):
+    """Some documents of another corpus, read as a corpus. Documents are numbered as they are kept.
+
+    Args:
+        store: holds the manifest and the table of the view.
+        base: the corpus that it is of, open.
+
+    Attributes:
+        base: the corpus whose shards are read.
+        kept: which documents of it there are.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest, base: Corpus, *, load_table: LoadFile = map_file) -> None:
+        self.base, self.kept = base, load_kept(store, manifest, base, load_table)
+        super().__init__(store, [manifest], load_table=load_table)
+
+    def _shard_table(self) -> ShardTable:
+        return ViewTable(self.base.shards, self.kept)
+
+    def in_base(self, index: int) -> int:
+        """The number of a document in the base."""
+        return int(self.kept.in_base(np.array([index]))[0])
+
+    def stored(self, index: int) -> tuple[Corpus, int]:
+        """The base, and the index of a shard there."""
+        return self.base, int(self._view_table.of_base[index])
+
+    @property
+    def shard_store(self) -> Store:
+        """The store of the shards of the base."""
+        return self.base.shard_store
+
+    def part_of(self, index: int, shard: Shard) -> Shard:
+        """The kept documents of a shard of the base."""
+        return ViewShard(shard, self._view_table.rows(index), self.shards[index])
+
+    @property
+    def _view_table(self) -> ViewTable:
+        assert isinstance(self.shards, ViewTable)
+        return self.shards
+
+    def provenance(self, index: int) -> Provenance:
+        """Source and record number of one document, as its base has them."""
+        return self.base.provenance(self.in_base(range(self.num_documents)[index]))
+
+    def close(self) -> None:
+        """Drop the mapped shards."""
+        super().close()
+        self.base.close()
+
+
+def _joined(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+    """Ranges of which those that follow each other are one."""
+    is_first = np.ones(len(starts), np.bool_)
+    is_first[1:] = starts[1:] != stops[:-1]
+    return starts[is_first].tolist(), stops[np.append(is_first[1:], True) if len(stops) else is_first].tolist()
+
+
+def load_kept(store: Store, manifest: Manifest, base: Corpus, load: LoadFile = map_file) -> Kept:
+    """The table of a view, checked against its manifest and its base at both ends; see `check_kept` for the rest.
+
+    Raises:
+        DamagedCorpusError: it is missing, or is not what the manifest says.
+    """
+    table = open_table(store, names.KEPT, KEPT_SCHEMA, manifest, load)
+    if table.num_batches != 1:
+        raise DamagedCorpusError(f"{table.path} has {table.num_batches} record batches, expected 1", hint=RESTORE)
+    kept = Kept(
+        [numbers_of(table.batch(0).column(name)) for name in COLUMNS], manifest.num_documents, manifest.num_tokens
+    )
+    if not len(kept):
+        raise DamagedCorpusError(f"{table.path} has no rows, expected at least 1", hint=RESTORE)
+    ends = np.array([0, len(kept) - 1])
+    stops = kept.documents[ends] + kept.number(ends + 1) - kept.number(ends)
+    is_within = kept.documents[0] >= 0 and stops[-1] <= base.num_documents
+    if not is_within or kept.number(ends)[0] or kept.token(ends)[0]:
+        raise DamagedCorpusError(
+            f"{table.path} has the documents {kept.documents[0]} to {stops[-1]} of {base.location}, which has "
+            f"{base.num_documents}, as the documents {kept.number(ends)[0]} to {manifest.num_documents}",
+            hint=RESTORE,
+        )
+    return kept
+
+
+class KeptDigest:
+    """The content fingerprint of a view: a hash of that of its base, and of which documents are kept.
+
+    Args:
+        content: content fingerprint of the base.
+    """
+
+    def __init__(self, content: str) -> None:
+        self._digest, self._open = hashlib.sha256(b"tokshard view 1\n" + content.encode()), (-1, -1)
+
+    def add(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """Add ranges of documents, in order. Ranges that follow each other count as one, so shards mean nothing."""
+        first, last = self._open
+        begins, ends = _joined(np.append(first, starts), np.append(last, stops))
+        self._hash(begins[:-1], ends[:-1])
+        self._open = begins[-1], ends[-1]
+
+    def finish(self, num_documents: int, num_tokens: int) -> str:
+        """The fingerprint, 64 hexadecimal digits."""
+        self._hash(*([bound] for bound in self._open))
+        self._digest.update(canonical_json({"num_documents": num_documents, "num_tokens": num_tokens}))
+        return self._digest.hexdigest()
+
+    def _hash(self, starts: Sequence[int], stops: Sequence[int]) -> None:
+        pairs = np.stack([np.array(starts, np.int64), np.array(stops, np.int64)], axis=1)
+        self._digest.update(pairs[pairs[:, 0] >= 0].astype("<i8").tobytes())
+
+
+class KeptWriter:
+    """Writes the table of a view, in memory that does not grow with it. Stretches come in order.
+
+    Args:
+        content: content fingerprint of the base.
+    """
+
+    def __init__(self, content: str) -> None:
+        self._columns = [tempfile.TemporaryFile() for _ in COLUMNS]  # noqa: SIM115 - closed by `close`
+        self._digest = KeptDigest(content)
+        self._rows = self.num_documents = self.num_tokens = 0
+
+    def add(self, stretches: Stretches) -> None:
+        """Add some stretches."""
+        if not len(stretches):
+            return
+        documents, positions, counts, lengths = stretches.T
+        stops = documents + counts
+        numbers = self.num_documents + np.cumsum(counts) - counts
+        tokens = self.num_tokens + np.cumsum(lengths) - lengths
+        for file, values in zip(self._columns, (documents, positions, numbers, tokens), strict=True):
+            file.write(np.ascontiguousarray(values).data)
+        self._rows += len(stretches)
+        self.num_documents += int(counts.sum())
+        self.num_tokens += int(lengths.sum())
+        self._digest.add(documents, stops)
+
+    def finish(self, file: HashingFile) -> str:
+        """Write the table. Returns the content fingerprint of the view."""
+        columns = [_mapped(column, self._rows) for column in self._columns]
+        rows = pa.record_batch(columns, schema=KEPT_SCHEMA)
+        write_table(file, KEPT_SCHEMA, [rows], rows_per_batch=self._rows)
+        return self._digest.finish(self.num_documents, self.num_tokens)
+
+    def close(self) -> None:
+        """Remove the temporary files."""
+        for file in self._columns:
+            file.close()
+
+
+def _mapped(file: IO[bytes], rows: int) -> pa.Array:
+    file.flush()
+    values = np.memmap(file, np.int64, "r", shape=(rows,)) if rows else np.empty(0, np.int64)
+    return number_array(values)
+
+
+def stretches_of(documents: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Stretches:
+    """The stretches of some documents of one shard.
+
+    Args:
+        documents: int64 [n], numbers in the base, ascending.
+        starts, lengths: int64 [n], the position of the first token of each in the base, and its tokens.
+    """
+    if not len(documents):
+        return np.empty((0, 4), np.int64)
+    is_first = np.ones(len(documents), np.bool_)
+    is_first[1:] = np.diff(documents) != 1
+    first = np.flatnonzero(is_first)
+    counts = np.diff(first, append=len(documents))
+    return np.stack([documents[first], starts[first], counts, np.add.reduceat(lengths, first)], axis=1)

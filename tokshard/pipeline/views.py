@@ -1,0 +1,278 @@
+"""The commit of a view: from the receipts of its tasks to the tables of the view and of its cells."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import zip_longest
+from urllib.parse import quote
+
+import numpy as np
+
+from tokshard.errors import BuildError
+from tokshard.format import names
+from tokshard.format.arrays import table_batch
+from tokshard.format.corpus import Corpus
+from tokshard.format.files import HashingFile
+from tokshard.format.manifest import (
+    Base,
+    DocumentLengths,
+    FileFacts,
+    Fingerprints,
+    Manifest,
+    Records,
+    encode_manifest,
+    recipe_fingerprint,
+)
+from tokshard.format.opening import open_corpus
+from tokshard.format.schema import FORMAT_VERSION
+from tokshard.format.tables import SOURCE_TABLE_SCHEMA, SourceInfo, write_table
+from tokshard.format.view import KeptWriter, View
+from tokshard.pipeline.encode.documents import ChunkResult, apply_rules, split_documents
+from tokshard.pipeline.request import Build, saved_tokenizer
+from tokshard.pipeline.sources.division import Span
+from tokshard.pipeline.sources.selected import NOT_SELECTED
+from tokshard.pipeline.tables import SOURCES_PER_BATCH
+from tokshard.pipeline.tasks.cells import ALL, Cells
+from tokshard.pipeline.tasks.running import InputReader
+from tokshard.pipeline.workspace.places import WRITE
+from tokshard.pipeline.workspace.receipts import CellCounts, Receipt, read_receipt
+from tokshard.store import Store, is_uri, real_location, side_by_side, written
+
+MISSING = "__HIVE_DEFAULT_PARTITION__"
+"""How folders of cells spell a missing value."""
+
+_MOST_CELLS = 4_096
+_STRETCH_BYTES = 32
+
+
+@contextlib.contextmanager
+def side_file(out: Store, name: str, files: dict[str, FileFacts]) -> Iterator[HashingFile]:
+    """A file next to the manifest; its size and hash are added to `files` when it is written."""
+    with written(out, name) as file:
+        hashing = HashingFile(file)
+        yield hashing
+    files[name] = hashing.facts
+
+
+@dataclass(slots=True)
+class _Cell:
+    """A cell, or all of a view: sums over its tasks, and where their stretches lie in the spool."""
+
+    total: CellCounts = field(default_factory=CellCounts)
+    sources: dict[int, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
+    places: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, found: CellCounts, at: int) -> None:
+        total = self.total
+        total.documents += found.documents
+        total.tokens += found.tokens
+        total.targets += found.targets
+        total.shortest = min(total.shortest or found.shortest, found.shortest)
+        total.longest = max(total.longest, found.longest)
+        total.lengths = list(map(sum, zip_longest(total.lengths, found.lengths, fillvalue=0)))
+        for source, counts in found.sources.items():
+            self.sources[source] = [sum(pair) for pair in zip(self.sources[source], counts, strict=True)]
+        self.places.append((at, len(found.stretches)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSize:
+    """The documents of a cell, or of a whole view.
+
+    Args:
+        folder: its place in the folder of the view; empty for all of it.
+    """
+
+    folder: str
+    documents: int
+    tokens: int
+
+
+def preview_cells(build: Build) -> list[CellSize]:
+    """What a view would have: all of it, then its cells. Writes nothing, and reads what the view itself would."""
+    selected, reader = build.config.selected, InputReader(build)
+    assert selected is not None, "only a view has cells"
+    sink = Cells(selected.by)
+    for index in range(len(build.inputs)):
+        for made in reader.chunks(index, Span()):
+            assert isinstance(made, ChunkResult), "a corpus is read as documents"
+            sink.extend(split_documents(apply_rules(made, build.config).documents), 0, 0)
+    found = sink.finish(Receipt(key=(0, 0))).cells
+    return [
+        CellSize(folder=_folder(selected.by, label), documents=found[label].documents, tokens=found[label].tokens)
+        for label in sorted(found)
+    ]
+
+
+def write_views(build: Build, receipts: Sequence[Receipt]) -> Manifest:
+    """Write the cells of a view, each with its manifest, and all files of the view but its report and manifest.
+
+    Memory does not grow with the documents: what the receipts say is spooled.
+
+    Raises:
+        BuildError: no document is selected, or there are too many cells.
+    """
+    selected, store = build.config.selected, build.workspace.store
+    assert selected is not None, "only a view has cells"
+    cells, left_out = defaultdict[str, _Cell](_Cell), defaultdict[int, Counter[str]](Counter)
+    out = build.outputs[0].store
+    with tempfile.TemporaryFile() as spool, open_corpus(build.corpora[0][0], generation=build.corpora[0][1]) as corpus:
+        for receipt in side_by_side(store, partial(read_receipt, store, WRITE), (one.key for one in receipts)):
+            for label, found in receipt.cells.items():
+                cells[label].add(found, spool.tell())
+                spool.write(found.stretches)
+            for source in receipt.outputs[0].sources:
+                left_out[source.index].update(source.left_out)
+            if len(cells) > 1 + _MOST_CELLS:
+                raise BuildError(
+                    f"the columns {', '.join(selected.by)} have more than {_MOST_CELLS:,} combinations of values",
+                    hint=f"divide by other columns, and {build.start_over}",
+                )
+        if not cells:
+            total = sum(left_out.values(), Counter[str]())
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(total.items()))
+            raise BuildError(
+                f"no document is selected: {corpus.num_documents:,} read, {reasons}",
+                hint=f"give other conditions, and {build.start_over}",
+            )
+        spool.flush()
+        spooled = np.memmap(spool, np.uint8, "r")
+        writer = _Writer(build, corpus, spooled)
+        stale = [name for name in out.names() if "=" in name and name.endswith("/")]
+        out.delete(*stale)
+        manifests = {}
+        for label in sorted(cells.keys() - {ALL}):
+            below = out.below(_folder(selected.by, label))
+            manifests[label] = writer.write(below, cells[label], dict(zip(selected.by, json.loads(label), strict=True)))
+            below.put(names.MANIFEST, encode_manifest(manifests[label]))
+        if selected.by:
+            out.put(names.MIX, _mix(selected.by, manifests).encode())
+        return writer.write(out, cells[ALL], {}, left_out)
+
+
+def _folder(by: Sequence[str], label: str) -> str:
+    """The folder of a cell: ``topic=a/quality=3``."""
+    values = (MISSING if value is None else quote(value, safe=" ,+@:()") for value in json.loads(label))
+    return "/".join(f"{quote(name, safe='')}={value}" for name, value in zip(by, values, strict=False))
+
+
+def _mix(by: Sequence[str], manifests: dict[str, Manifest]) -> str:
+    """A mix of all cells. At temperature 1, each document is read as often as any other."""
+    lines = [f"# {len(manifests)} cells by {', '.join(by)}"]
+    for label, manifest in manifests.items():
+        folder = json.dumps(_folder(by, label), ensure_ascii=False)
+        lines.append(f"{folder} = {folder}  # {manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens")
+    return "\n".join([lines[0], "weights = { temperature = 1.0 }", "", "[corpora]", *lines[1:], ""])
+
+
+class _Writer:
+    """Writes the files of a view.
+
+    Args:
+        spooled: uint8, the stretches of all cells.
+    """
+
+    def __init__(self, build: Build, corpus: Corpus, spooled: np.memmap) -> None:
+        self._build, self._corpus, self._spooled = build, corpus, spooled
+        self._base = corpus.base if isinstance(corpus, View) else corpus
+        self._sources = corpus.sources()
+
+    def write(
+        self,
+        out: Store,
+        cell: _Cell,
+        values: dict[str, str | None],
+        left_out: Mapping[int, Counter[str]] | None = None,
+    ) -> Manifest:
+        """Write all files of a view but its manifest, and return that.
+
+        Args:
+            values: of the columns of a cell.
+            left_out: of each source, reason to documents; default: one reason for all.
+        """
+        build, total, files = self._build, cell.total, dict[str, FileFacts]()
+        corpus, base = self._corpus, self._base
+        kept = KeptWriter(base.fingerprint)
+        with contextlib.closing(kept), side_file(out, names.KEPT, files) as file:
+            for at, size in cell.places:
+                kept.add(self._spooled[at : at + size].view("<i8").reshape(-1, _STRETCH_BYTES // 8))
+            fingerprint = kept.finish(file)
+        sources = [
+            _kept_of(one, cell.sources.get(index, [0, 0]), None if left_out is None else left_out.get(index, Counter()))
+            for index, one in enumerate(self._sources)
+        ]
+        with side_file(out, names.SOURCE_TABLE, files) as file:
+            columns = {name: [getattr(one, name) for one in sources] for name in SOURCE_TABLE_SCHEMA.names}
+            batch = table_batch(columns, SOURCE_TABLE_SCHEMA)
+            write_table(file, SOURCE_TABLE_SCHEMA, [batch], rows_per_batch=SOURCES_PER_BATCH)
+        with side_file(out, names.TOKENIZER, files) as file:
+            file.write(saved_tokenizer(build))
+        reasons = sum((Counter(source.left_out) for source in sources), Counter[str]())
+        paths = ((one.argument, one.path, one.num_bytes) for one in self._sources)
+        return Manifest(
+            format_version=FORMAT_VERSION,
+            num_documents=total.documents,
+            num_tokens=total.tokens,
+            num_shards=0,
+            num_bytes=0,
+            text_bytes=sum(source.text_bytes for source in sources),
+            dtype=build.facts.dtype,
+            columns=build.columns,
+            fingerprints=Fingerprints(
+                content=fingerprint, recipe=recipe_fingerprint(build.config, build.tokenizer, paths)
+            ),
+            tokenizer=build.tokenizer,
+            arguments=build.arguments,
+            build=build.config,
+            records=Records(
+                read=sum(source.records_read for source in sources),
+                written=total.documents,
+                left_out=dict(sorted(reasons.items())),
+                with_special_text=None,
+            ),
+            document_lengths=DocumentLengths(
+                shortest=total.shortest, longest=total.longest, counts=np.trim_zeros(total.lengths, "b")
+            ),
+            files=files,
+            num_targets=total.targets if corpus.has_spans else None,
+            base=Base(
+                path=_path_from(out, base.location),
+                content=base.fingerprint,
+                generation=base.num_generations - 1,
+                cell=values,
+            ),
+        )
+
+
+def _kept_of(source: SourceInfo, counts: Sequence[int], reasons: Counter[str] | None) -> SourceInfo:
+    """What a view has of a source.
+
+    Args:
+        counts: documents and tokens.
+        reasons: reason to documents that are left out; None: one reason for all.
+    """
+    documents, tokens = counts
+    reasons = Counter({NOT_SELECTED: source.documents - documents}) if reasons is None else reasons
+    return replace(
+        source,
+        documents=documents,
+        tokens=tokens,
+        # no table has the bytes of each text
+        text_bytes=source.text_bytes * tokens // max(1, source.tokens),
+        left_out=dict(sorted((Counter(source.left_out) + reasons).items())),
+    )
+
+
+def _path_from(view: Store, location: str) -> str:
+    """The place of a base as a view names it: relative, if both are on this machine."""
+    place = real_location(location)
+    if is_uri(place) or view.local_path("") is None:
+        return place
+    return os.path.relpath(place, real_location(view.location))

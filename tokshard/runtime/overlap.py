@@ -1,0 +1,47 @@
+"""Views that share documents. In a mix these would be read more often than the weights say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tokshard.errors import PlanError
+from tokshard.runtime.bytes.source import KeptDocuments, TokenSource
+
+
+def check_apart(names: Sequence[str], sources: Sequence[TokenSource]) -> None:
+    """Refuse two views of one corpus that share documents, and a view beside its corpus.
+
+    Raises:
+        PlanError: with the two.
+    """
+    wholes = {source.fingerprint: name for name, source in zip(names, sources, strict=True) if source.kept is None}
+    groups: dict[str, list[tuple[str, KeptDocuments]]] = {}
+    for name, source in zip(names, sources, strict=True):
+        if (kept := source.kept) is not None:
+            groups.setdefault(kept.base, []).append((name, kept))
+            if kept.base in wholes:
+                raise _shared(wholes[kept.base], name, int(kept.starts[0]))
+    for found in groups.values():
+        cells = {kept.cell for _, kept in found}
+        if len(cells) == len(found) and len({kept.division for _, kept in found}) == 1 and "" not in cells:
+            continue  # cells of one division: the ranges of a thousand of them need not be compared
+        starts, stops = (np.concatenate(parts) for parts in zip(*(kept[1:3] for _, kept in found), strict=True))
+        owners = np.repeat(np.arange(len(found)), [len(kept.starts) for _, kept in found])
+        order = np.argsort(starts, kind="stable")
+        overlap = np.flatnonzero(np.maximum.accumulate(stops[order])[:-1] > starts[order][1:])
+        for place in overlap[:1].tolist():
+            second = int(order[place + 1])
+            holds = (starts <= starts[second]) & (stops > starts[second]) & (owners != owners[second])
+            pair = sorted({int(owners[second]), int(owners[np.flatnonzero(holds)[0]])})
+            one, other = (found[number][0] for number in pair)
+            raise _shared(one, other, int(starts[second]))
+
+
+def _shared(one: str, other: str, document: int) -> PlanError:
+    return PlanError(
+        f"corpora {one!r} and {other!r} share documents, such as number {document:,} of their base: these would be "
+        "read more often than the weights say",
+        hint="leave one out, or give allow_overlap=True",
+    )

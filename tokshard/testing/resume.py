@@ -1,0 +1,205 @@
+"""For tests of training programs: a job that stops and resumes must read what it would have read without a stop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from math import lcm
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.runtime.loader import NumpyLoader
+from tokshard.runtime.plan import StreamPlan
+
+_OF_BATCHES = ("cu_seqlens", "max_seqlen", "sample_index")
+_MAX_WORLD = 4
+
+Row = dict[str, NDArray[Any]]
+
+
+class Job(NamedTuple):
+    """A job between two stops: so many steps, of so many samples, on so many ranks."""
+
+    num_steps: int
+    global_batch_size: int
+    dp_world_size: int = 1
+
+
+class Loader(Protocol):
+    """What is tested. Its batches have `sample_index`, as those of tokshard's loaders."""
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any], /) -> None: ...
+
+
+class MakeLoader(Protocol):
+    """Makes the loader of a rank, as `NumpyLoader` and `StreamingLoader` do."""
+
+    def __call__(self, plan: StreamPlan, /, *, global_batch_size: int, dp_rank: int, dp_world_size: int) -> Loader: ...
+
+
+def assert_exact_resume(
+    plan: StreamPlan,
+    make_loader: MakeLoader = NumpyLoader,
+    *,
+    jobs: Sequence[Job] | None = None,
+    num_steps: int = 12,
+    seed: int = 0,
+) -> None:
+    """Check that a job which stops and resumes reads the same samples, with the same values, as one that never stops.
+
+    One loader reads without a stop. Then all ranks read, stop, pass their state on through JSON, and resume with
+    another world size and batch size. In each step the ranks together must have the next samples, each once, and all
+    values of a sample (tokens, labels, weights, and what else has a row for each) must equal those of the first loader.
+    All ranks must save the same state.
+
+    ::
+
+        from functools import partial
+
+        from tokshard.runtime import StreamingLoader
+        from tokshard.testing import assert_exact_resume
+
+
+        def test_resume():
+            plan = make_plan(transforms=[my_transform])  # the transform is tested, too
+            assert_exact_resume(plan)
+            assert_exact_resume(plan, partial(StreamingLoader, uneven="pad"))
+            assert_exact_resume(plan, make_my_loader)
+
+    Args:
+        plan: what is read, to the end of its pass at most. It should be small: each sample is read four times or so.
+        make_loader: called for each rank of each job, with the keywords `global_batch_size`, `dp_rank` and
+            `dp_world_size`.
+        jobs: one after the other. None: some histories are drawn, and the first one stops after every step. World sizes
+            go up to 4 and divide the batch size, as the number of streams does.
+        num_steps: of each history that is drawn.
+        seed: of what is drawn.
+
+    Raises:
+        AssertionError: it names the step, the rank, the row, and what differs.
+    """
+    histories = [jobs] if jobs is not None else _drawn(plan.num_streams, num_steps, np.random.default_rng(seed))
+    num_samples = max(sum(job.num_steps * job.global_batch_size for job in history) for history in histories)
+    undisturbed, is_whole = _undisturbed(plan, make_loader, num_samples)
+    for history in histories:
+        _Run(plan, make_loader, undisturbed, is_whole).check(history)
+
+
+def _drawn(num_streams: int, num_steps: int, rng: np.random.Generator) -> list[list[Job]]:
+    """Histories: one that stops after every step, and two that stop sometimes."""
+    histories = []
+    for most in (1, 4, 4):
+        history: list[Job] = []
+        while left := num_steps - sum(job.num_steps for job in history):
+            steps, world, times = (int(rng.integers(1, last, endpoint=True)) for last in (most, _MAX_WORLD, 3))
+            history.append(Job(min(left, steps), lcm(num_streams, world) * times, world))
+        histories.append(history)
+    return histories
+
+
+def _undisturbed(plan: StreamPlan, make_loader: MakeLoader, num_samples: int) -> tuple[dict[int, Row], bool]:
+    """The rows of the first samples, as one loader reads them, and whether the pass has no more."""
+    found: dict[int, Row] = {}
+    with ExitStack() as stack:
+        loader = _made(stack, make_loader, plan, Job(0, 4 * plan.num_streams), 0)
+        for batch in loader:
+            found |= {sample: row for _, sample, row in _rows_of(batch)}
+            if len(found) >= num_samples:
+                return found, False
+    if not found:
+        raise AssertionError("the loader has no batch")
+    return found, True
+
+
+def _made(stack: ExitStack, make_loader: MakeLoader, plan: StreamPlan, job: Job, rank: int) -> Loader:
+    loader = make_loader(plan, global_batch_size=job.global_batch_size, dp_rank=rank, dp_world_size=job.dp_world_size)
+    if hasattr(loader, "close"):
+        stack.callback(loader.close)
+    return loader
+
+
+def _rows_of(batch: Mapping[str, Any]) -> Iterator[tuple[int, int, Row]]:
+    """Number, sample and values of each row that is not padding."""
+    samples = np.asarray(batch["sample_index"]).tolist()
+    values = {key: np.asarray(value) for key, value in batch.items() if key not in _OF_BATCHES}
+    values = {key: value for key, value in values.items() if value.shape[:1] == (len(samples),)}
+    for row, sample in enumerate(samples):
+        if sample >= 0:
+            yield row, sample, {key: value[row].copy() for key, value in values.items()}
+
+
+class _Run:
+    """A run of several jobs, against the rows of one that never stopped."""
+
+    def __init__(
+        self, plan: StreamPlan, make_loader: MakeLoader, undisturbed: Mapping[int, Row], is_whole: bool
+    ) -> None:
+        self._plan, self._make_loader = plan, make_loader
+        self._undisturbed, self._is_whole = undisturbed, is_whole
+        self._sample, self._end = min(undisturbed), max(undisturbed) + 1
+        self._state: str | None = None
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        step = 0
+        for job in jobs:
+            with ExitStack() as stack:
+                loaders = [_made(stack, self._make_loader, self._plan, job, rank) for rank in range(job.dp_world_size)]
+                for loader in loaders if self._state else ():
+                    loader.load_state_dict(json.loads(self._state or ""))
+                since = f"resumed at sample {self._sample}" if self._state else "before any stop"
+                loops = [iter(loader) for loader in loaders]
+                for _ in range(job.num_steps):
+                    if self._is_whole and self._sample >= self._end:
+                        return
+                    self._step(loops, job, f"step {step} ({since}, {job.global_batch_size} samples per step)")
+                    step += 1
+                self._state = _state_of(loaders, f"after step {step - 1}")
+
+    def _step(self, loops: Sequence[Iterator[Mapping[str, Any]]], job: Job, where: str) -> None:
+        """Compare the batches of all ranks."""
+        stop = self._sample + job.global_batch_size
+        missing = set(range(self._sample, min(stop, self._end) if self._is_whole else stop))
+        for rank, loop in enumerate(loops):
+            here = f"{where}, rank {rank} of {len(loops)}"
+            batch = next(loop, None)
+            if batch is None:
+                raise AssertionError(f"{here}: no batch, but sample {self._sample} is still to come")
+            for row, sample, values in _rows_of(batch):
+                there = f"{here}, row {row}: sample {sample}"
+                if sample not in missing:
+                    raise AssertionError(f"{there} is not of this step, or was read before")
+                missing.remove(sample)
+                _compare(values, self._undisturbed[sample], there)
+        if missing:
+            raise AssertionError(f"{where}: no rank has sample {min(missing)}")
+        self._sample = min(stop, self._end) if self._is_whole else stop
+
+
+def _compare(found: Row, expected: Row, where: str) -> None:
+    if found.keys() != expected.keys():
+        raise AssertionError(f"{where} has {sorted(found)}, without a stop {sorted(expected)}")
+    for key, value in found.items():
+        other = expected[key]
+        if value.shape != other.shape:
+            raise AssertionError(f"{where}: {key} has the shape {value.shape}, without a stop {other.shape}")
+        for place in map(tuple, np.argwhere(value != other)[:1].tolist()):
+            index = "".join(f"[{at}]" for at in place)
+            raise AssertionError(f"{where}: {key}{index} is {value[place]}, without a stop {other[place]}")
+
+
+def _state_of(loaders: Sequence[Loader], where: str) -> str:
+    """The state of all ranks, as JSON."""
+    states = [loader.state_dict() for loader in loaders]
+    try:
+        first, *others = (json.dumps(state) for state in states)
+    except TypeError as error:
+        raise AssertionError(f"the state {where} is not plain JSON: {error}") from None
+    for rank, other in enumerate(others, 1):
+        if other != first:
+            raise AssertionError(f"the state of rank {rank} {where} is {other}, that of rank 0 {first}")
+    return first
