@@ -88,6 +88,9 @@ class Judge:
     _bad: int = 0
     _stops: set[Key] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self._walk()  # over inputs that are left out: if all are, no receipt comes
+
     def add(self, receipt: Receipt) -> None:
         """Take in the receipt of a task. It replaces an earlier receipt of the same task."""
         failure = receipt.failure

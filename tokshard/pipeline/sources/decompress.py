@@ -17,6 +17,7 @@ from tokshard.errors import CutSourceError, SourceError
 from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import damaged, open_file, vanished
+from tokshard.wording import counted
 
 _MAX_WINDOW_BYTES = 1 << 31
 """The largest window of a zstd frame; ``zstd --long=31`` requests as much."""
@@ -220,7 +221,9 @@ def _streams(file: IO[bytes], kind: str, make: Callable[[], Any]) -> Iterator[by
                 piece = stream.decompress(data, CHUNK_BYTES)
             except _ERRORS as error:
                 if num_streams and not has_begun:
-                    raise EOFError(f"after {num_streams:,} whole {kind} stream(s) follows what is none") from error
+                    raise EOFError(
+                        f"what follows {counted(num_streams, f'whole {kind} stream')} is not {kind}"
+                    ) from error
                 raise
             has_begun = True
             yield piece
