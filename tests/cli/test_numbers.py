@@ -30,7 +30,11 @@ OPTIONS = {
     "select": {**_LENGTHS, **_JOBS},
     "inspect": {"--sample": COUNT, "--limit": POSITIVE_COUNT, "--workers": POSITIVE_COUNT},
     "report": {"--sample": COUNT, "--tokens": POSITIVE_COUNT},
-    "plan": {"--tokens": POSITIVE_COUNT, "--nodes": POSITIVE_COUNT, **_OF_PLANS},
+    "plan": {
+        **dict.fromkeys(("--tokens", "--nodes", "--dp-world-size", "--layers"), POSITIVE_COUNT),
+        "--hidden": LENGTH,
+        **_OF_PLANS,
+    },
     "trace": {"--text": POSITIVE_COUNT, "--dp-rank": COUNT, "--dp-world-size": POSITIVE_COUNT, **_OF_PLANS},
     "scan": {"--workers": POSITIVE_COUNT},
     "verify": {"--workers": POSITIVE_COUNT},

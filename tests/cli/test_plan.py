@@ -6,11 +6,13 @@ import io
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
+from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.runtime import NumpyLoader, StreamPlan
 
@@ -70,6 +72,28 @@ def test_a_corpus_that_is_packed_whole_has_the_rows_that_its_blocks_and_tail_giv
     assert (found["rows"], found["padding"]) == (rows, 1 - 10_800 / (16 * rows))
     # of 20 and 7 tokens in turn: chunks of 16, 4 and 7, of which rows of 16 hold 14 or 15 tokens at most
     assert found["num_chunks"] == pytest.approx(2 * 2048 / 27 * 3, abs=4)
+
+
+def test_the_work_of_ranks_is_that_of_their_batches(report_of):
+    def work(deal: Literal["order", "cost"]) -> tuple[float, int]:
+        """Of the pairs of tokens that attention looks at: the most of a rank over the mean, and the sum of the most."""
+        plan, most, mean = StreamPlan.load("mix.toml"), [], []
+        loaders = [NumpyLoader(plan, deal=deal, dp_rank=rank, dp_world_size=4, prefetch_factor=0) for rank in range(4)]
+        for _, *batches in zip(range(32), *loaders, strict=False):
+            pairs = [int((np.diff(batch["cu_seqlens"]).astype(int) ** 2).sum()) for batch in batches]
+            most.append(max(pairs))
+            mean.append(sum(pairs) / 4)
+        return float(np.mean(np.array(most) / mean)), sum(most)
+
+    found = report_of("mix.toml", "--dp-world-size", 4, "--hidden", 8, "--layers", 2)["balance"]
+    (in_order, pairs_in_order), (by_cost, pairs_by_cost) = work("order"), work("cost")
+    assert (found["num_ranks"], found["rows_per_rank"], found["num_steps"]) == (4, 2, 32)
+    assert (found["in_order"], found["by_cost"]) == (pytest.approx(in_order), pytest.approx(by_cost))
+    assert in_order > by_cost
+    with open_corpus("code") as corpus:
+        per_token = 12 * 8 + corpus.vocab_size / 2  # the weights that a token is multiplied with, in the same unit
+    weights = 32 * 2 * 64 * per_token
+    assert found["saved"] == pytest.approx(1 - (weights + pairs_by_cost) / (weights + pairs_in_order))
 
 
 @pytest.mark.usefixtures("report_of")

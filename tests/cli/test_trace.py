@@ -73,12 +73,14 @@ def tokens_of(rows: list[dict[str, Any]], rank: int, row: int) -> list[int]:
     return found
 
 
-def test_every_row_of_every_rank_is_what_the_loader_gives_to_that_rank(rows):
+@pytest.mark.parametrize("deal", ["order", "cost"])
+def test_every_row_of_every_rank_is_what_the_loader_gives_to_that_rank(rows, deal):
     plan = StreamPlan.load("mix.toml")
     for rank in range(3):
-        found = rows("mix.toml", "--step", "1:5", "--dp-world-size", "3", "--dp-rank", rank, "--no-text")
+        options = "--dp-world-size", "3", "--dp-rank", rank, "--no-text", "--deal", deal
+        found = rows("mix.toml", "--step", "1:5", *options)
         assert {one["rank"] for one in found} == {rank}
-        with StreamingLoader(plan, global_batch_size=6, dp_rank=rank, dp_world_size=3) as loader:
+        with StreamingLoader(plan, global_batch_size=6, dp_rank=rank, dp_world_size=3, deal=deal) as loader:
             for step, batch in zip(range(1, 5), loader, strict=False):
                 mine = [one for one in found if one["step"] == step]
                 samples = {(one["row"], one["sample"], one["corpus"]) for one in mine}

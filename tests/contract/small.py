@@ -56,6 +56,7 @@ _SIZES: Mapping[str, tuple[str, ...]] = {
     ),
     "hash_stride": ("tokshard.format.stride_hashes.HASH_STRIDE", "tokshard.runtime.bytes.ranged.HASH_STRIDE"),
     "whole_table_bytes": ("tokshard.format.tables._WHOLE_BYTES",),
+    "dealt_rows": ("tokshard.runtime.rows.steps._MAX_DEALT_ROWS",),
     "memory_seconds": ("tokshard.inspect.plan.bench._MEMORY_SECONDS",),
 }
 """The sizes that can be shrunk, and where each is looked up."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.contract import small
 from tests.examples import examples
 from tests.runtime.loaders import dataloader
 from tests.runtime.sources import ListSource, SpannedSource
@@ -107,6 +109,61 @@ def test_targets_are_left_out_where_a_rank_cannot_know_them() -> None:
         with NumpyLoader(plan, global_batch_size=4, dp_rank=0, dp_world_size=ranks) as loader:
             batch = next(iter(loader))
         assert ("step_targets" in batch, "step_weight" in batch) == (is_known, is_known)
+
+
+DEALT = PLANS | {
+    "streams with corpora of their own": lambda: StreamPlan(
+        ListSource([9, 4, 30, 1, 12] * 90), seq_len=8, seed=3, num_streams=3, **CUT
+    ),
+    "a transform": partial(plan_of, transforms=[lambda sample, _: sample], **CUT),
+}
+
+
+def costs_of(batch: Any) -> Any:
+    """The squares of the pieces of each row, added up."""
+    bounds = np.unique(batch["cu_seqlens"])
+    return np.bincount(bounds[:-1] // 8, np.diff(bounds) ** 2, len(batch["sample_index"]))
+
+
+@settings(max_examples=examples(60))
+@given(
+    plan=st.sampled_from(list(DEALT)),
+    world=st.integers(1, 12),
+    size=st.sampled_from([6, 12, 18]),
+    most=st.sampled_from([4096, 8, 1]),
+)
+def test_rows_dealt_by_cost_are_those_of_the_step_and_even(plan: str, world: int, size: int, most: int) -> None:
+    made = DEALT[plan]()
+    options: dict[str, Any] = {"global_batch_size": size, "dp_world_size": world, "uneven": "pad", "prefetch_factor": 0}
+    with ExitStack() as stack:
+        small.shrink(stack.enter_context(pytest.MonkeyPatch.context()).setattr, dealt_rows=most)
+        in_order, by_cost = (
+            [stack.enter_context(NumpyLoader(made, dp_rank=rank, deal=deal, **options)) for rank in range(world)]
+            for deal in ("order", "cost")
+        )
+        for _, before, after in zip(range(5), zip(*in_order, strict=True), zip(*by_cost, strict=True), strict=False):
+            had, has = ([batch["sample_index"].tolist() for batch in batches] for batches in (before, after))
+            assert sorted(chain(*has)) == sorted(chain(*had))
+            for batch, samples in zip(after, has, strict=True):
+                for row, sample in enumerate(samples):
+                    expected = made.sample(sample) if sample >= 0 else {}
+                    for key in expected.keys() & {"input_ids", "labels", "position_ids"}:
+                        assert batch[key][row].tolist() == expected[key].tolist()
+            if "step_targets" in before[0]:
+                check(list(after))
+            # ranks that share rows have nearly the same cost, and so has the n-th row of each
+            owner = {sample: rank for rank, samples in enumerate(had) for sample in samples}
+            costs = [costs_of(batch) for batch in after]
+            for rank, samples in enumerate(has):
+                shares = {owner[sample] for sample in samples if sample >= 0}
+                if made.num_streams > 1:
+                    mine, before_that = ({s % made.num_streams for s in of if s >= 0} for of in (samples, had[rank]))
+                    assert mine <= before_that
+                assert len(shares) * len(samples) <= max(most, len(samples))
+                for other in shares:
+                    both = np.concatenate([costs[rank], costs[other]])
+                    assert abs(costs[rank].sum() - costs[other].sum()) <= both.max() - both.min()
+                    assert (costs[rank][:-1] >= costs[other][1:]).all()
 
 
 @settings(max_examples=examples(30))

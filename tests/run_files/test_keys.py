@@ -53,7 +53,7 @@ seed = 17
 ```
 
 Most keys are arguments of `StreamPlan`. `memory_bytes`, `cache_dir` and `cache_bytes` are arguments of its `Cache`;
-`global_batch_size`, `uneven` and [`mask`](../../tokshard/runtime/README.md#masks) belong to the loader.
+`global_batch_size`, `uneven`, `deal` and [`mask`](../../tokshard/runtime/README.md#masks) belong to the loader.
 """
 RECIPES = """\
 ## A training recipe

@@ -225,6 +225,7 @@ LOADER_OPTIONS: list[dict[str, Any]] = [
     {"dp_rank": 1},
     {"prefetch_factor": -1},
     {"uneven": "drop"},
+    {"deal": "random"},
     {"timeout_seconds": "10"},
     {"timeout_seconds": 0},
     {"timeout_seconds": math.nan},

@@ -9,7 +9,7 @@ import click
 
 from tokshard.cli.options import debug_option, json_option, plan_options, print_json
 from tokshard.cli.plan_text import plan_text
-from tokshard.cli.sizes import POSITIVE_COUNT, FloatRange
+from tokshard.cli.sizes import LENGTH, POSITIVE_COUNT, FloatRange
 from tokshard.inspect.plan.preview import report_plan
 from tokshard.inspect.plan.run import open_run
 
@@ -38,6 +38,14 @@ from tokshard.inspect.plan.run import open_run
     metavar="N",
     help="Recommend a number of streams for a job on N nodes that reads from an object store.",
 )
+@click.option(
+    "--dp-world-size",
+    type=POSITIVE_COUNT,
+    metavar="W",
+    help='Show how even the work of so many data-parallel ranks is, with and without deal = "cost".',
+)
+@click.option("--hidden", type=LENGTH, metavar="N", help="With --dp-world-size: the width of the model.")
+@click.option("--layers", type=POSITIVE_COUNT, metavar="N", help="With --dp-world-size: the layers of the model.")
 @plan_options({})
 @json_option
 @debug_option
@@ -48,6 +56,9 @@ def plan(
     max_epochs_warn: float,
     checkpoint: str | None,
     num_nodes: int | None,
+    dp_world_size: int | None,
+    hidden: int | None,
+    layers: int | None,
     seq_len: int | None,
     seed: int | None,
     global_batch_size: int | None,
@@ -64,14 +75,27 @@ def plan(
     --nodes recommends a number of streams (num_streams of the mix) for so many nodes, and shows what each node reads
     with them and without.
 
+    --dp-world-size says how much more attention the slowest rank computes than the mean, as rows are dealt now and with
+    deal = "cost"; with --hidden and --layers also the time that it saves of a step.
+
     \b
     tokshard plan mix.toml --tokens 2T
     tokshard plan mix.toml --nodes 64
     tokshard plan shards/code --seq-len 4096 --seed 17 --global-batch-size 512
     """  # noqa: D301 - click's mark for lines that are kept
     options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
-    run = open_run(plan, options, checkpoint=checkpoint)
-    report = report_plan(run, num_tokens=tokens, max_epochs_warn=max_epochs_warn, num_nodes=num_nodes)
+    if dp_world_size is None and (hidden or layers):
+        raise click.UsageError("--hidden and --layers go with --dp-world-size.")
+    run = open_run(plan, options, checkpoint=checkpoint, world_size=dp_world_size or 1)
+    report = report_plan(
+        run,
+        num_tokens=tokens,
+        max_epochs_warn=max_epochs_warn,
+        num_nodes=num_nodes,
+        has_ranks=dp_world_size is not None,
+        hidden=hidden,
+        layers=layers,
+    )
     if as_json:
         print_json(report)
     else:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from tokshard.cli.tables import can_encode, table
+from tokshard.inspect.plan.balance import Balance
 from tokshard.inspect.plan.preview import CorpusPlan, PlanReport
 from tokshard.inspect.plan.streams import StreamsAdvice
 from tokshard.wording import aligned, bytes_text, counted, one_line, wrapped
@@ -40,6 +41,8 @@ def plan_text(report: PlanReport, *, width: int, encoding: str | None) -> str:
         parts.append(aligned(packed, width=width))
     if report.streams is not None:
         parts.append(_streams_text(report.streams, report.sizes["num_streams"], width=width))
+    if report.balance is not None:
+        parts.append(_balance_text(report.balance, width=width))
     if report.warnings:
         parts.append(aligned([("warning", warning) for warning in report.warnings], width=width))
     return "\n\n".join(parts)
@@ -141,6 +144,16 @@ def _streams_text(advice: StreamsAdvice, num_streams: int, *, width: int) -> str
     if wanted > 1:
         rows.append(("", "a run cannot change its number of streams: choose for the most nodes that it will have"))
     return aligned(rows, width=width)
+
+
+def _balance_text(balance: Balance, *, width: int) -> str:
+    """How even the work of the ranks is, and whether another deal is worth it."""
+    ranks, rows = counted(balance.num_ranks, "rank"), counted(balance.rows_per_rank, "row")
+    slowest = f"of {ranks} with {rows} each, the slowest has {balance.in_order:,.2f} times the mean attention"
+    found = [("work", f'{slowest}, and {balance.by_cost:,.2f} times with deal = "cost"')]
+    if balance.saved is not None:
+        found.append(("", f"a step of this model is {max(0.0, balance.saved):.1%} shorter with it"))
+    return aligned(found, width=width)
 
 
 def tokens_text(number: int) -> str:

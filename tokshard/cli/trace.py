@@ -85,6 +85,12 @@ _option = functools.partial(click.option, cls=GroupedOption)
     help="If the world size does not divide the batch: refuse it, or pad as the loader does.  "
     "[default: refuse, unless the file says otherwise]",
 )
+@_option(
+    "--deal",
+    group=_RANKS,
+    type=click.Choice(["order", "cost"]),
+    help="How the loader deals the rows of a step to ranks.  [default: order, unless the file says otherwise]",
+)
 @plan_options({})
 @_option(
     "--text",
@@ -111,6 +117,7 @@ def trace(
     dp_rank: int | None,
     dp_world_size: int,
     uneven: str | None,
+    deal: str | None,
     seq_len: int | None,
     seed: int | None,
     global_batch_size: int | None,
@@ -143,7 +150,8 @@ def trace(
         raise click.BadParameter(
             f"rank {dp_rank} is not below --dp-world-size {dp_world_size}", param_hint="'--dp-rank'"
         )
-    options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size, "uneven": uneven}
+    sizes = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
+    options = {**sizes, "uneven": uneven, "deal": deal}
     run = open_run(plan, options, checkpoint=checkpoint, world_size=dp_world_size, mask_files=mask_files)
     _check_ranks(run)
     for note in notes_of(run, steps):

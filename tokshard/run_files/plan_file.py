@@ -17,11 +17,12 @@ from tokshard.run_files.checkpoint_directory import is_checkpoint, state_of
 from tokshard.run_files.strict_toml import change_paths, convert, example_of, key, path_beside, read_toml
 from tokshard.runtime.bytes.cache import CACHE_BYTES, MEMORY_BYTES, Cache
 from tokshard.runtime.order.windows import Pack
+from tokshard.runtime.rows.steps import Deal
 from tokshard.store import is_uri
 
-_HINT = "the keys are the arguments of StreamPlan, and global_batch_size, uneven, mask and mask_ids of its loader"
+_HINT = "the keys are the arguments of StreamPlan, and global_batch_size, uneven, deal, mask and mask_ids of its loader"
 
-_NOT_OF_PLANS = {"global_batch_size", "uneven", "mask", "mask_ids", "memory_bytes", "cache_dir", "cache_bytes"}
+_NOT_OF_PLANS = {"global_batch_size", "uneven", "deal", "mask", "mask_ids", "memory_bytes", "cache_dir", "cache_bytes"}
 """Keys of a mix that are arguments of a loader or of its cache."""
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -36,6 +37,7 @@ class Mix:
         epochs: for a finite pass over one corpus; 0: endless.
         schedule: weights that change at a sample, as `[[1_000_000, { code = 0.5, prose = 0.5 }]]`.
         uneven: whether ranks that do not divide the batch are refused or padded.
+        deal: which rank gets which rows of a step: in their order, or so that the cost of attention is even.
         mask: name to files that list documents which are out of the loss, one number in each line or as .npy.
         mask_ids: name to files that list such documents by id, as `tokshard select --drop-ids` takes them.
         memory_bytes: limit in the memory of each process, for corpora in buckets and on web servers, those that a
@@ -64,6 +66,7 @@ class Mix:
         default_factory=list, metadata=key("schedule = [[1_000_000, { code = 0.5, prose = 0.5 }]]")
     )
     uneven: Literal["refuse", "pad"] = field(default="refuse", metadata=key('uneven = "pad"'))
+    deal: Deal = field(default="order", metadata=key('deal = "cost"'))
     mask: dict[str, list[str]] = field(
         default_factory=dict, metadata=key('mask = { code = ["opted-out.txt"] }', is_path=True)
     )

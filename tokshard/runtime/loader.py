@@ -27,7 +27,7 @@ from tokshard.runtime.prefetch import Prefetch
 from tokshard.runtime.rows.expand import compact_batch, full_batch
 from tokshard.runtime.rows.narrow import Layout, NarrowBatch, StepTargets
 from tokshard.runtime.rows.recycling import Recycler
-from tokshard.runtime.rows.steps import RankRows, steps_of_shortest_window
+from tokshard.runtime.rows.steps import Deal, RankRows, steps_of_shortest_window
 from tokshard.runtime.state import load_state, plan_of_run, save_state
 from tokshard.runtime.stop import stop_of, used_up, warn_of_stop, warn_of_use
 
@@ -456,11 +456,14 @@ class NumpyLoader(BatchLoader[NumpyBatch]):
         prefetch_factor: int = 4,
         compact: bool = False,
         uneven: Literal["refuse", "pad"] = "refuse",
+        deal: Deal = "order",
         timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__(
             plan,
-            ranks=rows_of_rank(plan, global_batch_size, dp_rank, dp_world_size, uneven, otherwise=_single_process),
+            ranks=rows_of_rank(
+                plan, global_batch_size, dp_rank, dp_world_size, uneven, deal=deal, otherwise=_single_process
+            ),
             finish=compact_batch if compact else full_batch,
             prefetch_factor=prefetch_factor,
             timeout_seconds=timeout_seconds,
@@ -474,6 +477,7 @@ def rows_of_rank(
     world_size: int | None,
     uneven: Literal["refuse", "pad"],
     *,
+    deal: Deal,
     otherwise: Callable[[], tuple[int, int]],
 ) -> RankRows:
     """The rows that a loader of a plan reads.
@@ -505,6 +509,7 @@ def rows_of_rank(
         world_size=world_size,
         uneven=uneven,
         num_streams=plan.num_streams,
+        deal=deal,
     )
     ranks.check_size(plan.seq_len)
     return ranks
@@ -539,7 +544,6 @@ def narrow_batches(plan: StreamPlan, ranks: RankRows, cursor: Cursor, end: int |
     """
     cursor = cursor.compacted(plan.mixture(cursor))  # so that no step counts samples from long ago on
     size, rows, sample, steps = ranks.global_batch_size, ranks.rows_per_rank, cursor.sample, 1
-    laid_out = ranks.of_all if plan.knows_steps(ranks) else ranks
     while end is None or sample < end:
         starts = np.arange(sample, sample + steps * size, size)
         starts = starts if end is None else starts[starts < end]
@@ -551,7 +555,9 @@ def narrow_batches(plan: StreamPlan, ranks: RankRows, cursor: Cursor, end: int |
         weights = plan.mixture(cursor).weights_at(sample)
         steps = min(
             2 * steps,
-            laid_out.steps_at_once(len(layout.lengths) / len(layout.samples), len(plan.names)),
+            ranks.steps_at_once(
+                len(layout.lengths) / len(layout.samples), len(plan.names), _ranks_laid_out(plan, ranks)
+            ),
             steps_of_shortest_window(plan.corpora, weights, size * plan.seq_len),
         )
 
@@ -571,12 +577,33 @@ def steps_laid_out(
         starts: int64 [steps], their first samples.
         end, is_sequential: as for `RankRows.samples`, `StreamPlan.lay_out`.
     """
-    samples = ranks.samples(starts, end)
-    if not plan.knows_steps(ranks):
-        return plan.lay_out(cursor, samples, is_sequential=is_sequential), None
-    of_all = plan.lay_out(cursor, ranks.of_all.samples(starts, end), is_sequential=is_sequential)
-    layout = of_all if ranks.world_size == 1 else plan.lay_out(cursor, samples)
-    return layout, of_all.sums_of_steps(len(starts))
+    num_ranks = _ranks_laid_out(plan, ranks)
+    samples = ranks.samples(starts, end, num_ranks=num_ranks)
+    layout = plan.lay_out(cursor, samples, is_sequential=is_sequential)
+    sums = layout.sums_of_steps(len(starts)) if plan.knows_steps(ranks) else None
+    if num_ranks > 1 or ranks.deal == "cost":
+        of_ranks = ranks.dealt(layout.costs())
+        layout = layout.of_rows(of_ranks[ranks.parts(starts) % num_ranks + np.arange(len(starts)) * num_ranks].ravel())
+    return layout, sums
+
+
+def dealt_samples(plan: StreamPlan, ranks: RankRows, cursor: Cursor, start: int, end: int | None) -> NDArray[np.int64]:
+    """Who reads which sample of a step, among the ranks that a rank shares its rows with.
+
+    Args:
+        start: the first sample of the step.
+        end: as for `RankRows.samples`.
+
+    Returns:
+        int64 [num_dealt_together, rows_per_rank].
+    """
+    samples = ranks.samples(np.array([start]), end, num_ranks=ranks.num_dealt_together)
+    return samples[ranks.dealt(plan.lay_out(cursor, samples).costs())]
+
+
+def _ranks_laid_out(plan: StreamPlan, ranks: RankRows) -> int:
+    """The ranks whose rows a rank lays out to make its own batches."""
+    return ranks.world_size if plan.knows_steps(ranks) else ranks.num_dealt_together
 
 
 def _batches(

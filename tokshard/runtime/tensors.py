@@ -27,6 +27,7 @@ from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.expand import compact_batch, full_batch
 from tokshard.runtime.rows.narrow import NarrowBatch
 from tokshard.runtime.rows.recycling import Recycler
+from tokshard.runtime.rows.steps import Deal
 from tokshard.runtime.state import load_state, plan_of_run, save_state
 
 if TYPE_CHECKING:
@@ -80,6 +81,10 @@ class StreamingLoader(BatchLoader[Batch]):
         compact: return compact batches. States do not depend on it.
         uneven: ``"refuse"`` or ``"pad"``: with ranks that do not divide the batch, every rank gets
             ceil(global_batch_size / dp_world_size) rows, the surplus ones ignored (labels -100, sample_index -1).
+        deal: which rank gets which rows of a step. ``"order"``: in the order of the plan. ``"cost"``: so that the cost
+            of attention is nearly even, over all ranks and for the n-th micro-batch of each, the longest documents
+            first. The step has the same rows and targets, and the state does not depend on it. With several streams,
+            ranks that share a stream share its rows; above 4,096 rows, groups of ranks do.
         timeout_seconds: the longest wait for one batch; the error names the shard that was read.
 
     Raises:
@@ -98,10 +103,11 @@ class StreamingLoader(BatchLoader[Batch]):
         pin_memory: bool = False,
         compact: bool = False,
         uneven: Literal["refuse", "pad"] = "refuse",
+        deal: Deal = "order",
         timeout_seconds: float = 600.0,
     ) -> None:
         ranks = rows_of_rank(
-            plan, global_batch_size, dp_rank, dp_world_size, uneven, otherwise=partial(_rank_in, dp_mesh)
+            plan, global_batch_size, dp_rank, dp_world_size, uneven, deal=deal, otherwise=partial(_rank_in, dp_mesh)
         )
         if pin_memory and not torch.accelerator.is_available():
             warnings.warn("pin_memory has no effect: this process sees no accelerator", stacklevel=2)
@@ -134,7 +140,7 @@ class StreamDataset(Dataset[Batch]):
     refused unless the first reached the end of a pass. `StreamingLoader` and StatefulDataLoader continue.
 
     Args:
-        plan, global_batch_size, dp_rank, dp_world_size, dp_mesh, compact, uneven: as for `StreamingLoader`.
+        plan, global_batch_size, dp_rank, dp_world_size, dp_mesh, compact, uneven, deal: as for `StreamingLoader`.
 
     Attributes:
         sampler: the steps of the plan. It loads states of `StreamingLoader`, and of a StatefulDataLoader with any
@@ -151,9 +157,10 @@ class StreamDataset(Dataset[Batch]):
         dp_mesh: DeviceMesh | None = None,
         compact: bool = False,
         uneven: Literal["refuse", "pad"] = "refuse",
+        deal: Deal = "order",
     ) -> None:
         self._ranks = rows_of_rank(
-            plan, global_batch_size, dp_rank, dp_world_size, uneven, otherwise=partial(_rank_in, dp_mesh)
+            plan, global_batch_size, dp_rank, dp_world_size, uneven, deal=deal, otherwise=partial(_rank_in, dp_mesh)
         )
         self._is_compact = compact
         self.sampler = StepSampler(plan, self._ranks.global_batch_size)

@@ -165,6 +165,7 @@ class Batches:
             global_batch_size=self._size,
             dp_mesh=self._mesh,
             uneven=data.uneven,
+            deal=data.deal,
             pin_memory=self._pin_memory,
             compact=True,
         )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokshard.errors import UsageError
+from tokshard.inspect.plan.balance import Balance, balance_of
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.inspect.plan.streams import StreamsAdvice, advise
 from tokshard.numbers import ceil_div
@@ -105,6 +106,7 @@ class PlanReport:
         changes: changes of the weights after the start.
         warnings: probable mistakes.
         streams: a recommended number of them, if nodes are given.
+        balance: how even the work of the ranks is, if they are given.
     """
 
     fingerprint: str
@@ -119,6 +121,7 @@ class PlanReport:
     changes: Sequence[WeightChange]
     warnings: Sequence[str]
     streams: StreamsAdvice | None = None
+    balance: Balance | None = None
 
 
 def report_plan(
@@ -127,6 +130,9 @@ def report_plan(
     num_tokens: int | None,
     max_epochs_warn: float = math.inf,
     num_nodes: int | None = None,
+    has_ranks: bool = False,
+    hidden: int | None = None,
+    layers: int | None = None,
 ) -> PlanReport:
     """Compute the reading of a run. Only arithmetic, so the cost does not depend on its size.
 
@@ -134,6 +140,8 @@ def report_plan(
         num_tokens: tokens to train on, rounded up to whole steps; None: a finite pass, or as many as the corpora hold.
         max_epochs_warn: warn about corpora that are read more often.
         num_nodes: recommend a number of streams for so many nodes.
+        has_ranks: look at the work of the ranks of the run in its next steps.
+        hidden, layers: as for `balance_of`.
 
     Raises:
         UsageError: there are more nodes than samples in a step, or the checkpoint does not say how much of each
@@ -168,6 +176,7 @@ def report_plan(
         changes=[_change(run, segment) for segment in run.cursor.segments[1:]],
         warnings=ended + _warnings(run, corpora, max_epochs_warn),
         streams=None if num_nodes is None else advise(run, num_nodes),
+        balance=balance_of(run, hidden=hidden, layers=layers) if has_ranks else None,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, cast
 
@@ -24,16 +25,17 @@ from tokshard.run_files.recipe import corpora_of
 from tokshard.run_files.saved_state import read_state
 from tokshard.run_files.strict_toml import change_paths, path_beside, read_toml
 from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
+from tokshard.runtime.loader import dealt_samples
 from tokshard.runtime.order.mixture import Segment
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.steps import RankRows, rotations
+from tokshard.runtime.rows.steps import Deal, RankRows, rotations
 from tokshard.runtime.state import load_state, other_weights, plan_of_run
 from tokshard.runtime.stop import Stop, stop_of
 from tokshard.store import absolute_location
 from tokshard.wording import counted
 
 _NO_RECORD = np.empty((0, 3), np.int64)
-
+_KEPT_DEALS = 256
 
 _NOT_OF_SAMPLES = {"on_resume", "memory_bytes", "cache_dir", "cache_bytes", "allow_small_blocks"}
 """Keys of ``[data]`` that do not change the samples of a run."""
@@ -63,7 +65,7 @@ class Run:
         is_step_counted: the checkpoint does not say its step, so it was counted from the samples and the batch size.
         checkpoint: path that the cursor was read from; empty for the start of the plan.
         world_size: data-parallel ranks that share the rows of a step.
-        uneven: what to do if the world size does not divide the batch, as for `StreamingLoader`.
+        uneven, deal: how the ranks share the rows of a step, as for `StreamingLoader`.
         record: int64 [steps, 3], ascending: steps up to `step`, with the first sample of each and the one after the
             last. A step that was left out has skipped samples.
         other_run: how the run beside a recipe differs from the recipe, which is traced without it; empty: not at all.
@@ -78,6 +80,7 @@ class Run:
     checkpoint: str = ""
     world_size: int = 1
     uneven: Literal["refuse", "pad"] = "refuse"
+    deal: Deal = "order"
     record: NDArray[np.int64] = field(default_factory=_NO_RECORD.copy, compare=False)
     other_run: str = ""
 
@@ -93,6 +96,7 @@ class Run:
             world_size=1 if rank is None else self.world_size,
             uneven=self.uneven,
             num_streams=self.plan.num_streams,
+            deal="order" if rank is None else self.deal,
         )
 
     @property
@@ -208,7 +212,22 @@ class Run:
         start, size = sample - within, self.size_of(step)
         part, row = divmod(self.ranks(size).row_of(sample, start), ceil_div(size, self.world_size))
         (rotation,) = rotations(np.array([start]), self.world_size, self.plan.num_streams).tolist()
+        if self.deal == "cost":
+            first = part - part % self.ranks(size, 0).num_dealt_together
+            dealt = self._dealt(self.ranks(size, (first - rotation) % self.world_size), start)
+            ((place, row),) = np.argwhere(dealt == sample).tolist()
+            part = first + place
         return Place(step, (part - rotation) % self.world_size, row)
+
+    @cached_property
+    def _dealt(self) -> Callable[[RankRows, int], NDArray[np.int64]]:
+        """`dealt_samples` of ranks in the step that begins with a sample; the last ones are kept."""
+
+        @lru_cache(_KEPT_DEALS)
+        def dealt(ranks: RankRows, start: int) -> NDArray[np.int64]:
+            return dealt_samples(self.plan, ranks, self.cursor, start, self.stop.sample)
+
+        return dealt
 
     @cached_property
     def _surplus(self) -> int:
@@ -293,6 +312,7 @@ def open_run(
         checkpoint=os.path.normpath(checkpoint) if checkpoint else "",
         world_size=world_size,
         uneven=mix.uneven,
+        deal=mix.deal,
         record=record,
         other_run=_other_run(location, mix, plan) if checkpoint is None else "",
     )

@@ -141,12 +141,13 @@ def trace_steps(
     for step in steps:
         start = np.array([run.start_of(step)], np.int64)
         rows = run.ranks(run.size_of(step), rank)
+        num_ranks = rows.num_dealt_together
         if rows.rows_per_rank > _MAX_ROWS:
             raise UsageError(
                 f"step {step} has {rows.rows_per_rank:,} rows, and at most {_MAX_ROWS:,} are shown at once",
                 hint="show a part of them: --dp-rank R, or --sample N:M",
             )
-        samples = rows.samples(start, run.stop.sample)
+        samples = rows.samples(start, run.stop.sample, num_ranks=num_ranks)
         yield _rows(run, reader, samples[samples != PADDING_INDEX], rank, num_characters)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -161,6 +161,35 @@ class Layout:
             else _cut(self._loss, *((r - self._start) * self.seq_len for r in (start, stop))),
             num_read_tokens=self.read_before[stop] - self.read_before[start],
         )
+
+    def of_rows(self, rows: NDArray[np.int64]) -> Layout:
+        """Some of the rows, in the order of their numbers."""
+        firsts, num_read = np.array(self.first_pieces), np.diff(self.read_before)[rows]
+        counts = np.diff(firsts)[rows]
+        after = np.cumsum(counts)
+        pieces = np.arange(counts.sum()) + np.repeat(firsts[rows] - after + counts, counts)
+        return replace(
+            self,
+            samples=self.samples[rows],
+            corpora=self.corpora[rows],
+            num_tokens=self.num_tokens[rows],
+            first_pieces=[0, *after.tolist()],
+            read_before=[0, *np.cumsum(num_read).tolist()],
+            numbers=self.numbers[pieces],
+            starts=self.starts[pieces],
+            lengths=self.lengths[pieces],
+            labels_in_row=self.labels_in_row[pieces],
+            labels_elsewhere=self.labels_elsewhere[pieces],
+            is_masked=None if self.is_masked is None else self.is_masked[pieces],
+        )
+
+    def costs(self) -> NDArray[np.int64]:
+        """The cost of attention in each row: the sum of the squares of its pieces. All else costs every row the same.
+
+        A piece of padding counts: it is computed, too.
+        """
+        squares = self.lengths.astype(np.int64) ** 2
+        return np.add.reduceat(squares, self.first_pieces[:-1])
 
     def _read_rows(self, start: int, stop: int) -> None:
         """Read rows. Where no corpus makes them wait, read some later rows too, and keep them for the next calls."""

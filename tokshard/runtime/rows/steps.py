@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -30,6 +30,11 @@ _LAYOUTS_PER_WINDOW = 32
 """For corpora that are not in memory, a window has at least so many layouts: blocks are dropped when their rows are
 read, and the next table is made between layouts, in small steps, so no batch waits for one."""
 
+_MAX_DEALT_ROWS = 4_096
+"""Rows that are dealt by cost together: each rank lays all of them out, at some 10 us a row."""
+
+Deal = Literal["order", "cost"]
+
 _MAX_BATCH = 1 << 40
 _MAX_BATCH_TOKENS = (1 << 31) - 1
 """The most tokens of a rank's batch: cu_seqlens is int32, as attention kernels require."""
@@ -37,11 +42,15 @@ _MAX_BATCH_TOKENS = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRows:
-    """The rows of each global batch that one data-parallel rank reads: one of its contiguous parts.
+    """The rows of each global batch that one data-parallel rank reads: by default one of its contiguous parts.
 
     With one stream, a hash of the step rotates the parts, so each rank reads from all corpora. With several streams, a
     step has the same number of rows from each, stream after stream, and a rank always has the same part, so it reads
     few streams.
+
+    Dealt by cost, neighbouring parts are shared: their rows are sorted by the cost of attention, and each of their
+    ranks gets one of the most costly, then each gets one of the next, and so on. In a turn, the most costly row goes to
+    the rank that has the least so far. So the sums of the ranks are nearly even, and so are their n-th micro-batches.
 
     Args:
         global_batch_size: rows of a step over all ranks.
@@ -50,6 +59,7 @@ class RankRows:
         uneven: ``"refuse"`` a world size that does not divide the batch, or ``"pad"`` every rank to the same number
             of rows.
         num_streams: streams of the plan.
+        deal: ``"order"``: rows go to ranks in the order of the plan; ``"cost"``: see above.
 
     Raises:
         PlanError: the numbers do not fit together.
@@ -60,6 +70,7 @@ class RankRows:
     world_size: int = 1
     uneven: Literal["refuse", "pad"] = "refuse"
     num_streams: int = 1
+    deal: Deal = "order"
 
     def __post_init__(self) -> None:
         size = integer("global_batch_size", self.global_batch_size, least=1, most=_MAX_BATCH)
@@ -69,6 +80,8 @@ class RankRows:
             raise PlanError(f"dp_rank is {rank} of {world_size}", hint="give a rank from 0 to dp_world_size - 1")
         if self.uneven not in ("refuse", "pad"):
             raise PlanError(f"uneven is {self.uneven!r}", hint="give 'refuse' or 'pad'")
+        if self.deal not in ("order", "cost"):
+            raise PlanError(f"deal is {self.deal!r}", hint="give 'order' or 'cost'")
         if size % world_size and self.uneven == "refuse":
             near = size - size % world_size or world_size
             raise PlanError(
@@ -90,9 +103,16 @@ class RankRows:
         return ceil_div(self.global_batch_size, self.world_size)
 
     @property
-    def of_all(self) -> RankRows:
-        """The rows of all ranks."""
-        return replace(self, rank=0, world_size=1)
+    def num_dealt_together(self) -> int:
+        """Ranks whose rows are dealt by cost among them: as many as possible, but none of other streams."""
+        if self.deal == "order":
+            return 1
+        per_stream, rest = divmod(self.global_batch_size // self.num_streams, self.rows_per_rank)
+        sharing = self.world_size
+        if self.num_streams > 1:
+            sharing = math.gcd(sharing, per_stream) if rest == 0 else 1
+        most = max(1, min(sharing, _MAX_DEALT_ROWS // self.rows_per_rank))
+        return next(number for number in range(most, 0, -1) if sharing % number == 0)
 
     @property
     def num_own_streams(self) -> int:
@@ -120,19 +140,24 @@ class RankRows:
                 hint=f"give a global_batch_size of at most {_MAX_BATCH_TOKENS // seq_len * self.world_size}",
             )
 
-    def samples(self, starts: NDArray[np.int64], end: int | None = None) -> NDArray[np.int64]:
-        """This rank's samples in steps, given by their first global samples.
+    def parts(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The part of each step, given by its first sample, that is this rank's in the order of the plan."""
+        return (self.rank + rotations(starts, self.world_size, self.num_streams)) % self.world_size
+
+    def samples(self, starts: NDArray[np.int64], end: int | None = None, *, num_ranks: int = 1) -> NDArray[np.int64]:
+        """This rank's samples in steps, given by their first global samples, in the order of the plan.
 
         Args:
             starts: int64 [steps].
             end: the first sample that is padding; None: there is none.
+            num_ranks: a divisor of the world size. The steps are divided into parts of so many ranks, and the result
+                has the part that this rank's rows are in.
 
         Returns:
-            int64 [steps * rows_per_rank]; `PADDING_INDEX` for rows beyond the batch or the end.
+            int64 [steps * num_ranks * rows_per_rank]; `PADDING_INDEX` for rows beyond the batch or the end.
         """
-        firsts, parts = starts[:, np.newaxis], np.full((len(starts), 1), self.rank)
-        parts = (parts + rotations(firsts, self.world_size, self.num_streams)) % self.world_size
-        within = parts * self.rows_per_rank + np.arange(self.rows_per_rank)
+        firsts, parts = starts[:, np.newaxis], self.parts(starts)[:, np.newaxis] // num_ranks
+        within = parts * num_ranks * self.rows_per_rank + np.arange(num_ranks * self.rows_per_rank)
         streams, rounds = np.divmod(within, self.global_batch_size // self.num_streams)
         found: NDArray[np.int64] = firsts + (streams - firsts) % self.num_streams + rounds * self.num_streams
         found[(within >= self.global_batch_size) | (found >= (np.iinfo(np.int64).max if end is None else end))] = (
@@ -140,11 +165,40 @@ class RankRows:
         )
         return found.ravel()
 
-    def steps_at_once(self, pieces_per_row: float, num_corpora: int) -> int:
-        """The number of steps in a layout: many, to share its calls among rows, but none that takes long."""
-        wanted = max(_LAYOUT_PIECES / pieces_per_row, _ROWS_PER_CORPUS * num_corpora * self.num_own_streams)
+    def dealt(self, costs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows of each rank, among those of `num_dealt_together` ranks.
+
+        Args:
+            costs: int64 [n * num_dealt_together * rows_per_rank], the cost of each row, in the order of the plan.
+
+        Returns:
+            int64 [n * num_dealt_together, rows_per_rank]: numbers of rows.
+        """
+        rows: NDArray[np.int64] = np.arange(len(costs)).reshape(-1, self.rows_per_rank)
+        if self.deal == "order":
+            return rows
+        num_ranks = self.num_dealt_together
+        costs = costs.reshape(-1, num_ranks * self.rows_per_rank)
+        groups = np.arange(len(costs))[:, np.newaxis]
+        by_cost = np.argsort(-costs, axis=1, kind="stable")
+        found, sums = rows.reshape(len(costs), num_ranks, -1), np.zeros((len(costs), num_ranks), np.int64)
+        for turn in range(self.rows_per_rank):
+            mine = by_cost[:, turn * num_ranks : (turn + 1) * num_ranks]
+            ranks = np.argsort(sums, axis=1, kind="stable")  # the most costly row goes to the one with the least
+            found[groups, ranks, turn] = mine + groups * costs.shape[1]
+            sums[groups, ranks] += costs[groups, mine]
+        return rows
+
+    def steps_at_once(self, pieces_per_row: float, num_corpora: int, num_ranks: int) -> int:
+        """The number of steps in a layout: many, to share its calls among rows, but none that takes long.
+
+        Args:
+            num_ranks: ranks whose rows are in the layout.
+        """
+        num_streams = self.num_streams if num_ranks == self.world_size else self.num_own_streams
+        wanted = max(_LAYOUT_PIECES / pieces_per_row, _ROWS_PER_CORPUS * num_corpora * num_streams)
         most = min(wanted, _MAX_LAYOUT_PIECES / pieces_per_row, _MAX_LAYOUT_ROWS)
-        return max(1, int(most / self.rows_per_rank))
+        return max(1, int(most / (num_ranks * self.rows_per_rank)))
 
 
 def rotations(starts: NDArray[np.int64], world_size: int, num_streams: int) -> NDArray[np.int64]:
