@@ -19,7 +19,15 @@ from tests.examples import examples
 from tests.runtime.loaders import dataloader
 from tests.runtime.sources import ListSource, SpannedSource
 from tokshard.errors import PlanError
-from tokshard.runtime import NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, expand
+from tokshard.runtime import (
+    NumpyLoader,
+    Sample,
+    SampleRandom,
+    StreamDataset,
+    StreamingLoader,
+    StreamPlan,
+    expand,
+)
 
 TEXT = ListSource([9, 4, 30, 1, 12, 3, 21] * 12)
 SPANS = [[0, 0, 1, 1, 0.5], [0, 1, 0, 2, 2, 0.25, 0, 0, 1], [0, 0], [0] + [1] * 20]
@@ -166,20 +174,31 @@ def test_rows_dealt_by_cost_are_those_of_the_step_and_even(plan: str, world: int
                     assert (costs[rank][:-1] >= costs[other][1:]).all()
 
 
+PADDED = {"global_batch_size": 6, "uneven": "pad"}, range(1, 17)
+DIVIDED = {"global_batch_size": 24, "uneven": "refuse"}, [1, 2, 3, 4, 6, 8, 12]
+"""Options of loaders, and the worlds that they allow."""
+
+
 @settings(max_examples=examples(30))
 @given(
-    worlds=st.lists(st.integers(1, 16), min_size=2, max_size=12),
+    data=st.data(),
+    spread=st.sampled_from([PADDED, DIVIDED]),
     plan=st.sampled_from(["spans and weights", "rows of whole conversations", "streams that share corpora"]),
+    deal=st.sampled_from(["order", "cost"]),
     ahead=st.integers(0, 4),
 )
-def test_a_world_that_changes_at_every_step_reads_the_plan(worlds: list[int], plan: str, ahead: int) -> None:
-    alone = PLANS[plan]()
+def test_a_world_that_changes_at_every_step_reads_the_plan(
+    data: st.DataObject, spread: tuple[dict[str, Any], Any], plan: str, deal: Any, ahead: int
+) -> None:
+    options, allowed = spread
+    alone, size = PLANS[plan](), options["global_batch_size"]
+    worlds = data.draw(st.lists(st.sampled_from(allowed), min_size=2, max_size=12))
     loaders: list[NumpyLoader] = []
     for step, world in enumerate(worlds):
         while len(loaders) > world:
             loaders.pop(0).close()  # any rank may go: those that are left move up
         while len(loaders) < world:
-            new = NumpyLoader(PLANS[plan](), global_batch_size=6, uneven="pad", prefetch_factor=ahead)
+            new = NumpyLoader(PLANS[plan](), prefetch_factor=ahead, deal=deal, **options)
             if loaders:
                 new.load_state_dict(loaders[0].state_dict())
             loaders.append(new)
@@ -193,8 +212,8 @@ def test_a_world_that_changes_at_every_step_reads_the_plan(worlds: list[int], pl
             for row, sample in enumerate(batch["sample_index"].tolist())
             if sample >= 0
         }
-        assert sum(int((batch["sample_index"] >= 0).sum()) for batch in batches) == 6
-        assert sorted(rows) == list(range(6 * step, 6 * step + 6))
+        assert sum(int((batch["sample_index"] >= 0).sum()) for batch in batches) == size
+        assert sorted(rows) == list(range(size * step, size * step + size))
         for sample, row in rows.items():
             expected = alone.sample(sample)
             assert row == {key: expected[key].tolist() for key in row}
@@ -215,3 +234,16 @@ def test_ranks_that_do_not_fit_a_step_are_refused_and_nothing_changes() -> None:
         loader.resize(1, 2)
         assert next(loop)["sample_index"].tolist() == next(expected)["sample_index"].tolist()
     loader.close()
+
+
+def test_batches_made_ahead_are_kept_where_the_world_stays_as_it_was() -> None:
+    made: list[tuple[int, ...]] = []
+
+    def noted(sample: Sample, _: SampleRandom) -> Sample:
+        made.append(tuple(sample.tokens.tolist()))
+        return sample
+
+    with NumpyLoader(plan_of(transforms=[noted], **CUT), global_batch_size=6, dp_rank=1, dp_world_size=2) as loader:
+        for _, _ in zip(range(20), loader, strict=False):
+            loader.resize(1, 2)
+    assert len(made) == len(set(made))

@@ -162,6 +162,18 @@ def test_a_corpus_of_up_to_two_windows_is_requested_once_in_long_ranges_whatever
     assert len(reads) < stored_bytes / (40 * STRIDE_BYTES) + 2 * len(shards_of(local))
 
 
+@pytest.mark.parametrize("window_blocks", [64, 1_000])
+def test_another_world_at_every_step_requests_nothing_twice(remote, window_blocks):
+    source = CorpusSource(remote)
+    plan = StreamPlan({"corpus": source}, **{**SIZES, "window_blocks": window_blocks})
+    with NumpyLoader(plan, global_batch_size=4) as loader:
+        for step, _ in zip(range(140), loader, strict=False):  # an epoch and more
+            loader.resize(0, 1 + step % 2)
+    reads = reads_of_shards()
+    assert max(Counter(reads).values()) == 1
+    assert sum(length for _, _, length in reads) == 2 * source.num_tokens
+
+
 def test_a_stream_requests_nothing_of_a_small_corpus_that_other_streams_read(remote):
     source = CorpusSource(remote)
     plan = StreamPlan({"corpus": source}, **{**SIZES, "block_tokens": 64}, num_streams=8)
