@@ -6,6 +6,7 @@ environments run these tests: each those whose packages it has.
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shutil
@@ -126,6 +127,31 @@ def test_the_recipe_for_torchtitan_refuses_weights_of_targets(tmp_path: Path) ->
     first(1.0)
     with pytest.raises(ValueError, match="knows no weights"):
         first(0.5)
+
+
+# torchft
+
+
+def test_replicas_of_the_recipe_for_torchft_that_are_killed_lose_no_sample(corpus: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchft")
+    recipe, steps = ROOT / "recipes/with_torchft.py", 6
+    run(recipe, corpus, tmp_path, steps, 3, seconds=550)
+    lines = [json.loads(line) for path in tmp_path.glob("*.jsonl") for line in path.read_text("utf-8").splitlines()]
+    functions = runpy.run_path(str(recipe))
+    loader, model, optimizer = functions["begin"](corpus)  # a run of one, in which nothing is killed
+    for step, batch in zip(range(steps), loader, strict=False):
+        loss = functions["loss_of"](model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        those = [line for line in lines if line["step"] == step]
+        samples = [sample for line in those for sample in line["samples"]]
+        assert sorted(samples) == list(range(16 * step, 16 * step + 16))
+        assert [line["loss"] for line in those] == pytest.approx([loss.item()] * len(those), abs=1e-5)
+        assert {line["replicas"] for line in those} == {len(those)}
+        if step % 3 < 2:
+            assert len(those) == 3 - step % 3  # in steps 1 and 4 one is killed, and it is back in step 3
+    loader.close()
 
 
 # Lightning
