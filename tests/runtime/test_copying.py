@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
@@ -111,33 +110,6 @@ def test_more_tokens_than_are_numbered_at_once_are_copied_too() -> None:
     slices, gathered, halves = in_every_way(lambda: read(plan, [0, 1, 2], [(0, 3)])[0])
     assert np.array_equal(slices, gathered)
     assert np.array_equal(slices, halves)
-
-
-@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_pieces_are_copied_from_memory_that_lies_far_apart_in_any_order_and_nothing_beside_them(dtype: Any) -> None:
-    owners = [np.arange(number, number + size).astype(dtype) for number, size in ((0, 10), (500, 1), (90, 300_000))]
-    first_tokens = np.array([0, 10, 11, 300_011])
-    memory = MappedTokens(first_tokens, np.dtype(dtype))
-    for number in (1, 2, 0):
-        memory.add(number, owners[number])
-    rng = random.Random(2)
-    for _ in range(50):
-        chosen = [rng.randrange(3) for _ in range(rng.randint(1, 30))]
-        starts = np.array([rng.randrange(len(owners[owner])) for owner in chosen])
-        room = [min(50, len(owners[owner]) - start) for owner, start in zip(chosen, starts.tolist(), strict=True)]
-        counts = np.array([rng.choice([most, rng.randint(1, most)]) for most in room])
-        gaps = np.array([rng.choice([0, 0, 3]) for _ in chosen])
-        places = np.cumsum(gaps + counts) - counts
-        right = np.zeros(int((gaps + counts).sum()), dtype)
-        for owner, start, count, place in zip(chosen, starts.tolist(), counts.tolist(), places.tolist(), strict=True):
-            right[place : place + count] = owners[owner][start : start + count]
-
-        def copied() -> list[int]:
-            found = np.zeros_like(right)  # noqa: B023 - called at once
-            memory.read(np.array(chosen), first_tokens[chosen] + starts, counts, found, places)  # noqa: B023
-            return found.tolist()  # type: ignore[no-any-return]
-
-        assert in_every_way(copied) == [right.tolist()] * 3
 
 
 def test_many_pieces_of_middle_length_are_copied_as_halves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.runtime.sources import PeriodicSource
 from tests.spec import order as spec
-from tokshard.runtime import StreamPlan
 from tokshard.runtime.order.mixture import Mixture, Segment
-from tokshard.runtime.rows.steps import RankRows
 
 seeds = st.integers(0, 2**64 - 1)
 
@@ -105,19 +102,6 @@ def test_until_weights_change_a_corpus_is_at_most_half_a_sample_per_level_away_f
     total = sum(map(Fraction, weights))
     for count, weight in zip(counts, weights, strict=True):
         assert abs(count - stop * Fraction(weight) / total) <= levels / 2 + 2**-10
-
-
-@pytest.mark.parametrize("world_size", [2, 4, 8, 32])
-def test_equal_weights_do_not_give_a_rank_the_same_corpora_at_every_step(world_size: int) -> None:
-    corpora = {name: PeriodicSource(10**9 + number) for number, name in enumerate("abcd")}
-    plan = StreamPlan(corpora, seq_len=64, weights=dict.fromkeys(corpora, 1.0))
-    found = mixture_of((0, [1.0] * 4)).locate(np.arange(32))[0]
-    assert found.tolist() == found[:4].tolist() * 8, "every step has the same corpora in the same rows"
-    ranks = RankRows(global_batch_size=32, rank=1, world_size=world_size)
-    samples = ranks.samples(np.arange(0, 32 * 512, 32))
-    read = plan.mixture(plan.cursor()).locate(samples)[0]
-    for corpus in range(4):
-        assert np.mean(read == corpus) == pytest.approx(0.25, abs=0.07)
 
 
 def test_a_sample_before_the_first_weights_is_refused() -> None:

@@ -46,23 +46,6 @@ def is_cut(pieces: list[Any], seq_len: int, lengths: list[int]) -> int:
     )
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(packing=packings(), epoch=st.sampled_from([0, 1, 10**9]))
-def test_where_the_window_is_the_corpus_no_document_that_fits_into_a_row_is_cut_and_no_row_is_left_empty(
-    packing: tuple[list[int], dict[str, Any]], epoch: int
-) -> None:
-    lengths, arguments = packing
-    seq_len = arguments["seq_len"]
-    plan = StreamPlan(ListSource(lengths), pack="whole", **arguments | {"window_blocks": 9})
-    chunks = [min(seq_len, length - start) for length in lengths for start in range(0, length, seq_len)]
-    rows = len(spec.opened(sorted(chunks, reverse=True), seq_len))
-    rows += -(-rows // 128)
-    traced = plan.traces(np.arange(epoch * rows, (epoch + 1) * rows))
-    assert sum(is_cut(pieces, seq_len, lengths) for pieces in traced) == 0
-    assert sum(piece.stop - piece.start for pieces in traced for piece in pieces) == sum(lengths)
-    assert all(traced) or sum(map(len, traced)) < rows
-
-
 @settings(max_examples=examples(80), deadline=None)
 @given(data=st.data(), seq_len=st.integers(1, 30), num_rows=st.integers(1, 12))
 def test_rows_are_chosen_as_by_one_who_looks_at_all_of_them_for_each_chunk(

@@ -47,10 +47,11 @@ def test_the_page_alone_gives_the_samples_of_any_plan(
 
 @pytest.mark.parametrize("seq_len", [1, 500, 512, 1024, 16_384, 100_000])
 @pytest.mark.parametrize("pack", ["cut", "whole"])
-def test_the_defaults_of_the_page_are_those_of_a_plan(seq_len: int, pack: Any) -> None:
+@pytest.mark.parametrize("num_streams", [1, 4, 16, 64])
+def test_the_defaults_of_the_page_are_those_of_a_plan(seq_len: int, pack: Any, num_streams: int) -> None:
     corpora = {"a": ListSource([9]), "b": ListSource([8])}
-    shape = StreamPlan(corpora, seq_len=seq_len, pack={"b": pack}).shape
-    model = model_of(corpora, seq_len=seq_len, pack={"b": pack})
+    shape = StreamPlan(corpora, seq_len=seq_len, pack={"b": pack}, num_streams=num_streams).shape
+    model = model_of(corpora, seq_len=seq_len, pack={"b": pack}, num_streams=num_streams)
     assert (shape.block_tokens, shape.window_blocks) == (model.B, model.W)
 
 

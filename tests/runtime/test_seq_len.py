@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.runtime.loaders import rows_of
+from tests.runtime.loaders import rows_of, take
 from tests.runtime.sources import ListSource
 from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
@@ -29,14 +29,13 @@ sizes = st.sampled_from([1, 2, 3, 4, 6, 8, 16])
 shapes = st.fixed_dictionaries({"block_tokens": st.sampled_from([8, 16, 48]), "window_blocks": st.integers(1, 4)})
 
 
-def plan_of(parts: Sequence[Sequence[int]], seq_len: int, **options: Any) -> StreamPlan:
-    corpora = {str(number): ListSource(part, name=str(number)) for number, part in enumerate(parts)}
-    return StreamPlan(corpora, seq_len=seq_len, allow_small_blocks=True, **options)
+def plan_of(part: Sequence[int], seq_len: int, **options: Any) -> StreamPlan:
+    return StreamPlan({"0": ListSource(part)}, seq_len=seq_len, allow_small_blocks=True, **options)
 
 
-def resized(plan: StreamPlan, state: dict[str, Any], size: int, **choices: Any) -> NumpyLoader:
+def resized(plan: StreamPlan, state: dict[str, Any], size: int) -> NumpyLoader:
     loader = NumpyLoader(plan, global_batch_size=size)
-    loader.load_state_dict(state, seq_len="plan", **choices)
+    loader.load_state_dict(state, seq_len="plan")
     return loader
 
 
@@ -49,21 +48,17 @@ def tokens_of(loader: NumpyLoader, samples: range) -> Counter[tuple[str, int, in
     return found
 
 
-def take(loader: NumpyLoader, steps: int) -> list[dict[str, Any]]:
-    return [batch for _, batch in zip(range(steps), loader, strict=False)]
-
-
 @pytest.mark.filterwarnings("ignore:the pass of")
 @given(part=lengths, shape=shapes, seq_lens=st.lists(sizes, min_size=2, max_size=4), data=st.data())
 def test_a_pass_that_changes_its_seq_len_reads_every_token_as_often_as_it_has_epochs_but_for_what_it_says(
     part: list[int], shape: dict[str, int], seq_lens: list[int], data: st.DataObject
 ) -> None:
     first, *later = seq_lens
-    loader = NumpyLoader(plan_of([part], first, epochs=2, **shape), global_batch_size=1)
+    loader = NumpyLoader(plan_of(part, first, epochs=2, **shape), global_batch_size=1)
     for seq_len in later:
         left = (loader.plan.at(loader.cursor).num_samples or 0) - loader.cursor.sample
         take(loader, data.draw(st.integers(0, max(0, left - 1))))
-        loader = resized(plan_of([part], seq_len, epochs=2, **shape), loader.state_dict(), 1)
+        loader = resized(plan_of(part, seq_len, epochs=2, **shape), loader.state_dict(), 1)
     num_samples = loader.plan.at(loader.cursor).num_samples
     assert num_samples is not None
     start = loader.cursor.sample
@@ -86,7 +81,7 @@ def test_a_pass_that_changes_its_seq_len_reads_every_token_as_often_as_it_has_ep
 def test_find_is_the_inverse_of_trace_on_both_sides_of_the_change(
     part: list[int], shape: dict[str, int], pair: tuple[int, int], steps: int, streams: int
 ) -> None:
-    before, after = (plan_of([[40, *part]], size, num_streams=streams, **shape) for size in pair)
+    before, after = (plan_of([40, *part], size, num_streams=streams, **shape) for size in pair)
     loader = NumpyLoader(before, global_batch_size=streams)
     take(loader, steps)
     loader = resized(after, loader.state_dict(), streams)
@@ -132,10 +127,10 @@ def test_conversations_go_on_in_rows_of_twice_the_length_with_default_sizes_and_
 
 def test_what_a_change_leaves_out_is_warned_of_with_numbers() -> None:
     plan, shape = plan_of, {"block_tokens": 64, "window_blocks": 2}
-    loader = NumpyLoader(plan([[30] * 9], 8, **shape), global_batch_size=1)
+    loader = NumpyLoader(plan([30] * 9, 8, **shape), global_batch_size=1)
     take(loader, 3)
     with pytest.warns(UserWarning, match=r"from 8 to 12 leaves out \d+ tokens of '0' \(\d+\.\d% of an epoch\), which"):
-        resized(plan([[30] * 9], 12, **shape), loader.state_dict(), 1)
+        resized(plan([30] * 9, 12, **shape), loader.state_dict(), 1)
 
 
 def test_a_plan_that_is_not_given_sizes_takes_those_of_the_run() -> None:

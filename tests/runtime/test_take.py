@@ -5,11 +5,7 @@ Which blocks, by the page: test_page_model.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from tests.runtime.loaders import take as take_batches
 from tests.runtime.sources import ListSource
@@ -18,39 +14,6 @@ from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import used_up
 
 SIZES = {"seq_len": 5, "block_tokens": 20}
-parts = st.floats(0.01, 1)
-
-
-def blocks_of(plan: StreamPlan) -> list[int]:
-    """The blocks that a pass reads, each as often as it reads a token of it; those of the tail are one more."""
-    (source,), block = plan.sources, plan.shape.block_tokens
-    pieces = [piece for sample in range(plan.num_samples or 0) for piece in plan.trace(sample)]
-    return [
-        (source.place_of(piece.document).start + place) // block
-        for piece in pieces
-        for place in range(piece.start, piece.stop)
-    ]
-
-
-@given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=40),
-    block=st.integers(1, 64),
-    takes=st.tuples(parts, parts),
-    seeds=st.tuples(*[st.integers(0, 9)] * 2),
-)
-def test_whole_blocks_are_taken_and_a_smaller_part_lies_inside_a_larger_one_whatever_the_seeds(
-    lengths: list[int], block: int, takes: tuple[float, float], seeds: tuple[int, int]
-) -> None:
-    small, large = sorted(takes)
-    assume(int(small * (sum(lengths) // block) + 0.5) > 0)
-    sizes: Any = {"epochs": 1, "seq_len": 9, "block_tokens": block, "allow_small_blocks": True}
-    read = [
-        blocks_of(StreamPlan(ListSource(lengths), take=part, seed=seed, **sizes))
-        for part, seed in zip((small, large), seeds, strict=True)
-    ]
-    assert set(read[0]) <= set(read[1])
-    for blocks in read:
-        assert {blocks.count(each) for each in blocks if each < sum(lengths) // block} <= {block}
 
 
 @pytest.mark.parametrize(("part", "blocks"), [(0.29, 29), (0.57, 57), (0.994, 99), (0.01, 1), (1 / 3, 33), (1.0, 100)])
