@@ -11,7 +11,7 @@ from tests.corpora import TINY_TOKENIZER, append_generation, documents_of, write
 from tests.refusals import Refusal, check, refused
 from tests.runtime.loaders import two_corpora
 from tests.runtime.sources import ListSource
-from tests.runtime.states import edited, sealed, values_of
+from tests.runtime.states import edited, values_of
 from tokshard.errors import PlanError, PlanMismatchError, UsageError
 from tokshard.runtime import CorpusSource, NumpyLoader, StreamPlan
 
@@ -53,8 +53,9 @@ def with_weights_set(_: Path) -> None:
     load(two_corpora(weights={"a": 0.1, "b": 0.9}), loader.state_dict())
 
 
-def after_a_removal() -> dict[str, Any]:
-    return load(plan_of("y"), state_of(plan_of("xy")), corpora="plan").state_dict()
+def state_after_a_removal(left: str) -> dict[str, Any]:
+    """The state of a run that goes on with one corpus of two."""
+    return load(plan_of(left), state_of(plan_of("xy")), corpora="plan").state_dict()
 
 
 def finite() -> StreamPlan:
@@ -81,11 +82,6 @@ def with_bases_that_were_not_read(_: Path) -> None:
 
 def changed(**values: Any) -> Callable[[Path], object]:
     return lambda _: load(two_corpora(), edited(state_of(two_corpora()), **values))
-
-
-def without_its_sample(_: Path) -> None:
-    values = values_of(state_of(two_corpora()))
-    load(two_corpora(), sealed({key: values[key] for key in values if key != "sample"}))
 
 
 def grown(folder: Path) -> Path:
@@ -127,44 +123,37 @@ WEIGHTS = (
     "give the weights and the schedule of that run, or load_state_dict(state, weights='plan') to "
     "read with those of this plan from here on, or weights='cursor' to keep what the run has"
 )
-OLDER = "load an older checkpoint, or start without the loader's state"
 NO_EPOCHS = "leave epochs out and give max_epochs, or start a new run without the loader's state"
-DAMAGED = [
-    ("a state with another seed, made anew", changed(seed=5), "the rest of it contradicts plan"),
-    ("a state whose plan is no hash", changed(plan=None), "Expected `str`, got `null` - at `$.plan`"),
-    ("a state with an unknown key", changed(unknown=5), "Object contains unknown field `unknown`"),
-    ("a state without its sample", without_its_sample, "Object missing required field `sample`"),
-    (
-        "a state with more samples than a change of seq_len began with",
-        with_bases_that_were_not_read,
-        "the rest of it contradicts lengths",
-    ),
-]
 WORDS = {"weights": "'same' or 'cursor' or 'plan'", "corpora": "'same' or 'plan'", "seq_len": "'same' or 'plan'"}
 REFUSALS: list[Refusal] = [
-    Refusal(
-        "a state of other weights",
-        resumes(two_corpora, lambda: two_corpora(weights={"a": 0.1, "b": 0.9})),
-        PlanMismatchError,
-        "this plan sets other weights after sample 4 than the plan that saved the state: a=0.1, b=0.9; "
-        "the run has a=0.7, b=0.3 there",
-        WEIGHTS,
-    ),
-    Refusal(
-        "a state of weights that the run has set, in a plan with others",
-        with_weights_set,
-        PlanMismatchError,
-        "this plan sets other weights after sample 0 than the plan that saved the state: a=0.1, b=0.9; "
-        "the run has a=2, b=1 there",
-        WEIGHTS,
-    ),
-    Refusal(
-        "a state of other planned changes of weights",
-        resumes(lambda: two_corpora(schedule=LATER), lambda: two_corpora(schedule=LATER[:1])),
-        PlanMismatchError,
-        "this plan sets other weights after sample 4 than the plan that saved the state: a=0.7, b=0.3, "
-        "and other changes later; the run has a=0.7, b=0.3 there",
-        WEIGHTS,
+    *(
+        Refusal(
+            what,
+            call,
+            PlanMismatchError,
+            f"this plan sets other weights after sample {sample} than the plan that saved the state: {said} there",
+            WEIGHTS,
+        )
+        for what, call, sample, said in (
+            (
+                "a state of other weights",
+                resumes(two_corpora, lambda: two_corpora(weights={"a": 0.1, "b": 0.9})),
+                4,
+                "a=0.1, b=0.9; the run has a=0.7, b=0.3",
+            ),
+            (
+                "a state of weights that the run has set, in a plan with others",
+                with_weights_set,
+                0,
+                "a=0.1, b=0.9; the run has a=2, b=1",
+            ),
+            (
+                "a state of other planned changes of weights",
+                resumes(lambda: two_corpora(schedule=LATER), lambda: two_corpora(schedule=LATER[:1])),
+                4,
+                "a=0.7, b=0.3, and other changes later; the run has a=0.7, b=0.3",
+            ),
+        )
     ),
     Refusal(
         "a state of other planned changes, with the weights of the state",
@@ -173,72 +162,63 @@ REFUSALS: list[Refusal] = [
         "the run planned other changes of weights after sample 4 than this plan, which changes them no more",
         "give the schedule of that run, or load_state_dict(state, weights='plan') to continue with this one",
     ),
-    Refusal(
-        'a state of other weights, with corpora="plan" and the same corpora',
-        resumes(two_corpora, lambda: two_corpora(schedule=LATER[:1]), corpora="plan"),
-        PlanMismatchError,
-        "this plan sets other weights after sample 4 than the plan that saved the state: a=0.7, b=0.3, "
-        "and other changes later; the run has a=0.7, b=0.3 there",
-        WEIGHTS,
-    ),
-    Refusal(
-        "a state of more corpora",
-        resumes(lambda: plan_of("xy"), lambda: plan_of("x")),
-        PlanMismatchError,
-        "the state belongs to another plan: the number of corpora differs (2, now 1)",
-        CORPORA,
-    ),
-    Refusal(
-        "a state of corpora in another order",
-        resumes(lambda: plan_of("xy"), lambda: plan_of("yx")),
-        PlanMismatchError,
-        "the state belongs to another plan: the content of corpus 'x' differs (039462b07b56bef9014d, now"
-        " e44ce1e926fabb1617f6); the content of corpus 'y' differs (e44ce1e926fabb1617f6, now "
-        "039462b07b56bef9014d)",
-        CORPORA,
-    ),
-    Refusal(
-        "a state of another part of a corpus",
-        resumes(lambda: plan_of("x"), lambda: plan_of("x", take=0.5)),
-        PlanMismatchError,
-        "the state belongs to another plan: take of corpus 'x' differs (1.0, now 0.5)",
-        CORPORA,
-    ),
-    Refusal(
-        "a state of another first epoch",
-        resumes(lambda: plan_of("x"), lambda: plan_of("x", start_epoch={"x": 1})),
-        PlanMismatchError,
-        "the state belongs to another plan: start_epoch of corpus 'x' differs (0, now 1)",
-        CORPORA,
-    ),
-    Refusal(
-        "a state of rows that are packed otherwise",
-        resumes(lambda: plan_of("x"), lambda: plan_of("x", pack="whole", seq_len=6, block_tokens=768)),
-        PlanMismatchError,
-        "the state belongs to another plan: block_tokens differs (24, now 768); pack of corpus 'x' "
-        "differs (cut, now whole)",
-        CORPORA,
+    *(
+        Refusal(
+            f"a state of {what}",
+            resumes(partial(plan_of, before), partial(plan_of, after, **options)),
+            PlanMismatchError,
+            f"the state belongs to another plan: {problem}",
+            CORPORA,
+        )
+        for what, before, after, options, problem in (
+            ("more corpora", "xy", "x", {}, "the number of corpora differs (2, now 1)"),
+            (
+                "corpora in another order",
+                "xy",
+                "yx",
+                {},
+                (
+                    "the content of corpus 'x' differs (039462b07b56bef9014d, now e44ce1e926fabb1617f6); "
+                    "the content of corpus 'y' differs (e44ce1e926fabb1617f6, now 039462b07b56bef9014d)"
+                ),
+            ),
+            ("another part of a corpus", "x", "x", {"take": 0.5}, "take of corpus 'x' differs (1.0, now 0.5)"),
+            (
+                "another first epoch",
+                "x",
+                "x",
+                {"start_epoch": {"x": 1}},
+                "start_epoch of corpus 'x' differs (0, now 1)",
+            ),
+            (
+                "rows that are packed otherwise",
+                "x",
+                "x",
+                {"pack": "whole", "block_tokens": 768},
+                "block_tokens differs (24, now 768); pack of corpus 'x' differs (cut, now whole)",
+            ),
+        )
     ),
     Refusal(
         "a corpus that was removed before",
-        lambda _: load(plan_of("xy"), after_a_removal(), corpora="plan"),
+        lambda _: load(plan_of("xy"), state_after_a_removal("y"), corpora="plan"),
         PlanMismatchError,
         "corpus 'x' was removed from the run at sample 4, and this plan has it again",
         "give start_epoch={'x': 1} to read it anew; a corpus that is to pause stays in the plan, with weight 0",
     ),
-    Refusal(
-        "a finite pass after other corpora",
-        lambda _: load(finite(), state_of(plan_of("xy")), corpora="plan"),
-        PlanMismatchError,
-        "the plan is a finite pass of 40 samples, but of the 4 samples of the saved cursor only 3 are from corpus 'x'",
-        NO_EPOCHS,
-    ),
-    Refusal(
-        "a finite pass after other corpora, which were removed before",
-        lambda _: load(finite(), load(plan_of("x"), state_of(plan_of("xy")), corpora="plan").state_dict()),
-        PlanMismatchError,
-        "the plan is a finite pass of 40 samples, but of the 4 samples of the saved cursor only 3 are from corpus 'x'",
-        NO_EPOCHS,
+    *(
+        Refusal(
+            f"a finite pass after other corpora{also}",
+            call,
+            PlanMismatchError,
+            "the plan is a finite pass of 40 samples, but of the 4 samples of the saved cursor only 3 are from "
+            "corpus 'x'",
+            NO_EPOCHS,
+        )
+        for also, call in (
+            ("", lambda _: load(finite(), state_of(plan_of("xy")), corpora="plan")),
+            (", which were removed before", lambda _: load(finite(), state_after_a_removal("x"))),
+        )
     ),
     Refusal(
         "a sample under weights that are not in the state",
@@ -277,28 +257,16 @@ REFUSALS: list[Refusal] = [
         "give the line as state_dict() returned it; to continue without it, load an older checkpoint, or"
         " start without the loader's state",
     ),
-    Refusal(
-        "what is no state",
-        lambda _: load(two_corpora(), {"cursor": "{}"}),
-        PlanMismatchError,
-        "this is not a state of a tokshard loader: '{}'",
-        "give the value of StreamingLoader.state_dict(); the state of another loader cannot be continued",
-    ),
-    Refusal(
-        "a state of an older generation",
-        of_the_first_generation,
-        PlanMismatchError,
-        "corpus 'code' has grown: the run reads it up to generation 0, the plan up to generation 1",
-        "give generations={'code': 0} to continue; to also read what is new, add the folder "
-        "'generation-01' as a corpus of its own, and load_state_dict(state, corpora='plan')",
-    ),
-    Refusal(
-        "a state of an older generation, with the corpora of the plan",
-        lambda folder: of_the_first_generation(folder, corpora="plan"),
-        PlanMismatchError,
-        "corpus 'code' has grown: the run reads it up to generation 0, the plan up to generation 1",
-        "give generations={'code': 0} to continue; to also read what is new, add the folder "
-        "'generation-01' as a corpus of its own, and load_state_dict(state, corpora='plan')",
+    *(
+        Refusal(
+            f"a state of an older generation{also}",
+            lambda folder, choices=choices: of_the_first_generation(folder, **choices),
+            PlanMismatchError,
+            "corpus 'code' has grown: the run reads it up to generation 0, the plan up to generation 1",
+            "give generations={'code': 0} to continue; to also read what is new, add the folder "
+            "'generation-01' as a corpus of its own, and load_state_dict(state, corpora='plan')",
+        )
+        for also, choices in (("", {}), (", with the corpora of the plan", {"corpora": "plan"}))
     ),
     Refusal(
         "a generation of a corpus that the plan does not have",
@@ -306,13 +274,6 @@ REFUSALS: list[Refusal] = [
         PlanError,
         "generations is {'prose': 0}; the plan has code",
         "give names of the plan, and generations from 0",
-    ),
-    Refusal(
-        "half a generation",
-        lambda folder: StreamPlan({"code": grown(folder)}, generations={"code": 0.5}, seq_len=6),
-        PlanError,
-        "the generation of 'code' is 0.5 (float), expected an integer",
-        "give an integer such as 0 or 1",
     ),
     Refusal(
         "a generation of a source that is open",
@@ -328,9 +289,12 @@ REFUSALS: list[Refusal] = [
         "DIR/code has no generation 2: it has generations 0 to 1",
         "give one of these",
     ),
-    *(
-        Refusal(what, call, PlanMismatchError, f"the state is damaged: {problem}", OLDER)
-        for what, call, problem in DAMAGED
+    Refusal(
+        "a state with more samples than a change of seq_len began with",
+        with_bases_that_were_not_read,
+        PlanMismatchError,
+        "the state is damaged: the rest of it contradicts lengths",
+        "load an older checkpoint, or start without the loader's state",
     ),
     *(
         Refusal(
