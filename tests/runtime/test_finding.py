@@ -83,13 +83,6 @@ def test_every_document_is_found_where_a_scan_of_all_samples_finds_it(
     assert_inverse(plan, cursor, range(first, most), every)
 
 
-def test_a_document_of_a_corpus_of_weight_0_is_never_read() -> None:
-    sources = {"a": ListSource([5]), "b": ListSource([9], first_token=50)}
-    plan = StreamPlan(sources, seq_len=4, weights={"a": 0, "b": 1})
-    assert plan.find("a", 0, epochs=3) == []
-    assert {one.epoch for one in plan.find("b", 0, epochs=range(2, 3))} == {2}
-
-
 @pytest.mark.parametrize("pack", ["cut", "whole"])
 def test_a_document_that_is_not_where_a_window_has_it_is_damage(pack: str) -> None:
     source = ListSource([5, 7, 9] * 30)

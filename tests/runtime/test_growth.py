@@ -86,14 +86,3 @@ def test_a_job_that_moves_on_reads_each_generation_from_where_it_was(corpus: Pat
     new = rows(again, 10, 1)
     assert new == samples(StreamPlan({"new": corpus / "generation-01"}, **SIZES), len(new))
     assert len(new) > 10
-
-
-def test_a_mix_file_pins_generations(corpus: Path) -> None:
-    append_generation(corpus, SECOND)
-    file = corpus.parent / "mix.toml"
-    file.write_text(
-        'corpora = { code = "code", new = "code/generation-01" }\ngenerations = { code = 0 }\n'
-        "seq_len = 8\nglobal_batch_size = 4\nblock_tokens = 32\n"
-    )
-    plan = StreamPlan.load(str(file))
-    assert [source.num_tokens for source in plan.sources] == [sum(map(len, part)) for part in (FIRST, SECOND)]

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.runtime.loaders import SIZES, Batch, dataloader, expected_rows, rows_of, take
+from tests.runtime.loaders import SIZES, Batch, dataloader, take
 from tests.runtime.sources import ListSource
 from tokshard.runtime import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
@@ -33,16 +33,6 @@ def plan_of(**options: Any) -> StreamPlan:
     return StreamPlan({"a": A, "b": B}, **{"weights": {"a": 0.5, "b": 0.5}, "seed": 4, **SIZES, **options})
 
 
-def to_the_end(loader: Any, match: str = "the pass ends") -> list[dict[str, Any]]:
-    """The rows of what is left of a pass, without padding."""
-    with pytest.warns(UserWarning, match=match):
-        return [row for row in rows_of(list(loader)) if row["sample_index"] >= 0]
-
-
-def samples_of(rows: list[dict[str, Any]], corpus: int) -> int:
-    return sum(row["corpus_index"] == corpus for row in rows)
-
-
 def most_samples(epochs: float, num_tokens: int) -> int:
     """Samples that so many passes over a corpus have, the last one begun included."""
     return math.ceil(Fraction(epochs) * num_tokens / SIZES["seq_len"])
@@ -53,19 +43,13 @@ def corpora_of(plan: StreamPlan, count: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_the_pass_ends_at_the_same_step_on_every_rank(ranks: int) -> None:
-    plan, per_rank = plan_of(max_epochs=2.5), []
-    for rank in range(ranks):
-        loader = StreamingLoader(plan, global_batch_size=6, dp_rank=rank, dp_world_size=ranks)
-        with pytest.warns(UserWarning, match="would read corpus 'b' more than max_epochs times") as caught:
-            per_rank.append(list(loader))
-        assert caught[0].filename == __file__
-        assert to_the_end(loader) == []
-    rows = sorted(rows_of([batch for batches in per_rank for batch in batches]), key=lambda row: row["sample_index"])
-    rows = [row for row in rows if row["sample_index"] >= 0]
-    assert samples_of(rows, 1) == most_samples(2.5, B_TOKENS) == 13
-    assert rows == expected_rows(plan, range(len(rows)))
+def test_a_pass_that_a_corpus_ends_says_so_in_every_loop() -> None:
+    """That all ranks end it at the same step: tests/contract/test_promise_04_world.py."""
+    with NumpyLoader(plan_of(max_epochs=2.5), global_batch_size=6) as loader:
+        for is_over in (False, True):
+            with pytest.warns(UserWarning, match="would read corpus 'b' more than max_epochs times") as caught:
+                assert (list(loader) == []) == is_over
+            assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("epochs", [1, 2])

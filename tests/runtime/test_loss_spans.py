@@ -106,15 +106,6 @@ def test_a_transform_that_spoils_the_weights_is_refused(transform: Any, problem:
     assert problem in str(caught.value)
 
 
-def test_stretches_are_found_across_record_batches() -> None:
-    batches = [Targets(borders=np.array([1, 4])), Targets(borders=np.array([2, 3, 5, 9]))]
-    reader = TargetReader(np.array([0, 6, 16]), batches.__getitem__)
-    found = reader.find(np.array([7, 0, 8, 15]), np.array([15, 6, 9, 16]))
-    assert found.stretches.tolist() == [0, 0, 1, 2]
-    assert found.starts.tolist() == [8, 11, 1, 8]
-    assert found.stops.tolist() == [9, 15, 4, 9]
-
-
 def test_targets_that_are_kept_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "KEPT_BYTES", 3 * 8)
     loaded: list[int] = []

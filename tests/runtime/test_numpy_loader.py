@@ -9,10 +9,11 @@ import sys
 import tempfile
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.corpora import write_corpus
+from tests.corpora import TINY_TOKENIZER, append_generation, write_corpus
 from tests.runtime.disk import write
 from tests.runtime.sources import ListSource
 from tokshard.errors import PlanError
@@ -44,19 +45,25 @@ def test_it_reads_and_resumes_where_torch_cannot_be_imported() -> None:
     assert (done.returncode, done.stdout) == (0, "torch True\n"), done.stderr
 
 
-def test_the_batch_size_of_a_plans_file_is_that_of_its_loaders_unless_they_are_given_another(tmp_path: Path) -> None:
+def test_the_file_of_a_plan_gives_the_size_of_batches_the_generations_and_what_is_kept(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from tokshard.runtime import StreamDataset, StreamingLoader
 
-    corpus = write_corpus(tmp_path / "corpus", [[1, 2, 3, 0]] * 40)
-    mix = tmp_path / "mix.toml"
-    mix.write_text(f'global_batch_size = 3\nseq_len = 4\ncorpora = {{ a = "{corpus}" }}\n')
-    plan = StreamPlan.load(mix)
+    append_generation(write_corpus(tmp_path / "code", [[1, 2, 3, 0]] * 40, tokenizer=TINY_TOKENIZER), [[1, 2, 0]] * 5)
+    mix, size = tmp_path / "mix.toml", "global_batch_size = 3\n"
+    mix.write_text(
+        f'{size}seq_len = 4\ncorpora = {{ old = "code", new = "code/generation-01" }}\ngenerations = {{ old = 0 }}\n'
+        'memory_bytes = "64MiB"\ncache_dir = "kept"\ncache_bytes = "2GiB"\n'
+    )
+    plan: Any = StreamPlan.load(mix)
+    assert [source.num_tokens for source in plan.sources] == [160, 15]
+    kept = {"memory_bytes": 64 << 20, "cache_dir": str(tmp_path / "kept"), "cache_bytes": 2 << 30}
+    assert {**plan.sources[0].cache._arguments, **kept} == plan.sources[0].cache._arguments
     assert len(next(iter(NumpyLoader(plan, global_batch_size=2)))["input_ids"]) == 2
     assert len(next(iter(NumpyLoader(plan)))["input_ids"]) == 3
     assert len(next(iter(StreamingLoader(plan)))["input_ids"]) == 3
     assert StreamDataset(plan)[next(iter(StreamDataset(plan).sampler))]["input_ids"].shape == (3, 4)
-    mix.write_text(f'seq_len = 4\ncorpora = {{ a = "{corpus}" }}\n')
+    mix.write_text(mix.read_text().removeprefix(size))
     with pytest.raises(PlanError, match="global_batch_size is not given"):
         StreamingLoader(StreamPlan.load(mix))
 

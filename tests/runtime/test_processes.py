@@ -169,29 +169,6 @@ def test_a_forked_child_is_refused_may_close_and_read_on_alone_and_leaves_the_pa
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_dataset_in_a_forked_worker_does_not_wait_for_a_lock_that_a_thread_of_the_parent_held() -> None:
-    dataset = StreamDataset(two_corpora(), global_batch_size=2)
-    expected = expected_rows(dataset.plan, range(2))
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with dataset.plan.readers[0]._lock, dataset.plan.readers[1]._lock:
-            held.set()
-            done.wait(60)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert held.wait(60)
-
-    def check() -> None:
-        assert rows_of([dataset[next(iter(dataset.sampler))]]) == expected
-
-    in_child(check)
-    done.set()
-    thread.join()
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_computes_what_a_thread_of_its_parent_was_computing() -> None:
     held, done = threading.Event(), threading.Event()
 

@@ -347,18 +347,6 @@ def test_a_damaged_cache_on_disk_is_repaired(local, remote, tmp_path, damage):
             assert cache.counts.fetched_bytes < 20_000, "tables and hashes"
 
 
-def test_a_mix_file_says_how_much_is_kept_and_where(local, tmp_path):
-    mix = tmp_path / "mix.toml"
-    keys = 'seq_len = 64\nglobal_batch_size = 4\nmemory_bytes = "64MiB"\ncache_dir = "kept"\ncache_bytes = "2GiB"\n'
-    mix.write_text(f'corpora = {{ a = "{local.name}" }}\n{keys}')
-    plan = StreamPlan.load(str(mix))
-    cache = plan.sources[0].cache  # type: ignore[attr-defined]
-    assert cache.memory_bytes == 64 << 20
-    assert cache._arguments["cache_dir"] == str(tmp_path / "kept")
-    assert cache._arguments["cache_bytes"] == 2 << 30
-    assert plan.fingerprint == StreamPlan(str(local), seq_len=64).fingerprint, "it does not belong to the plan"
-
-
 def test_the_documents_of_a_sample_are_looked_up_side_by_side_where_that_takes_requests():
     both, calls = threading.Event(), itertools.count(1)
 

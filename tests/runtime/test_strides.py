@@ -120,14 +120,6 @@ def test_a_slot_that_is_being_filled_is_nobody_elses_and_not_seen() -> None:
     assert held(memory)[1] == 1
 
 
-@pytest.mark.parametrize("num_slots", [0, 1, 3])
-def test_without_room_nothing_is_kept_and_nothing_fails(num_slots: int) -> None:
-    memory = Memory(num_slots, chunk_bytes=4)
-    memory.announce(range(10))
-    put(memory, *range(10))
-    assert len(held(memory)) == num_slots
-
-
 def test_a_slot_for_a_chunk_that_another_fetch_brought_first_is_used_again() -> None:
     memory = Memory(2, chunk_bytes=4)
     for fetch in [memory.reserve([1]), memory.reserve([1])]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.corpora import write_corpus
+from tests.runtime.disk import ACCESS, write
 from tests.runtime.sources import ListSource, PeriodicSource, SpannedSource
 from tokshard.runtime import CorpusSource, DocumentSpan, SpansIn, TokenSource
 from tokshard.testing import assert_token_source
@@ -33,10 +33,10 @@ def test_a_right_source_passes(source: TokenSource) -> None:
     assert_token_source(source)
 
 
-@pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_a_corpus_on_disk_passes(tmp_path: Path, access: str) -> None:
-    documents = [[*range(1, length), 0] for length in LENGTHS]
-    assert_token_source(CorpusSource(write_corpus(tmp_path / "corpus", documents, shard_tokens=100), access=access))
+@pytest.mark.parametrize("access", ACCESS)
+@pytest.mark.parametrize("memory", [ListSource(LENGTHS), SpannedSource(WEIGHTS)], ids=["documents", "loss spans"])
+def test_a_corpus_on_disk_passes(tmp_path: Path, access: str, memory: ListSource) -> None:
+    assert_token_source(CorpusSource(write(tmp_path / "corpus", memory, shard_tokens=100), access=access))
 
 
 class WithoutNumTokens(ListSource):
