@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.forks import Forks
-from tests.trainer.runs import Runs, chat, configuration, corpora, corpus, evaluations_of, steps_of, train_on
+from tests.trainer.runs import chat, configuration, corpora, corpus, evaluations_of, steps_of, train_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TOLERANCE = 1e-5
@@ -152,16 +151,6 @@ def test_losses_gradients_and_evaluations_are_those_of_one_rank_at_every_step(
         assert steps[-1]["loss"] < steps[0]["loss"] - 0.05
         assert steps[0]["grad_norm"] > 1
         assert all(0 < of["loss_weights"] < of["targets"] for of in steps)
-
-
-@with_runs()
-def test_one_rank_resumes_bit_exactly(runs: Path, num_steps: int, name: str) -> None:
-    kept = ("step", "loss", "grad_norm")
-    straight, again = ([[of[key] for key in kept] for of in steps_of(runs / run)] for run in (name, "one again"))
-    assert again == straight[num_steps // 2 :]
-    tensors, others = (Runs({}, runs).tensors(num_steps, run) for run in (name, "one again"))
-    assert tensors.keys() == others.keys()
-    assert all(torch.equal(tensor, others[key]) for key, tensor in tensors.items())
 
 
 @with_runs()

@@ -154,20 +154,6 @@ def test_memory_is_within_3_percent_of_what_7b_took_on_a_gpu(recompute: str, gib
     assert sum(found.peak_bytes.values()) / GIB == pytest.approx(gib, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    ("replicas", "parts", "gathers", "reduces", "between_copies"),
-    [(1, 1, 66, 34, 0), (1, 4, 264, 136, 0), (8, 4, 264, 136, 34)],
-)
-def test_the_collectives_of_7b(replicas: int, parts: int, gathers: int, reduces: int, between_copies: int) -> None:
-    """32 layers twice, embedding and head once; gradients of all 34 units; between copies once per step."""
-    found = of_7b(64, rows=2 * parts, parallel__replicas=replicas, train__micro_batch_size=2)
-    counts = {name: of["count"] for name, of in found.collectives.items()}
-    assert counts.pop("all-reduce", 0) == between_copies
-    assert counts == {"all-gather": gathers, "reduce-scatter": reduces}
-    assert found.collectives["all-gather"]["bytes"] / GIB == pytest.approx(24.6 * parts, rel=0.01)
-    assert found.collectives["reduce-scatter"]["bytes"] / GIB == pytest.approx(25.1 * parts, rel=0.01)
-
-
 def test_the_command_prints_lines_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "recipe.toml"
     sizes = "".join(f"{name} = {value}\n" for name, value in SMALL.items())
