@@ -1,4 +1,4 @@
-"""The state of a loader: small whatever happens to it, checked when it is loaded, and read from any source.
+"""The state of a loader: small whatever happens to it, and checked when it is loaded.
 
 That states are those of STATE.md: test_histories.py. What is refused: test_refusals_of_states.py.
 """
@@ -232,7 +232,7 @@ def test_a_state_of_which_any_byte_or_key_was_changed_is_refused(tmp_path: Path)
             loader.load_state_dict({"cursor": json.dumps(one, separators=(",", ":"))})
 
 
-# any source
+# what was read
 
 
 def test_the_bytes_that_were_read_are_those_of_tokens_and_labels_without_padding() -> None:
