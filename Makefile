@@ -68,7 +68,7 @@ help:
 	@echo "make test-browser  the HTML reports in headless Chromium, if this machine has one"
 	@echo "make test-remote   buckets, against a server that people run, on this machine"
 	@echo "make test-ray      builds on a Ray cluster of three nodes on this machine"
-	@echo "make soak          trials of kills, histories and damage, none of them twice; 15 minutes, or hours with LONG=1"
+	@echo "make soak          trials of kills, histories and damage, every day others; 15 minutes, or hours with LONG=1"
 	@echo "make benchmark     where the time of a build goes and how fast plans are read, on this machine"
 	@echo "make benchmark-peers  tokshard beside other builders and loaders; 50 minutes; QUICK=1 or ONLY=chat only print"
 	@echo "make lint          ruff and mypy"
@@ -128,17 +128,18 @@ test-part-%: $(VENV)/stamp-dev
 
 test-long: $(VENV)/stamp-dev $(LOWEST)/stamp-torch
 	$(LOWEST)/bin/python -m pytest -n 2 $(LIBRARIES) $(TORCH_LIBRARIES)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 1800 -m "soak and not remote"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 1800 -m "soak and not remote and not ray"
 
 test-lowest: $(LOWEST)/stamp-test
 	$(LOWEST)/bin/python -m pytest --first-and-last $(LIBRARIES)
 
-# The long form goes on with a Ray cluster, and ends with the long tests and new examples for every property.
-# ONLY='KIND SEED' tries one seed alone.
+# Two processes, so that a trial that crashes its own is a trial that failed. The long form goes on with a Ray cluster, and
+# ends with the long tests and new examples for every property. ONLY=kills tries one kind, ONLY=kills-3 one trial.
+TRIALS := -m pytest --dist load $(if $(ONLY),-k '$(ONLY)') tests/soak
 soak: $(VENV)/stamp-dev $(if $(LONG),$(RAY)/stamp-test)
-	$(BIN)/python -m tests.soak $(ONLY) $(if $(LONG)$(ONLY),,--minutes 15)
-	$(if $(LONG),$(RAY)/bin/python -m tests.soak --jobs 1 ray)
-	$(if $(LONG),HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -n 2 --timeout 3600 -m "soak or (hypothesis and not remote and not interop)")
+	$(BIN)/python $(TRIALS) -n 2 --rounds $(if $(LONG),300,30) -m "soak and not ray"
+	$(if $(LONG),$(RAY)/bin/python $(TRIALS) -n 1 --rounds 300 -m "soak and ray")
+	$(if $(LONG),HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -n 2 --timeout 3600 --ignore tests/soak -m "soak or (hypothesis and not remote and not interop)")
 
 test-interop: $(INTEROP)/stamp-test $(TRAINERS)/stamp-test $(LOADERS:%=$(INTEROP)-%/stamp-test)
 	$(INTEROP)/bin/python -m pytest -n 2 -m interop $(addprefix --ignore=,$(BY_TRAINERS) $(BY_LOADERS))
@@ -179,7 +180,7 @@ format: $(VENV)/stamp-dev
 
 clean:
 	rm -rf $(VENV) $(LOWEST) $(INTEROP) $(LOADERS:%=$(INTEROP)-%) $(TRAINERS) $(REMOTE) $(RAY) \
-		$(PEERS:%=$(PEER)-%) $(NEWER_TOKENIZERS) quickstart .hypothesis .soak .mypy_cache .pytest_cache .ruff_cache
+		$(PEERS:%=$(PEER)-%) $(NEWER_TOKENIZERS) quickstart .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 $(VENV)/stamp-run: pyproject.toml constraints/default.txt | $(BIN)/python
 	$(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch,report]'

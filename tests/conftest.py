@@ -27,6 +27,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--first-and-last", action="store_true", help="run only the first and the last case of each test")
+    parser.addoption("--rounds", type=float, default=0.1, help="how many rounds of trials tests/soak makes")
 
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import random
 import shutil
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyarrow import ipc
 
 from tests import corpora
 from tests.contract import conversations, small
 from tests.contract.builds import text
-from tests.soak.kinds import Try
 from tests.soak.mutations import other_array, other_bytes, other_json
 from tokshard.cli import main
 from tokshard.errors import TokshardError
@@ -65,11 +63,9 @@ class Subject:
     fingerprint: str
 
 
-def prepare(folder: Path, stack: ExitStack) -> Try:
+def prepare(folder: Path, stack: ExitStack) -> Callable[[int], object]:
     """Build the corpora that are changed."""
-    warnings.simplefilter("ignore")
-    os.fsync = lambda descriptor: None  # type: ignore[assignment]  # nothing is killed here
-    small.shrink(batch_tokens=400)
+    small.shrink(stack.enter_context(pytest.MonkeyPatch.context()).setattr, batch_tokens=400)
     subjects = [subject(path) for path in build_all(folder / "whole")]
     (folder / "ids").write_text('{"id": "3"}\n')
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import islice
@@ -21,7 +19,6 @@ from tests.contract.builds import text
 from tests.pipeline import foreign
 from tests.runtime.states import sealed, values_of
 from tests.soak.corpora import check_command, outcome
-from tests.soak.kinds import Try
 from tests.soak.mutations import other_array, other_bytes, other_content, other_json
 from tests.trainer.runs import SMALL, configuration
 from tokshard.errors import TokshardError
@@ -38,10 +35,8 @@ SIZES: dict[str, Any] = {"seed": 5, "block_tokens": 2048, "window_blocks": 1, "a
 WEIGHTS = {"text": 0.5, "chat": 0.5}
 
 
-def prepare(folder: Path, stack: ExitStack) -> Try:
+def prepare(folder: Path, stack: ExitStack) -> Callable[[int], object]:
     """Build two corpora, and save what jobs save."""
-    warnings.simplefilter("ignore")
-    os.fsync = lambda descriptor: None  # type: ignore[assignment]  # nothing is killed here
     here, rng = folder / "whole", random.Random(7)
     conversations.write_tokenizer(here / "tokenizer")
     texts = [{"text": text(rng, rng.randint(1, 40)), "id": f"n{number}"} for number in range(120)]

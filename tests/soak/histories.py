@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
@@ -16,13 +16,11 @@ from tests.runtime.disk import ACCESS, write
 from tests.runtime.histories import SOURCES, Held, Histories
 from tests.runtime.modelled import documents_of_source
 from tests.runtime.sources import SpannedSource
-from tests.soak.kinds import Try
 from tokshard.runtime import CorpusSource
 
 
-def prepare(folder: Path, stack: ExitStack) -> Try:
+def prepare(folder: Path, stack: ExitStack) -> Callable[[int], object]:
     """Write the corpora, each in several shards."""
-    warnings.simplefilter("ignore")  # passes end
     paths = {name: write(folder / name, source, wide=True, shard_tokens=300) for name, source in SOURCES.items()}
 
     def on_disk(name: str, access: str) -> Held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,10 +11,9 @@ from tests.contract.faults import Launcher
 from tests.contract.table import ACTS, KINDS, OPTIONS_OF, Table
 from tests.contract.test_promise_01_product import cluster_of_two, try_history
 from tests.pipeline.inputs import write_byte_tokenizer
-from tests.soak.kinds import Try
 
 
-def prepare(folder: Path, stack: ExitStack) -> Try:
+def prepare(folder: Path, stack: ExitStack) -> Callable[[int], object]:
     """The table of the whole product."""
     found = table_of(folder, stack)
 
@@ -25,7 +25,7 @@ def prepare(folder: Path, stack: ExitStack) -> Try:
     return try_
 
 
-def prepare_ray(folder: Path, stack: ExitStack) -> Try:
+def prepare_ray(folder: Path, stack: ExitStack) -> Callable[[int], object]:
     """The same table on a cluster."""
     found = table_of(folder, stack)
     found.ray_address = stack.enter_context(cluster_of_two())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.soak.kinds import Try
 from tests.trainer.kills import check_kills
 
 
-def prepare(folder: Path, stack: ExitStack) -> Try:
+def prepare(folder: Path, stack: ExitStack) -> Callable[[int], object]:
     """Nothing: each trial writes its corpora."""
 
     def try_(seed: int) -> str:
