@@ -54,8 +54,8 @@ class Fault:
         is_after: it happens when that step is done, rather than before.
         act: ``kill`` all processes; ``orphan``: kill the coordinator alone; ``die``: kill the process at that step
             alone; ``error``: the step fails; ``full``: from this step on nothing more fits on the disk; ``SIGINT`` (to
-            all), ``SIGTERM`` (to the coordinator); ``SIGSTOP`` (to the process at that step); ``wait``: the process
-            waits for `until`; ``hold``: it does so for `lingers` seconds at most; ``run``: it runs `command`;
+            all), ``SIGTERM`` (to the coordinator); ``SIGSTOP`` (to the process at that step); ``hold``: the process
+            waits for `until`, `lingers` seconds at most; ``run``: it runs `command`;
             ``clock``: from there on the wall clock of that process is off by `jumps`.
         until: a regular expression that finds the step waited for.
         command: a command of the shell.
@@ -527,7 +527,6 @@ class _Steps:
             "SIGINT": lambda: os.killpg(os.getpgid(0), signal.SIGINT),
             "SIGTERM": lambda: os.kill(self.coordinator, signal.SIGTERM),
             "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-            "wait": lambda: self._wait(fault.until),
             "hold": lambda: self._hold(fault.until, fault.lingers),
             "run": lambda: subprocess.run(["sh", "-c", fault.command], check=True),
             "clock": lambda: _set_clock(fault.jumps),
@@ -540,20 +539,10 @@ class _Steps:
         if fault.act != "hold":
             time.sleep(fault.lingers)
 
-    def _wait(self, until: str) -> None:
-        if not self._hold(until, _LONGEST_WAIT):
-            sys.stderr.write(f"the step {until} did not come\n")
-            sys.stderr.flush()
-            os.killpg(os.getpgid(0), signal.SIGKILL)
-
-    def _hold(self, until: str, seconds: float) -> bool:
-        """Wait for a step; whether it came."""
+    def _hold(self, until: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while not any(re.search(until, step) for step in _steps(Path(self.log))):
-            if time.monotonic() > deadline:
-                return False
+        while time.monotonic() < deadline and not any(re.search(until, step) for step in _steps(Path(self.log))):
             time.sleep(0.002)
-        return True
 
     def _pause(self, fault: Fault, step: str) -> None:
         if not fault.pauses or not re.search(fault.pause_on, step):

@@ -167,13 +167,6 @@ def start_the_server_of_workers() -> None:
     _module("tokshard.pipeline.executors.worker").prepare_workers()
 
 
-def group_of_ranks() -> contextlib.AbstractContextManager[Any]:
-    """The process group that the trainer opens on CPUs."""
-    recipe, parallel = (_module(f"tokshard.{name}") for name in ("run_files.recipe", "trainer.parallel"))
-    group: contextlib.AbstractContextManager[Any] = parallel.process_group(recipe.Parallel(device="cpu"))
-    return group
-
-
 def outlive(seconds: float, set_attribute: Set = setattr) -> None:
     """Let workers notice so many seconds late that their coordinator is gone."""
 

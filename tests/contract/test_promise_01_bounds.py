@@ -13,17 +13,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.contract import small
 from tests.contract.commands import DEDUP, Bench, commit_words, job_words
 from tests.contract.faults import Fault
-from tests.examples import examples
-from tests.pipeline.inputs import texts_of
 from tests.pipeline.places import StoppedError
 from tests.store.memory import SCHEME, MemoryStore
-from tokshard import build_corpus, open_corpus
+from tokshard import build_corpus
 from tokshard.format import names
 from tokshard.store import STORES_BY_SCHEME
 
@@ -121,23 +117,6 @@ def test_the_memory_of_the_search_for_duplicates_does_not_grow_with_the_texts(
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[2] < 1.6 * peaks[1], peaks
-
-
-@settings(max_examples=examples(10))
-@given(
-    found=st.lists(st.sampled_from("aaaabbcdefghijklmnopqrstuvwxyz"), min_size=10, max_size=80),
-    hash_rows=st.sampled_from([4, 6, 32]),
-)
-def test_texts_that_most_tasks_have_are_found_wherever_the_search_is_cut(
-    byte_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory, found: list[str], hash_rows: int
-) -> None:
-    place = tmp_path_factory.mktemp("place")
-    with pytest.MonkeyPatch.context() as patch:
-        small.shrink(patch.setattr, **{**small.MERGES, "hash_rows": hash_rows, "fan_in": 3}, chunk_bytes=200)
-        options = {"tokenizer": byte_tokenizer, "out": place / "out", "task_bytes": 200, "workers": 1}
-        build_corpus([lines(place / "a.jsonl", found)], dedup="exact", **options)
-    with open_corpus(place / "out") as corpus:
-        assert texts_of(corpus) == list(dict.fromkeys(found))
 
 
 # buckets

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from hypothesis import strategies as st
 
 from tests.contract import small
 from tests.examples import examples
-from tests.pipeline import foreign
-from tests.pipeline.inputs import EOS, FORMATS, arrow_bytes, jsonl, parquet_bytes, table, texts_of
-from tokshard import build_corpus, import_corpus, open_corpus
+from tests.pipeline.inputs import FORMATS, jsonl, texts_of
+from tokshard import build_corpus, open_corpus
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -68,17 +66,6 @@ def test_every_cut_of_every_format_gives_every_record_once(
         assert [corpus.metadata(index)["n"] for index in range(len(corpus))] == [*range(len(documents))] * len(paths)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format_is_cut_where_that_is_asked_for(name: str, byte_tokenizer: Path, tmp_path: Path) -> None:
-    rng = random.Random(1)  # what compresses well is smaller than a task
-    records = [{"text": f"text {number} {rng.randbytes(30).hex()}"} for number in range(40)]
-    (tmp_path / name).write_bytes(FORMATS[name](records, 4))
-    with build([tmp_path / name], tmp_path, byte_tokenizer, chunk_bytes=64, task_bytes=256) as corpus:
-        assert num_tasks(corpus) >= 3
-        assert texts_of(corpus) == [record["text"] for record in records]
-
-
 @pytest.mark.parametrize("line_bytes", [31, 32, 33])
 def test_lines_that_start_or_end_where_a_task_does_are_read_once(
     line_bytes: int, byte_tokenizer: Path, tmp_path: Path
@@ -90,59 +77,3 @@ def test_lines_that_start_or_end_where_a_task_does_are_read_once(
         assert texts_of(corpus) == documents
         # a line belongs to the task in which it begins
         assert num_tasks(corpus) == len({number * line_bytes // 64 for number in range(20)})
-
-
-# ids of other tools
-
-
-def in_a_table(encode: Callable[..., bytes], path: Path, documents: Sequence[Sequence[int]], size: int) -> Path:
-    path.write_bytes(encode(table([{"tokens": list(document)} for document in documents]), size))
-    return path
-
-
-def flat_npy(path: Path, documents: Sequence[Sequence[int]]) -> Path:
-    path.write_bytes(foreign.npy([token for document in documents for token in document], "u2"))
-    return path
-
-
-IMPORTS: dict[str, Callable[[Path, list[list[int]], int], Path]] = {
-    "megatron": lambda place, documents, _: foreign.megatron(place / "a", documents),
-    "datatrove": lambda place, documents, _: foreign.datatrove(place / "a.ds", documents),
-    "numpy": lambda place, documents, _: foreign.numpy_arrays(place / "a.npy", documents),
-    "flat": lambda place, documents, _: flat_npy(place / "a.npy", documents),
-    "parquet": lambda place, documents, size: in_a_table(parquet_bytes, place / "a.parquet", documents, size),
-    "arrow": lambda place, documents, size: in_a_table(arrow_bytes, place / "a.arrow", documents, size),
-}
-"""Writes documents as a source of an import."""
-
-
-@pytest.mark.parametrize("form", IMPORTS)
-@settings(max_examples=examples(10))
-@given(
-    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=20),
-    task_bytes=st.integers(1, 60),
-    batch_bytes=st.sampled_from([8, 16, 40]),
-    size=st.integers(1, 4),
-)
-def test_every_cut_of_an_import_gives_every_document_once(
-    form: str,
-    byte_tokenizer: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    lengths: list[int],
-    task_bytes: int,
-    batch_bytes: int,
-    size: int,
-) -> None:
-    place = tmp_path_factory.mktemp("place")
-    eos_id = 0
-    documents = [[number + 1] * length + [eos_id] for number, length in enumerate(lengths)]
-    source = IMPORTS[form](place, documents, size)
-    with pytest.MonkeyPatch.context() as patch:
-        small.shrink(patch.setattr, chunk_bytes=1, import_batch_bytes=batch_bytes, import_documents=2)
-        import_corpus(
-            [source], tokenizer=byte_tokenizer, out=place / "out", task_bytes=task_bytes, shard_tokens=9, workers=1
-        )
-    with open_corpus(place / "out") as corpus:
-        assert corpus.manifest.tokenizer.special_ids == {EOS: eos_id}
-        assert [document.tolist() for document in corpus.documents()] == documents
-        assert [corpus.provenance(index).record for index in range(len(corpus))] == [*range(1, len(documents) + 1)]

@@ -6,21 +6,18 @@ import contextlib
 import io
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.contract import small
-from tests.contract.commands import Command, corpora, job_words
+from tests.contract.commands import corpora, job_words
 from tests.contract.faults import Fault
 from tests.contract.table import Table
 from tokshard import build_corpus
 from tokshard.cli import main
-from tokshard.format.opening import read_manifest
 from tokshard.pipeline.progress import Progress, StageEnded, StageStarted
-from tokshard.store import open_store
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -37,42 +34,11 @@ def status(out: Path) -> dict[str, Any] | None:
         return None
     assert errors.getvalue() == ""
     assert answer["state"] in ("complete", "running", "unfinished")
-    if answer["stage"] != "writing":  # see the test of shuffled copies
+    if answer["stage"] != "writing":  # see the test of copies
         assert 0 <= answer["bytes_done"] <= (answer["total_bytes"] or answer["bytes_done"])
     assert 0 <= answer["tasks_done"] <= (answer["num_tasks"] or answer["tasks_done"])
     assert all(answer[name] >= 0 for name in ("documents", "tokens", "records", "bad_records", "damaged_inputs"))
     return answer
-
-
-@pytest.fixture(params=[("build", "dedup"), ("copy --shuffle", "plain")], ids=" ".join)
-def command(request: pytest.FixtureRequest, table: Table) -> Command:
-    found = table.command(*request.param)
-    table.steps(found)
-    table.begin(found)
-    return found
-
-
-@pytest.mark.slow
-def test_the_status_may_be_asked_for_all_the_time(table: Table, command: Command) -> None:
-    """While a build runs, ends, and starts over: files that it is about to read go."""
-    seen = Counter[str]()
-    for more in ((), ("--force",)):
-        pauses = Fault(pauses=0.001, pause_share=0.5, in_coordinator=True)
-        running = table.start([*command.words, *more, "--workers", "1"], pauses)
-        has_ended, holders = False, set[str]()
-        while not has_ended:
-            has_ended = running.has_ended
-            found = status(table.out)
-            if found is not None:
-                seen[found["state"]] += 1
-                holders.update(found["holders"])
-        assert running.end().exit_code == 0
-        assert {holder.partition(" on ")[0] for holder in holders} == {f"process {running.pid}"}
-        assert found is not None
-        assert found["state"] == "complete"
-        assert found["documents"] == read_manifest(open_store(table.out)).num_documents
-    assert seen["running"] > 5
-    table.check(command)
 
 
 @pytest.mark.parametrize("kind", ["copy", "copy --shuffle"])
@@ -87,7 +53,7 @@ def test_a_copy_has_not_read_more_than_there_is(table: Table, kind: str) -> None
 
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_build_may_end_while_its_status_is_asked_for(table: Table, call: int) -> None:
-    """At the moments after what was asked for is read, which the tests above hit now and then."""
+    """At the moments after what was asked for is read."""
     table.clear()
     words = [*table.command("build", "plain").words, "--workers", "1"]
     assert table.run(words, BEFORE_THE_MANIFEST).exit_code == -9

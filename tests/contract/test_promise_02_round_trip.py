@@ -5,51 +5,21 @@ A document of a conversation is exactly what the template renders, with the temp
 
 from __future__ import annotations
 
-import json
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from tests.contract import builds
 from tests.contract.conversations import Json, by_hand, write_tokenizer
 from tests.examples import examples
 from tests.pipeline.encode.chat import chats
+from tests.pipeline.inputs import jsonl
+from tests.pipeline.test_tokenizer import reference_of
 from tokshard import build_corpus, open_corpus
-
-
-@pytest.fixture(scope="module")
-def reference() -> Any:
-    """The installed library on the very file, as a person would call it."""
-    tokenizer: Any = Tokenizer.from_file(str(builds.TOKENIZER / "tokenizer.json"))
-    if hasattr(tokenizer, "encode_batch_fast"):
-        tokenizer.encode_special_tokens = True
-        return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
-    return lambda text: tokenizer.encode(text, add_special_tokens=False, encode_special_tokens=True).ids
-
-
-def assert_round_trip(texts: list[str], reference: Any, directory: Path, **options: Any) -> None:
-    source = directory / "source.jsonl"
-    source.write_bytes(b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts))
-    build_corpus([source], tokenizer=builds.TOKENIZER, out=directory / "out", **{"workers": 1, **options})
-    with open_corpus(directory / "out") as corpus:
-        assert corpus.num_documents == len(texts)
-        for index, text in enumerate(texts):
-            assert corpus.document(index).tolist() == [*reference(text), corpus.eos_id]
-            assert corpus.provenance(index).record == index + 1
-
-
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(texts=st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=200))
-def test_every_generated_document_has_the_ids_of_the_reference(
-    texts: list[str], reference: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    assert_round_trip(texts, reference, tmp_path_factory.mktemp("unicode"))
-
 
 written = st.lists(st.text(st.characters(codec="utf-8"), max_size=9) | chats.spellings, max_size=3).map("".join)
 
@@ -71,7 +41,7 @@ def test_every_conversation_has_the_ids_and_the_targets_that_its_template_writes
 
 
 @pytest.mark.slow
-def test_real_source_code_has_the_ids_of_the_reference_through_spawned_workers(reference: Any, tmp_path: Path) -> None:
+def test_real_source_code_has_the_ids_of_the_reference_through_spawned_workers(tmp_path: Path) -> None:
     texts = [
         path.read_text(encoding="utf-8")
         for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-m]*.py"))
@@ -79,4 +49,12 @@ def test_real_source_code_has_the_ids_of_the_reference_through_spawned_workers(r
     ]
     texts += ["text with <|endoftext|> inside"] * 50
     assert sum(map(len, texts)) > 1_000_000
-    assert_round_trip(texts, reference, tmp_path, workers=2, task_bytes=1 << 20, shard_tokens=100_000)
+    source, reference = tmp_path / "source.jsonl", reference_of(builds.TOKENIZER / "tokenizer.json")
+    source.write_bytes(jsonl([{"text": text} for text in texts]))
+    options: dict[str, Any] = {"workers": 2, "task_bytes": 1 << 20, "shard_tokens": 100_000}
+    build_corpus([source], tokenizer=builds.TOKENIZER, out=tmp_path / "out", **options)
+    with open_corpus(tmp_path / "out") as corpus:
+        assert corpus.num_documents == len(texts)
+        for index, text in enumerate(texts):
+            assert corpus.document(index).tolist() == [*reference(text), corpus.eos_id]
+            assert corpus.provenance(index).record == index + 1

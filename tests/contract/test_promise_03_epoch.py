@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.corpora import TINY_TOKENIZER, write_corpus
 from tests.examples import examples
 from tests.runtime.sources import ListSource
 from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan
-
-WIDE = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
 
 sizes = st.fixed_dictionaries(
     {
@@ -63,20 +58,6 @@ def test_every_token_of_every_document_is_an_input_once_per_epoch(
     # what the loop got are those tokens, and zeros where rows have room, or after the last
     padding = (plan.num_samples or 0) * plan.seq_len - epochs * source.num_tokens
     assert inputs == Counter(source.tokens.tolist() * epochs) + Counter({0: padding})
-
-
-@settings(max_examples=examples(8))
-@given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30), sizes=sizes, shard_tokens=st.integers(1, 300))
-def test_every_token_of_a_corpus_on_disk_is_an_input_once_in_an_endless_plan(
-    lengths: list[int], sizes: dict[str, int], shard_tokens: int
-) -> None:
-    memory = ListSource(lengths)
-    with tempfile.TemporaryDirectory() as folder:
-        corpus = write_corpus(Path(folder) / "corpus", memory.documents(), shard_tokens=shard_tokens, tokenizer=WIDE)
-        plan = StreamPlan(corpus, allow_small_blocks=True, **{**sizes, "seq_len": 1})
-        inputs = [int(plan.sample(sample)["input_ids"][0]) for sample in range(2 * memory.num_tokens)]
-    for epoch in (inputs[: memory.num_tokens], inputs[memory.num_tokens :]):
-        assert sorted(epoch) == sorted(memory.tokens.tolist())
 
 
 def reads_of(plan: StreamPlan, samples: NDArray[np.int64]) -> Counter[tuple[int, int]]:
@@ -130,16 +111,3 @@ def test_each_stream_reads_every_token_of_its_part_once_per_epoch_and_all_parts_
     assert everything == dict.fromkeys(
         ((document, place) for document, length in enumerate(lengths * times) for place in range(length)), seq_len
     )
-
-
-@settings(max_examples=examples(10))
-@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8), num_streams=st.integers(2, 64), sizes=sizes)
-def test_streams_read_a_small_corpus_in_turn_each_token_once_per_epoch(
-    lengths: list[int], num_streams: int, sizes: dict[str, int]
-) -> None:
-    source = ListSource(lengths)
-    sizes = {**sizes, "block_tokens": 80, "seq_len": sizes["seq_len"] % 4 + 1}
-    plan = StreamPlan(source, num_streams=num_streams, allow_small_blocks=True, **sizes)
-    reads = reads_of(plan, np.arange(source.num_tokens))
-    assert set(reads.values()) == {plan.seq_len}
-    assert len(reads) == source.num_tokens

@@ -139,18 +139,6 @@ def test_a_copy_with_any_options_holds_the_documents_once(lengths, repeats, opti
     assert rows(place / "copy") == [before[number] for number in taken]
 
 
-def test_a_shuffle_depends_on_the_seed_and_not_on_shards_and_moves_documents_everywhere(corpus, tmp_path):
-    copy_corpus(corpus, out=tmp_path / "large", shard_tokens=100_000)
-    found = []
-    for name, source, seed in (("one", corpus, 17), ("other shards", tmp_path / "large", 17), ("other", corpus, 18)):
-        copy_corpus(source, out=tmp_path / name, shuffle=seed)
-        found.append(rows(tmp_path / name))
-    assert found[0] == found[1] != found[2]
-    order = np.argsort(shuffle.random_keys(17, np.arange(10_000)))
-    shares = [(part < 5_000).mean() for part in np.array_split(order, 10)]
-    assert 0.44 < min(shares) <= max(shares) < 0.56
-
-
 def test_the_keys_of_a_shuffle_are_those_of_splitmix64():
     """The first numbers from seed 0, as its authors print them. Other keys are another order of every shuffled copy."""
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC]
@@ -200,16 +188,6 @@ def test_the_memory_of_a_shuffle_does_not_grow_with_the_corpus(tmp_path, monkeyp
 
 
 # what it is of
-
-
-def test_a_copy_in_other_shards_has_the_documents_origins_and_order_of_the_corpus(corpus, tmp_path):
-    done = copy_corpus(corpus, out=tmp_path / "copy", shard_tokens=100_000)
-    assert rows(tmp_path / "copy") == rows(corpus)
-    assert done.manifest.num_shards == 1
-    with open_corpus(corpus) as first, open_corpus(tmp_path / "copy") as second:
-        assert len(first.shards) > 5
-        assert second.fingerprint == first.fingerprint
-        assert second.sources() == first.sources()
 
 
 @pytest.fixture(scope="module")

@@ -25,11 +25,13 @@ from tokshard.pipeline.workspace.receipts import Receipt
 from tokshard.store import open_store
 
 
-def deduplicated(place: Path, sources: Sequence[Path], out: str = "out") -> tuple[list[str], list[int], bytes]:
+def deduplicated(
+    place: Path, sources: Sequence[Path], out: str = "out", **sizes: int
+) -> tuple[list[str], list[int], bytes]:
     """The texts of a build in many tasks, how many of each source were duplicates, and the hashes that it keeps."""
     with pytest.MonkeyPatch.context() as patch:
         patch_chunk_bytes(patch, 64)
-        patch_merges(patch)
+        small.shrink(patch.setattr, **{**small.MERGES, **sizes})
         directory = build(place, *sources, out=place / out, dedup="exact", task_bytes=64)
     assert verify_corpus(directory).problems == ()
     assert not (directory / names.WORK).exists()
@@ -39,13 +41,17 @@ def deduplicated(place: Path, sources: Sequence[Path], out: str = "out") -> tupl
 
 
 @settings(max_examples=examples(40))
-@given(files=st.lists(st.lists(st.sampled_from([*"abcdefgh", "A", "a ", ""]), max_size=12), min_size=1, max_size=4))
-def test_any_texts_in_any_tasks_are_deduplicated_as_by_a_set(files, tmp_path_factory):
+@given(
+    files=st.lists(st.lists(st.sampled_from([*"aaaabcdefgh", "A", "a ", ""]), max_size=12), min_size=1, max_size=4),
+    times=st.sampled_from([1, 4]),
+    sizes=st.fixed_dictionaries({"hash_rows": st.sampled_from([4, 6, 32]), "fan_in": st.integers(2, 3)}),
+)
+def test_any_texts_in_any_tasks_are_deduplicated_as_by_a_set(files, times, sizes, tmp_path_factory):
     place = tmp_path_factory.mktemp("texts")
     write_byte_tokenizer(place / "tok")
-    files = [["z"], *files]
+    files = [["z"], *(texts * times for texts in files)]
     found, left_out, hashes = deduplicated(
-        place, [write(place / f"{number}.jsonl", texts) for number, texts in enumerate(files)]
+        place, [write(place / f"{number}.jsonl", texts) for number, texts in enumerate(files)], **sizes
     )
     given = [[text for text in texts if text] for texts in files]
     first: list[str] = []
@@ -56,12 +62,6 @@ def test_any_texts_in_any_tasks_are_deduplicated_as_by_a_set(files, tmp_path_fac
         expected.append(len(texts) - (len(first) - before))
     assert (found, left_out) == (first, expected)
     assert deduplicated(place, [write(place / "set.jsonl", first)], "once")[2] == hashes
-
-
-def test_texts_that_most_tasks_have_are_found(place):
-    """Each of many tasks has the same few texts, and some of its own."""
-    texts = [*TEXTS[:7], *(f"only {number}" for number in range(9)), *TEXTS[:7]] * 4
-    assert deduplicated(place, [write(place / "a.jsonl", texts)])[0] == list(dict.fromkeys(texts))
 
 
 def test_two_hashes_that_share_their_high_half_are_no_duplicates():

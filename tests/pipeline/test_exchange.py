@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.contract import small
 from tests.examples import examples
-from tokshard.errors import BuildError
 from tokshard.pipeline.tasks import exchange
 from tokshard.pipeline.tasks.exchange import Dealt, DealtWriter, Levels
 from tokshard.pipeline.tasks.planning import step_tasks
@@ -98,33 +96,6 @@ def test_numbers_are_spread_over_the_buckets_in_their_order(count, num_buckets, 
     assert keys.tolist() == sorted(set(keys.tolist())), "different, and ascending"
     buckets = Levels(fan_out=num_buckets, depth=1, schema=ROWS).buckets(keys, 1)
     assert np.abs(buckets.astype(np.int64) - numbers * num_buckets // count).max() <= 1
-
-
-@given(data=st.data(), keys=st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=30))
-def test_any_changed_byte_of_dealt_rows_is_reported_with_the_file(data, keys, tmp_path_factory):
-    store = open_store(tmp_path_factory.mktemp("dealt"))
-    levels = Levels(fan_out=3, depth=1, schema=ROWS)
-    with pytest.MonkeyPatch.context() as patch:
-        small.shrink(patch.setattr, copy_deal_bytes=60)
-        receipt = deal(store, 0, levels, keys, 0)
-    dealt = Dealt.by(store, levels, "hash", [receipt])
-
-    def read() -> int:
-        dealt.sizes()
-        return len(exchange.read_kept(store, dealt.files[0], levels, KEPT)) + len(places(dealt, 0, 3))
-
-    assert read() == len(keys) + len(range(0, len(keys), 10))
-    path = Path(store.where(dealt.files[0].name))
-    content = bytearray(path.read_bytes())
-    content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
-    path.write_bytes(content)
-    with pytest.raises(BuildError, match="is damaged") as caught:
-        read()
-    assert str(path) in caught.value.problem
-    path.write_bytes(content[:-1])
-    with pytest.raises(BuildError) as caught:
-        read()
-    assert str(path) in caught.value.problem
 
 
 @pytest.mark.parametrize(("more", "count", "rounds"), [(0, 13, 4), (1, 14, 3)])

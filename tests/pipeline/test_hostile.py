@@ -19,7 +19,6 @@ import pytest
 
 from tests.pipeline.inputs import TOKENIZER, parquet_bytes, zstd
 from tokshard import open_corpus
-from tokshard.cli.main import run
 
 MIB = 1 << 20
 BASE_BYTES = 256 * MIB
@@ -153,38 +152,3 @@ def test_what_is_made_to_hurt_is_counted_in_bounded_memory(what, build, tmp_path
     records = open_corpus(outcome.out).manifest.records
     assert (records.written, records.left_out) == (found.written, found.left_out)
     assert outcome.peak_bytes < BASE_BYTES + found.more_mib * MIB
-
-
-DEEP = {
-    "arrays": b"[" * 1_000_000 + b"]" * 1_000_000,
-    "objects": b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
-    "open arrays": b"[" * 1_000_000,
-    "open objects": b'{"text":' * 100_000,
-}
-OPTIONS = [
-    ("--text-field", "deep.a.a"),
-    *(pytest.param(given, marks=pytest.mark.soak) for given in ((), ("--keep-field", "deep"))),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_json_that_is_nested_deeply_is_a_bad_record_or_passed_over(options, build, tmp_path, capsys):
-    good = b'{"text": "good", "deep": {"a": {"a": "good"}}}\n'
-    lines = [b'{"text": "x", "deep": %s}\n' % value for value in DEEP.values()]
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(good + b"".join(lines))
-    outcome = build(path, *options, *SKIP)
-    assert outcome.exit_code == 0, outcome.problem
-    assert outcome.peak_bytes < BASE_BYTES
-    failed = 0
-    for line in lines:
-        path.write_bytes(good + line)
-        fixed = ["--tokenizer", str(TOKENIZER), "--out", str(tmp_path / "one"), "--workers", "1", "--quiet", "--force"]
-        exit_code = run(["build", str(path), *fixed, *options])
-        problem = capsys.readouterr().err
-        failed += exit_code
-        assert (f"error: {path}, line 2: " in problem) == bool(exit_code)
-        assert len(problem) < 1_000
-    records = open_corpus(outcome.out).manifest.records
-    assert (records.read, sum(records.left_out.values())) == (1 + len(lines), failed)

@@ -12,8 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.contract import small
+from tests.examples import examples
 from tests.pipeline import foreign
 from tests.pipeline.foreign import EOS, documents_of, flat, imported
 from tests.pipeline.inputs import (
@@ -143,20 +146,34 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("is_divided", [False, True], ids=["whole", "divided"])
 @pytest.mark.parametrize("form", FORMS)
-def test_ids_of_every_format_become_documents_id_for_id_however_they_are_divided(form, is_divided, place, monkeypatch):
-    found = FORMS[form]
+@settings(max_examples=examples(20))  # the first one divides nothing
+@given(
+    task_bytes=st.none() | st.integers(1, 60),
+    sizes=st.fixed_dictionaries(
+        {
+            "import_batch_bytes": st.sampled_from([1 << 20, 16, 8, 40]),
+            "import_documents": st.sampled_from([1 << 10, 2]),
+            "import_piece_bytes": st.sampled_from([1 << 20, 5]),
+        }
+    ),
+)
+def test_ids_of_every_format_become_documents_id_for_id_however_they_are_divided(
+    form, task_bytes, sizes, tmp_path_factory
+):
+    found, place = FORMS[form], tmp_path_factory.mktemp("place")
+    write_byte_tokenizer(place / "tok")
     (place / "in").mkdir()
     found.write(place / "in", found.documents)
-    options = dict(found.options)
-    if is_divided:
-        sizes = {"import_batch_bytes": 16, "import_documents": 2, "import_piece_bytes": 5}
-        small.shrink(monkeypatch.setattr, chunk_bytes=8, **sizes)
-        options["task_bytes"] = 8
-    result = imported(place, place / "in", **options)
+    with pytest.MonkeyPatch.context() as patch:
+        small.shrink(patch.setattr, **({} if task_bytes is None else {"chunk_bytes": 1, **sizes}))
+        result = imported(place, place / "in", task_bytes=task_bytes, shard_tokens=9, **found.options)
     assert documents_of(result) == found.documents
     assert result.manifest.records.left_out == {}
+    with open_corpus(result.directory) as corpus:
+        places = [corpus.provenance(index) for index in range(len(corpus))]
+        expected = [(source, record) for source, row in enumerate(corpus.sources()) for record in range(row.documents)]
+    assert [(at.source, at.record - 1) for at in places] == expected
 
 
 def test_prefixes_files_and_folders_keep_the_order_of_the_arguments(place):

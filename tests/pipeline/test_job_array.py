@@ -1,6 +1,6 @@
 """Jobs of an array: who runs what, what becomes of failures, and which processes may take part.
 
-That their bytes and errors are those of one process is in tests/contract/test_promise_01_order.py.
+That their bytes and errors are those of one process is in tests/contract, in test_promise_01_product.py and _order.py.
 """
 
 from __future__ import annotations

@@ -156,6 +156,13 @@ def test_a_line_is_malformed_exactly_where_the_stdlib_says_so(start, middle):
 
 # what the user reads
 
+DEEP = (
+    b"[" * 1_000_000,
+    b'{"a":' * 100_000,
+    b"[" * 1_000_000 + b"]" * 1_000_000,
+    b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
+)
+
 
 def bad(data: bytes, *arguments: str) -> tuple[str, str]:
     """Reason and detail of the first bad record."""
@@ -184,7 +191,7 @@ def bad(data: bytes, *arguments: str) -> tuple[str, str]:
         (bytes(9) + b'{"text": "a"}', MALFORMED, "these are NUL bytes"),
         (b'{"text": "a' + bytes(2), MALFORMED, "these are NUL bytes"),
         (b'{"text": "a\x01b"}', MALFORMED, "invalid character"),
-        (b'{"a": ' + b"[" * 1_000_000 + b"]" * 1_000_000 + b', "text": "a"}', MALFORMED, "nested too deeply"),
+        *((b'{"a": ' + value + b', "text": "a"}', MALFORMED, "nested too deeply") for value in DEEP),
         (b'{"text": "a\xffb"}', INVALID_UTF8, "can't decode byte 0xff in position 1"),
         (b'{"text": "\\ud83d alone"}', INVALID_UTF8, "the JSON escapes a lone surrogate"),
         (b'{"text": "\\ud83d\\u0041"}', INVALID_UTF8, "the JSON escapes a lone surrogate"),

@@ -342,10 +342,12 @@ def _library(version: str | None) -> Call:
     return call
 
 
+TEXTS = iter(["a text"])
 PROGRAM = {
     "a number as sources": _given(7),
     "nothing as sources": _given(None),
     "bytes as sources": _given(b"text"),
+    "an iterable twice": _given([TEXTS, TEXTS]),
     "a number among sources": _given(["a.jsonl", 7]),
     "a list among sources": _given([["a.jsonl"]]),
     "a dict of splits": _given({"train": [], "test": []}),

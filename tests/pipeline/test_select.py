@@ -22,7 +22,7 @@ from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, Source, append_generation, change_table, documents_of, write_corpus
 from tests.damage import flipped
 from tests.examples import examples
-from tests.pipeline.places import StoppedError, at
+from tests.pipeline.places import at
 from tests.pipeline.test_copy import LANGUAGES, Row, bucket, copy_corpus, corpus_of, left_out, rows
 from tokshard import open_corpus
 from tokshard import select_corpus as select_by_processes
@@ -157,29 +157,6 @@ def test_documents_are_taken_by_comparisons_of_kept_values_and_missing_ones_meet
     corpus = write_corpus(tmp_path / "corpus", sources=sources, columns=columns, tokenizer=TINY_TOKENIZER)
     select_corpus(corpus, out=tmp_path / "view", where=where)
     assert [len(row[0]) - 2 for row in rows(tmp_path / "view")] == taken
-
-
-def test_the_bytes_of_a_view_depend_neither_on_workers_nor_on_a_stop(corpus, tmp_path, monkeypatch):
-    small.shrink(monkeypatch.setattr, copy_task_tokens=1)
-    options: dict[str, Any] = {"where": ["lang!=en"], "by": ["lang"]}
-    select_corpus(corpus, out=tmp_path / "one", **options)
-    select_corpus(corpus, out=tmp_path / "two", **options, workers=2)
-    with small.stopped_before_the_corpus(StoppedError()), pytest.raises(StoppedError):
-        select_corpus(corpus, out=tmp_path / "three", **options)
-    select_corpus(corpus, out=tmp_path / "three", **options)
-    assert not select_corpus(corpus, out=tmp_path / "three", **options).is_new
-    files = [
-        {
-            str(file.relative_to(place)): file.read_bytes()
-            for file in place.rglob("*")
-            if file.is_file() and file.name != names.REPORT
-        }
-        for place in (tmp_path / name for name in ("one", "two", "three"))
-    ]
-    assert files[0] == files[1] == files[2]
-    select_corpus(corpus, out=tmp_path / "three", by=["lang"], force=True)
-    assert (tmp_path / "three" / "lang=en").is_dir()
-    assert not (tmp_path / "three" / names.WORK).exists()
 
 
 # lists
