@@ -7,12 +7,15 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.contract import small
 from tests.forks import Forks
+from tests.store.memory import SCHEME, MemoryStore
+from tokshard.store import STORES_BY_SCHEME
 
 # Tests run side by side. Threads of torch and numpy spin while they wait for one that has no core: tests of the trainer
 # would cost four times as much CPU. Read when torch is imported, and by processes that tests start.
@@ -64,6 +67,13 @@ def forks() -> Iterator[Forks]:
     forks = Forks()
     yield forks
     forks.close()
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty location in a store of this process."""
+    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
+    return f"{SCHEME}:/{tmp_path}"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -141,13 +141,11 @@ class BusyStore(MemoryStore):
 
 
 def test_receipts_in_a_bucket_are_asked_for_several_at_a_time_and_not_all_at_once(
-    byte_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    byte_tokenizer: Path, in_memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small.shrink(monkeypatch.setattr, chunk_bytes=512)
-    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
     source = lines(tmp_path / "a.jsonl", texts(150))
-    out = f"{SCHEME}:/{tmp_path}/out"
-    options = {"tokenizer": byte_tokenizer, "out": out, "task_bytes": 512, "workers": 1}
+    options = {"tokenizer": byte_tokenizer, "out": f"{in_memory}/out", "task_bytes": 512, "workers": 1}
     with small.stopped_before_the_corpus(StoppedError()), pytest.raises(StoppedError):
         build_corpus([source], **options)
     monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, BusyStore)

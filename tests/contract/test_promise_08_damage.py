@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.contract import builds
-from tests.store.memory import SCHEME, MemoryStore
 from tokshard import build_corpus
 from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
 from tokshard.runtime import StreamPlan
-from tokshard.store import STORES_BY_SCHEME, open_store
+from tokshard.store import open_store
 
 
 @pytest.fixture(scope="module")
@@ -37,25 +36,21 @@ def samples_of(location: Path | str) -> list[list[int]]:
     return [plan.sample(sample)["input_ids"].tolist() for sample in range(60)]
 
 
-def test_a_flipped_bit_in_a_store_is_reported_or_was_never_read(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
-    remote = f"{SCHEME}:/{tmp_path}"
+def test_a_flipped_bit_in_a_store_is_reported_or_was_never_read(corpus: Path, in_memory: str) -> None:
     for name in files_of(corpus):
-        open_store(remote).put(name, (corpus / name).read_bytes())
+        open_store(in_memory).put(name, (corpus / name).read_bytes())
     expected, rng, reported = samples_of(corpus), random.Random(0), 0
-    assert samples_of(remote) == expected
+    assert samples_of(in_memory) == expected
     for name in [name for name in files_of(corpus) if name.startswith("shard-")] * 2:
         content = (corpus / name).read_bytes()
         changed = bytearray(content)
         changed[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-        open_store(remote).put(name, bytes(changed))
+        open_store(in_memory).put(name, bytes(changed))
         try:
-            assert samples_of(remote) == expected
+            assert samples_of(in_memory) == expected
         except DamagedCorpusError as error:
             if name not in error.problem:
                 raise
             reported += 1
-        open_store(remote).put(name, content)
+        open_store(in_memory).put(name, content)
     assert reported >= 4, "most of a shard is tokens"

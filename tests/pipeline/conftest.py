@@ -31,3 +31,13 @@ def stop(place: Path) -> Callable[..., None]:
             build(place, *sources, **options)
 
     return stopped
+
+
+BUCKETS = ["in_memory", *(pytest.param(name, marks=pytest.mark.remote) for name in ("small_s3", "seaweedfs"))]
+
+
+@pytest.fixture(params=BUCKETS)
+def bucket(request: pytest.FixtureRequest) -> str:
+    """An empty location in an object store."""
+    found: str = request.getfixturevalue(request.param)
+    return found

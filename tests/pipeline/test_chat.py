@@ -16,13 +16,12 @@ from tests.pipeline.encode.chat import chats
 from tests.pipeline.encode.chat.chats import said
 from tests.pipeline.encode.chat.templates import CHATML
 from tests.pipeline.inputs import jsonl, zstd
-from tests.store.memory import SCHEME, MemoryStore
 from tokshard import build_corpus, copy_corpus, open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import BadRecordError
 from tokshard.format import names
 from tokshard.runtime import NumpyLoader, StreamPlan
-from tokshard.store import STORES_BY_SCHEME, files_below, open_store
+from tokshard.store import files_below, open_store
 
 RECORDS = [said("q", "one", "r", "two"), said("what is <|im_end|>?", "a ü 🧪"), said("x", "three")]
 LEARNED = [["one<|im_end|>", "two<|im_end|>"], ["a ü 🧪<|im_end|>"], ["three<|im_end|>"]]
@@ -188,13 +187,6 @@ def test_a_copy_keeps_the_template_the_loss_and_the_id_field_on_which_its_corpor
 # who runs it
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "duplicates of a split": {"dedup": "exact", "validation_fraction": 0.3},
-    "heads with weights": {"max_tokens": 40, "overlong": "head", "min_tokens": 25, "loss": "weighted"},
-    "a limit": {"max_documents": 45},
-}
-
-
 def many(count: int) -> list[dict[str, Any]]:
     """Conversations of which some are equal, some bad, and some have nothing to learn."""
     found = [said("q" * (n % 5), "one 🧪 " * (n % 7), f"{n % 13}", "<|im_end|> two") for n in range(count)]
@@ -206,21 +198,18 @@ def many(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIONS)
-def test_workers_and_jobs_in_a_store_make_the_bytes_of_one_process_of_conversations(
-    name, tmp_path, tokenizer, monkeypatch
-):
-    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
-    options = {"chat": "own", "on_bad_record": "skip", "task_bytes": 1 << 20, **OPTIONS[name]}
+def test_workers_and_jobs_in_a_store_make_the_bytes_of_one_process_of_conversations(in_memory, tmp_path, tokenizer):
+    options: dict[str, Any] = {"chat": "own", "on_bad_record": "skip", "task_bytes": 1 << 20, "dedup": "exact"}
+    options |= {"max_tokens": 40, "overlong": "head", "min_tokens": 25, "loss": "weighted", "validation_fraction": 0.3}
     records = many(40)  # so large, since workers know nothing of smaller chunks
     content = {f"in/{n}.jsonl": jsonl(records[n:]) for n in range(2)} | {"in/c.jsonl.zst": zstd(jsonl(records[:30]))}
     content |= {f"tok/{path.name}": path.read_bytes() for path in tokenizer.iterdir()}
     found = []
-    for root in (str(tmp_path / "alone"), str(tmp_path / "workers"), f"{SCHEME}:/{tmp_path}"):
+    for root in (str(tmp_path / "alone"), str(tmp_path / "workers"), in_memory):
         for path, data in content.items():
             open_store(root).put(path, data)
         here: dict[str, Any] = {"tokenizer": f"{root}/tok", "out": f"{root}/out", **options}
-        if root.startswith(SCHEME):
+        if root == in_memory:
             for index in (2, 0, 1):
                 run_job(f"{root}/in", job_index=index, num_jobs=3, workers=1, **here)
             commit_corpus(here["out"])

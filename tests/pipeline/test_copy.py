@@ -19,7 +19,6 @@ from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_o
 from tests.damage import flipped
 from tests.examples import examples
 from tests.pipeline.places import StoppedError
-from tests.store.memory import SCHEME, MemoryStore
 from tokshard import copy_corpus as copy_by_processes
 from tokshard import open_corpus, select_corpus
 from tokshard.cli.main import run
@@ -28,7 +27,6 @@ from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import planning, shuffle
-from tokshard.store import STORES_BY_SCHEME
 
 LENGTHS = [1 + 7 * index % 90 for index in range(120)]
 LANGUAGES = ["en", "fr", None, "de"]
@@ -269,18 +267,6 @@ def test_a_copy_may_leave_out_a_shard_that_is_damaged(corpus, tmp_path):
     assert left_out(tmp_path / "copy")["damaged input"] == count
     (reject,) = [json.loads(line) for line in (tmp_path / "copy" / names.REJECTS).read_text().splitlines()]
     assert (reject["source"], reject["reason"]) == (f"{corpus}/{info.name}", "damaged input")
-
-
-S3 = [pytest.param(name, marks=pytest.mark.remote) for name in ("small_s3", "seaweedfs")]
-
-
-@pytest.fixture(params=["memory", *S3])
-def bucket(request, tmp_path, monkeypatch) -> str:
-    """A new location in an object store."""
-    if request.param != "memory":
-        return request.getfixturevalue(request.param)
-    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
-    return f"{SCHEME}://{tmp_path.name}"
 
 
 @pytest.mark.slow

@@ -29,10 +29,9 @@ from tests.pipeline.inputs import (
     zstd,
 )
 from tests.pipeline.saved import save
-from tests.store.memory import SCHEME, MemoryStore
 from tokshard import import_corpus, open_corpus
 from tokshard.errors import BadRecordError, TokshardError
-from tokshard.store import STORES_BY_SCHEME, files_below, open_store
+from tokshard.store import files_below, open_store
 
 DOCUMENTS = [[5, 6, EOS], [7, EOS], [8, 9, 10, 11, EOS], [12, EOS], [255, 256, EOS]]
 NARROW = [[5, 6, EOS], [7, EOS], [8, 9, 10, 11, EOS]]
@@ -313,9 +312,8 @@ def test_an_index_that_changes_after_an_import_is_noticed(place):
         imported(place, prefix)
 
 
-def test_tokens_in_an_object_store_are_imported_into_one(place, monkeypatch):
-    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
-    remote, local = f"{SCHEME}:/{place}/remote", place / "local"
+def test_tokens_in_an_object_store_are_imported_into_one(place, in_memory):
+    remote, local = f"{in_memory}/remote", place / "local"
     foreign.litdata(local, [DOCUMENTS, DOCUMENTS])
     foreign.megatron(local / "a", DOCUMENTS)
     _in_table("a.parquet", pa.list_(pa.int64()))(local, DOCUMENTS)
@@ -323,7 +321,7 @@ def test_tokens_in_an_object_store_are_imported_into_one(place, monkeypatch):
     for name in files_below(store, ""):
         open_store(remote).put(name, store.get(name))
     options = {"tokenizer": place / "tok", "workers": 1}
-    result = import_corpus(remote, out=f"{SCHEME}:/{place}/out", **options)
+    result = import_corpus(remote, out=f"{in_memory}/out", **options)
     expected = imported(place, local).manifest
     assert result.manifest.fingerprints.content == expected.fingerprints.content
     assert result.manifest.num_documents == 4 * len(DOCUMENTS)

@@ -24,7 +24,7 @@ from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, texts_of
 from tests.pipeline.places import TEXTS, at, build, files, interrupt, write
 from tests.refusals import tokshard
-from tests.store.memory import REQUESTS, SCHEME, MemoryStore
+from tests.store.memory import REQUESTS
 from tokshard import open_corpus
 from tokshard.errors import BadSourceError, BuildError, TokshardError
 from tokshard.extras import version_of
@@ -37,7 +37,7 @@ from tokshard.pipeline.workspace import ownership
 from tokshard.pipeline.workspace.lease import running_job
 from tokshard.pipeline.workspace.places import HASH, open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt
-from tokshard.store import STORES_BY_SCHEME
+from tokshard.store import open_store
 
 Start = Callable[..., JobResult]
 
@@ -228,9 +228,8 @@ def test_jobs_builds_and_commits_with_other_versions_of_packages_are_refused(pla
     commit_corpus(place / "out")
 
 
-def test_a_late_job_lists_a_folder_of_a_bucket_once_to_see_whether_sources_changed(place, start, monkeypatch):
-    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
-    bucket = MemoryStore(f"{SCHEME}://bucket/{place.name}")
+def test_a_late_job_lists_a_folder_of_a_bucket_once_to_see_whether_sources_changed(in_memory, start):
+    bucket = open_store(f"{in_memory}/in")
     for number in range(20):
         bucket.put(f"{number}.jsonl", jsonl([{"text": f"text {number}"}]))
     start(0, 2, bucket.location, task_bytes=1 << 20)

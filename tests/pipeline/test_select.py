@@ -23,7 +23,7 @@ from tests.corpora import TINY_TOKENIZER, Source, append_generation, change_tabl
 from tests.damage import flipped
 from tests.examples import examples
 from tests.pipeline.places import at
-from tests.pipeline.test_copy import LANGUAGES, Row, bucket, copy_corpus, corpus_of, left_out, rows
+from tests.pipeline.test_copy import LANGUAGES, Row, copy_corpus, corpus_of, left_out, rows
 from tokshard import open_corpus
 from tokshard import select_corpus as select_by_processes
 from tokshard.errors import BuildError, CorpusError
@@ -32,8 +32,6 @@ from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.progress import StageStarted
 from tokshard.runtime import CorpusSource
 from tokshard.testing import assert_token_source
-
-__all__ = ["bucket"]  # a fixture
 
 
 def select_corpus(given: Any, *, out: Path | str, **options: Any) -> Any:

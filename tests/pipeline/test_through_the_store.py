@@ -8,33 +8,23 @@ import pytest
 
 from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.inputs import FORMATS, jsonl, write_byte_tokenizer
-from tests.store.memory import REQUESTS, SCHEME, MemoryStore
+from tests.store.memory import REQUESTS
 from tests.store.servers import file_server
 from tokshard import build_corpus
 from tokshard.pipeline.estimate import estimate_build
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.sources.discover import discover
-from tokshard.store import STORES_BY_SCHEME, files_below, open_store
+from tokshard.store import files_below, open_store
 
 TASK_BYTES = 1 << 20
 RECORDS = [{"text": f"text {number} of some words \u00e9", "name": str(number)} for number in range(300)]
 
 
 @pytest.fixture
-def in_memory(tmp_path, monkeypatch) -> str:
-    """An empty location in memory."""
-    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
-    return f"{SCHEME}:/{tmp_path}"
-
-
-S3 = [pytest.param(name, marks=pytest.mark.remote) for name in ("small_s3", "seaweedfs")]
-
-
-@pytest.fixture(params=["in_memory", *S3])
-def remote(request, tmp_path, monkeypatch) -> str:
+def remote(bucket, tmp_path, monkeypatch) -> str:
     """An empty location in a store, and as the working directory an empty one on this machine."""
     monkeypatch.chdir(tmp_path)
-    return request.getfixturevalue(request.param)
+    return bucket
 
 
 def put_everywhere(remote: str, content: dict[str, bytes]) -> None:
