@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from tests.contract import small
 from tests.examples import examples
-from tests.pipeline.inputs import jsonl, patch_chunk_bytes, patch_merges, texts_of, write_byte_tokenizer
+from tests.pipeline.inputs import patch_chunk_bytes, patch_merges, texts_of, write_byte_tokenizer
 from tests.pipeline.places import TEXTS, build, write
 from tokshard import open_corpus
-from tokshard.errors import BadRecordError
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.tasks import duplicates, exchange
@@ -90,14 +89,6 @@ def test_equal_texts_are_found_however_they_are_written_and_another_normal_form_
     (place / "3.txt").write_text("\u00e9\U0001f642", encoding="utf-8")
     found, left_out, _ = deduplicated(place, [place / name for name in ("1.jsonl", "2.csv", "3.txt")])
     assert (found, left_out) == (["\u00e9\U0001f642", "e\u0301\U0001f642"], [0, 1, 1])
-
-
-def test_a_bad_record_is_bad_whether_or_not_it_is_a_duplicate(place):
-    (place / "a.jsonl").write_bytes(jsonl([{"text": "a"}]) + b'{"text": "a"\n' + jsonl([{"text": "a"}]))
-    with pytest.raises(BadRecordError, match=r"a\.jsonl, line 2: malformed"):
-        build(place, dedup="exact")
-    with open_corpus(build(place, dedup="exact", on_bad_record="skip")) as corpus:
-        assert (texts_of(corpus), corpus.manifest.records.left_out) == (["a"], {"duplicate": 1, "malformed": 1})
 
 
 def test_a_build_that_goes_on_makes_nothing_again(place, stop, monkeypatch):

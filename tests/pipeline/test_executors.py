@@ -22,7 +22,6 @@ import pytest
 
 from tests.pipeline.inputs import patch_chunk_bytes
 from tests.pipeline.places import TEXTS, at, build, write
-from tests.refusals import tokshard
 from tokshard.errors import BuildError
 from tokshard.format import names
 from tokshard.pipeline.executors import processes, worker
@@ -76,13 +75,6 @@ def test_a_build_leaves_the_program_that_calls_it_as_it_was(place):
     command = [sys.executable, str(place / "program.py"), str(place)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-
-
-def test_ray_is_imported_only_where_it_is_asked_for(place, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    build(place)
-    said = tokshard("build", place / "a.jsonl", "--ray", "--tokenizer", place / "tok", "--out", place / "other")
-    assert said.problem.startswith("--ray needs the package ray")
 
 
 def test_workers_that_cannot_be_started_are_named_with_the_next_step(place, monkeypatch):

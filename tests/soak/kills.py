@@ -13,24 +13,23 @@ from tests.contract.test_promise_01_product import cluster_of_two, try_history
 from tests.pipeline.inputs import write_byte_tokenizer
 
 
-def prepare(folder: Path, stack: ExitStack) -> Callable[[int], object]:
+def prepare(folder: Path, stack: ExitStack) -> Callable[[int], None]:
     """The table of the whole product."""
     found = table_of(folder, stack)
 
-    def try_(seed: int) -> str:
+    def try_(seed: int) -> None:
         kind = KINDS[seed % len(KINDS)]
         try_history(found, kind, seed=seed, max_examples=3, stateful_step_count=6)
-        return kind
 
     return try_
 
 
-def prepare_ray(folder: Path, stack: ExitStack) -> Callable[[int], object]:
+def prepare_ray(folder: Path, stack: ExitStack) -> Callable[[int], None]:
     """The same table on a cluster."""
     found = table_of(folder, stack)
     found.ray_address = stack.enter_context(cluster_of_two())
 
-    def try_(seed: int) -> str:
+    def try_(seed: int) -> None:
         rng = random.Random(f"ray {seed}")
         kind = rng.choice(KINDS)
         command = found.command(kind, rng.choice([option for option in OPTIONS_OF[kind] if "source" not in option]))
@@ -40,7 +39,6 @@ def prepare_ray(folder: Path, stack: ExitStack) -> Callable[[int], object]:
             found.happen(command, "ray", rng.choice(list(ACTS)), rng.random()) for _ in range(rng.choice([1, 1, 2]))
         ]
         found.check(command, what, "ray")
-        return kind
 
     return try_
 

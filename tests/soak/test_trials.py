@@ -43,11 +43,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def try_(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], object]]:
+def try_(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], None]]:
     module, name, *_ = KINDS[request.param]
     with ExitStack() as stack:
         yield getattr(import_module(module), name)(tmp_path_factory.mktemp(request.param), stack)
 
 
-def test_a_trial_holds(try_: Callable[[int], object], seed: int) -> None:
+def test_a_trial_holds(try_: Callable[[int], None], seed: int) -> None:
     try_(seed)
