@@ -6,7 +6,6 @@ tests/runtime/test_ranks.py has real processes, one of which is killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,31 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes.fill_in_the_middle import FillInTheMiddle
 from tests.examples import examples
-from tests.runtime.loaders import one_corpus, two_corpora
 from tests.runtime.sources import ListSource
 from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan
 from tokshard.testing import Job, assert_exact_resume
-
-PLANS: dict[str, Callable[[], StreamPlan]] = {
-    "planned changes of weights": lambda: two_corpora(schedule=[(7, {"a": 1, "b": 1}), (30, {"a": 0, "b": 1})]),
-    "rows of whole documents": partial(two_corpora, seq_len=8, block_tokens=1024, pack="whole"),
-    "a pass that ends in the middle of a step": partial(one_corpus, epochs=2),
-    "a pass that max_epochs ends": partial(two_corpora, max_epochs={"b": 0.5}),
-    "a transform": partial(
-        two_corpora,
-        seq_len=20,
-        transforms=[FillInTheMiddle(prefix_id=60_001, suffix_id=60_002, middle_id=60_003, rate=0.9)],
-    ),
-}
-
-
-@pytest.mark.filterwarnings("ignore:the pass of")
-@pytest.mark.filterwarnings("ignore:the pass ends")
-@pytest.mark.parametrize("plan", PLANS)
-def test_worlds_batch_sizes_and_stops_give_the_same_samples_in_every_plan(plan: str) -> None:
-    assert_exact_resume(PLANS[plan]())
 
 
 def plan_with_streams(num_streams: int) -> StreamPlan:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.contract.conversations import CLOSE, Hand, build, by_hand, conversations, targets_of, write_tokenizer
+from tests.contract.conversations import Hand, build, by_hand, conversations, targets_of, write_tokenizer
 from tests.examples import crossed
 from tokshard import open_corpus
 from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan, expand
 
 SIZES: dict[str, Any] = {"seq_len": 8, "block_tokens": 1024, "window_blocks": 1, "seed": 5, "epochs": 1}
 """Of windows that are many, whole or cut."""
-
-every_packing = pytest.mark.parametrize("pack", ["whole", "cut"])
 
 
 @pytest.fixture(scope="module")
@@ -95,39 +92,3 @@ def test_the_targets_of_an_epoch_are_the_answers(
 ) -> None:
     path, documents = held
     assert read(plan_of(path, pack), form, documents, ranks=ranks) == targets_of(documents)
-
-
-@every_packing
-def test_masked_conversations_have_no_targets(held: tuple[Path, list[Hand]], pack: str, tmp_path: Path) -> None:
-    path, documents = held
-    masked = set(range(0, len(documents), 5))
-    (tmp_path / "out.txt").write_text("".join(f"{index}\n" for index in masked))
-    plan = plan_of(path, pack)
-    with StreamingLoader(plan, global_batch_size=6) as loader:
-        loader.mask("chat", tmp_path / "out.txt")
-        found = targets_in(loader, plan, loader, documents)
-    assert found == Counter({key: n for key, n in targets_of(documents).items() if key[0] not in masked})
-
-
-def test_text_beside_conversations_has_every_token_but_the_first_of_each_document(
-    held: tuple[Path, list[Hand]],
-) -> None:
-    path, documents = held
-    contents = [bytes(range(97, 97 + length)) for length in (5, 1, 20, 13) * 10]
-    text = build([{"text": content.decode()} for content in contents], path.parent, "text", "--eos", "</s>")
-    texts = [Hand([*content, CLOSE], frozenset(range(1, len(content) + 1))) for content in contents]
-    weights = {"text": 0.5, "chat": 0.5}
-    sizes = {**SIZES, "epochs": None}
-    plan = StreamPlan({"text": text, "chat": path}, weights=weights, allow_small_blocks=True, **sizes)
-    assert [corpus.pack for corpus in plan.corpora] == ["cut", "whole"]
-    found: dict[str, Counter[Any]] = {"text": Counter(), "chat": Counter()}
-    wanted: dict[str, Counter[Any]] = {"text": Counter(), "chat": Counter()}
-    with NumpyLoader(plan, global_batch_size=1) as loader:
-        for batch in islice(loader, 150):
-            name = plan.names[batch["corpus_index"].item()]
-            these = {"text": texts, "chat": documents}[name]
-            found[name] += targets_in([batch], plan, loader, these)
-            (row,) = inputs_of(batch, plan, loader)
-            wanted[name].update((index, place + 1) for index, place in row if place + 1 in these[index].targets)
-    assert found == wanted
-    assert all(found.values())

@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 
 from tests.contract import small
 from tests.examples import examples
-from tests.runtime.loaders import dataloader
 from tests.runtime.sources import ListSource, SpannedSource
 from tokshard.errors import PlanError
 from tokshard.runtime import (
     NumpyLoader,
     Sample,
     SampleRandom,
-    StreamDataset,
     StreamingLoader,
     StreamPlan,
     expand,
@@ -88,21 +86,6 @@ def test_each_rank_knows_the_targets_of_the_whole_step(plan: str, spread: tuple[
                 if steps == 12:
                     break
             assert steps > 4
-
-
-def test_steps_after_a_change_of_seq_len_and_of_a_data_set_are_counted_too() -> None:
-    loader = NumpyLoader(plan_of(**CUT), global_batch_size=6)
-    for _, _ in zip(range(5), loader, strict=False):
-        pass
-    state = loader.state_dict()
-    loaders = [NumpyLoader(plan_of(16, **CUT), global_batch_size=6, dp_rank=rank, dp_world_size=2) for rank in range(2)]
-    for loader in loaders:
-        loader.load_state_dict(state, seq_len="plan")
-    for _, *batches in zip(range(20), *loaders, strict=False):
-        check(batches)
-    datasets = [StreamDataset(plan_of(**CUT), global_batch_size=6, dp_rank=rank, dp_world_size=2) for rank in range(2)]
-    for _, *batches in zip(range(20), *map(dataloader, datasets), strict=False):
-        check(batches)
 
 
 def test_targets_are_left_out_where_a_rank_cannot_know_them() -> None:
