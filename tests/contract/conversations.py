@@ -79,6 +79,13 @@ def write_tokenizer(folder: Path) -> Path:
     return folder
 
 
+def built(folder: Path, count: int) -> tuple[Path, list[Hand]]:
+    """A corpus of conversations, built by the command in several shards, and what it must hold."""
+    records = conversations(count, seed=1)
+    write_tokenizer(folder / "tokenizer")
+    return build(records, folder, "chat", "--chat", "--shard-tokens", "1K"), [by_hand(record) for record in records]
+
+
 def build(records: Sequence[Json], folder: Path, name: str, *options: str) -> Path:
     """Build a corpus by the command, in a folder that has a tokenizer."""
     source = folder / f"{name}.jsonl"

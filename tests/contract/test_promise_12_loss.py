@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.contract.conversations import Hand, build, by_hand, conversations, targets_of, write_tokenizer
+from tests.contract.conversations import Hand, built, targets_of
 from tests.examples import crossed
 from tokshard import open_corpus
 from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan, expand
@@ -21,11 +21,7 @@ SIZES: dict[str, Any] = {"seq_len": 8, "block_tokens": 1024, "window_blocks": 1,
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Hand]]:
-    """A corpus of conversations, built by the command in several shards, and what it must hold."""
-    records = conversations(20, seed=1)
-    folder = tmp_path_factory.mktemp("built")
-    write_tokenizer(folder / "tokenizer")
-    return build(records, folder, "chat", "--chat", "--shard-tokens", "1K"), [by_hand(record) for record in records]
+    return built(tmp_path_factory.mktemp("built"), 20)
 
 
 def plan_of(corpus: Path, pack: str, **sizes: Any) -> StreamPlan:

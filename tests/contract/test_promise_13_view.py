@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.contract.conversations import Hand, build, by_hand, conversations, targets_of, write_tokenizer
+from tests.contract.conversations import Hand, built, targets_of
 from tests.contract.test_promise_12_loss import plan_of, read
 from tests.corpora import TINY_TOKENIZER, append_generation, write_corpus
 from tests.examples import crossed, examples
@@ -158,12 +158,9 @@ def test_weights_by_temperature_and_repeats_follow_the_tokens_of_each_corpus(mix
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Hand]]:
     """A view of every third conversation but one in a row."""
-    records = conversations(30, seed=1)
-    folder = tmp_path_factory.mktemp("built")
-    write_tokenizer(folder / "tokenizer")
-    corpus = build(records, folder, "chat", "--chat", "--shard-tokens", "1K")
+    corpus, documents = built(tmp_path_factory.mktemp("built"), 30)
     kept = [number for number in range(30) if number % 3]
-    return select(corpus, folder / "view", kept), [by_hand(records[number]) for number in kept]
+    return select(corpus, corpus.with_name("view"), kept), [documents[number] for number in kept]
 
 
 @crossed("pack, form, ranks", ["whole", "cut"], ["numpy", "full", "compact"], [3, 1])

@@ -68,18 +68,15 @@ def parquet_bytes(found: pa.Table, rows_per_group: int | None = None) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def arrow_bytes(found: pa.Table, rows_per_batch: int | None = None) -> bytes:
+def arrow_bytes(found: pa.Table, rows_per_batch: int | None = None, kind: Callable[..., Any] = ipc.new_file) -> bytes:
     sink = pa.BufferOutputStream()
-    with ipc.new_file(sink, found.schema) as writer:
+    with kind(sink, found.schema) as writer:
         writer.write_table(found, max_chunksize=rows_per_batch)
     return sink.getvalue().to_pybytes()
 
 
 def arrow_stream_bytes(found: pa.Table, rows_per_batch: int | None = None) -> bytes:
-    sink = pa.BufferOutputStream()
-    with ipc.new_stream(sink, found.schema) as writer:
-        writer.write_table(found, max_chunksize=rows_per_batch)
-    return sink.getvalue().to_pybytes()
+    return arrow_bytes(found, rows_per_batch, ipc.new_stream)
 
 
 def feather_bytes(found: pa.Table, rows_per_batch: int | None = None) -> bytes:

@@ -68,33 +68,16 @@ def beside(directory: Path) -> None:
         assert not (directory / "out").exists()
 
 
-def by_ray(sources: Any, module: Any = io, **options: Any) -> Call:
-    """A build on a cluster, where Ray is installed, or None is; it writes nothing."""
+def with_package(name: str, module: Any, sources: Any, **options: Any) -> Call:
+    """A build with a package, which is installed as this module, or is not if it is None; it writes nothing."""
 
     def call(directory: Path) -> None:
         write_byte_tokenizer(directory / "tok")
         write(directory / "a.jsonl", ["a"])
         try:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setitem(sys.modules, "ray", module)
-                patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"text": "x"}\n')))
-                build_corpus(sources, tokenizer="tok", out="out", **{"ray": "auto", **options})
-        finally:
-            assert not (directory / "out").exists()
-
-    return call
-
-
-def with_engine(sources: Any, module: Any) -> Call:
-    """A build with an engine, which is installed as this module, or is not if it is None; it writes nothing."""
-
-    def call(directory: Path) -> None:
-        write_byte_tokenizer(directory / "tok")
-        write(directory / "a.jsonl", ["a"])
-        try:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setitem(sys.modules, "fastokens", module)
-                build_corpus(sources, tokenizer="tok", out="out", engine="fastokens")
+                patch.setitem(sys.modules, name, module)
+                build_corpus(sources, tokenizer="tok", out="out", **options)
         finally:
             assert not (directory / "out").exists()
 
@@ -115,25 +98,31 @@ def with_another_stream(directory: Path) -> None:
 CALLS = [
     Refusal(
         "--ray without the package",
-        by_ray("a.jsonl", None),
+        with_package("ray", None, "a.jsonl", ray="auto"),
         UsageError,
         "--ray needs the package ray: *",
         "pip install 'tokshard[ray]'",
     ),
     *(
-        Refusal(f"--ray {each}", by_ray("a.jsonl", ray=each), UsageError, f"ray is {each!r}, which is not *", GIVE)
+        Refusal(
+            f"--ray {each}",
+            with_package("ray", io, "a.jsonl", ray=each),
+            UsageError,
+            f"ray is {each!r}, which is not *",
+            GIVE,
+        )
         for each in ("notes.jsonl", f"head:{10**20}")
     ),
     Refusal(
         "--engine without the package",
-        with_engine("a.jsonl", None),
+        with_package("fastokens", None, "a.jsonl", engine="fastokens"),
         UsageError,
         "the engine fastokens is not installed",
         "pip install 'tokshard[fastokens]'",
     ),
     Refusal(
         "--engine with what can be read only once",
-        with_engine([iter(["a"])], io),
+        with_package("fastokens", io, [iter(["a"])], engine="fastokens"),
         UsageError,
         "--engine fastokens first tries the beginning of the sources, and <list_iterator> can be read only once",
         "write it to a file, or leave out --engine",
