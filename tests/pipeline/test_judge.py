@@ -72,7 +72,7 @@ contents = st.one_of(
     st.builds(Content, st.sampled_from([DIVIDED, STREAM]), st.lists(segments, min_size=1, max_size=4).map(tuple)),
 )
 all_inputs = st.lists(contents, min_size=1, max_size=MAX_INPUTS)
-limits = st.one_of(st.none(), st.integers(1, 25))
+limits = st.sampled_from([None, *range(1, 9)])  # of the few documents that such inputs hold
 rules = st.builds(Rules, limit=limits, is_skipping=st.booleans(), is_leaving_out=st.booleans())
 bad_limits = st.one_of(st.integers(0, 4), st.fractions(0, 1, max_denominator=8))
 rules_with_bad_limits = st.builds(
@@ -303,7 +303,7 @@ def interleaved(build: Build, inputs: Sequence[Content], rule: Rules, draw: st.D
     return outcome(judge, inputs, rule)
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(600))
 @given(inputs=all_inputs, rule=rules, draw=st.data())
 def test_any_order_of_receipts_and_kills_comes_to_what_a_walk_over_the_records_does(inputs, rule, draw, build):
     found = in_order(inputs, rule)
@@ -312,7 +312,7 @@ def test_any_order_of_receipts_and_kills_comes_to_what_a_walk_over_the_records_d
     assert interleaved(build, inputs, rule, draw) == expected(inputs, rule)
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(600))
 @given(inputs=all_inputs, rule=rules_with_bad_limits, draw=st.data())
 def test_bad_records_are_too_many_at_the_same_task_in_any_order(inputs, rule, draw, build):
     assert interleaved(build, inputs, rule, draw) == in_order(inputs, rule)
