@@ -159,17 +159,19 @@ class PieceTable:
         return len(self.unshuffled_starts)
 
     def window(self, start: int, stop: int) -> PieceTable:
-        """The table of only one of the windows, with the blocks from its start on."""
+        """The table of only one of the windows, with its blocks."""
         first = int(np.searchsorted(self.shuffled_starts, start, "right")) - 1
         last = int(np.searchsorted(self.shuffled_starts, stop, "left"))
         if last - first == self.num_pieces:
             return self
+        unshuffled = self.unshuffled_starts[first:last] - start
+        first_block = start // self.block_tokens
         return PieceTable(
             shuffled_starts=(self.shuffled_starts[first : last + 1] - start).astype(np.uint32),
-            unshuffled_starts=(self.unshuffled_starts[first:last] - start).astype(np.uint32),
+            unshuffled_starts=unshuffled.astype(np.uint32),
             kinds=self.kinds[first:last],
             block_tokens=self.block_tokens,
-            block_starts=self.block_starts[start // self.block_tokens :],
+            block_starts=self.block_starts[first_block : first_block + int(unshuffled.max()) // self.block_tokens + 1],
         )
 
     @classmethod
