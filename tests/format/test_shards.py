@@ -307,4 +307,4 @@ def test_a_shard_of_another_corpus_is_refused_after_shards_of_this_one_were_open
         assert path.read_bytes().count(tokenizer) == 2
         path.write_bytes(path.read_bytes().replace(tokenizer, tokenizer[::-1]))
         with pytest.raises(DamagedCorpusError, match=r"is not a shard of this corpus: tokshard\.tokenizer_sha256"):
-            corpus.shard(2)
+            corpus.shard(2).batch(0)

@@ -246,9 +246,9 @@ def test_a_shard_that_does_not_align_its_tokens_is_refused(tmp_path: Path, monke
     shards(tmp_path)
     opened = MappedCorpus._values
 
-    def misaligned(corpus: MappedCorpus, shard: int, batch: int) -> Any:
-        offsets, values = opened(corpus, shard, batch)
-        return offsets, np.frombuffer(b"\0" + values.tobytes(), values.dtype, offset=1)
+    def misaligned(corpus: MappedCorpus, batch: int) -> Any:
+        values = opened(corpus, batch)
+        return np.frombuffer(b"\0" + values.tobytes(), values.dtype, offset=1)
 
     monkeypatch.setattr(MappedCorpus, "_values", misaligned)
     with pytest.raises(DamagedCorpusError, match=r"shard-.*\.arrow, batch 0: its tokens are not aligned"):

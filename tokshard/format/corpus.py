@@ -227,7 +227,7 @@ class Corpus:
         return all_sources(self.generations, load=self._load_table)
 
     def shard(self, index: int) -> Shard:
-        """One shard, mapped and checked against the manifest when it is first touched.
+        """One shard, mapped, its size checked, when it is first touched; its structure is checked at its first batch.
 
         Raises:
             DamagedCorpusError: the file is missing or does not match the manifest.

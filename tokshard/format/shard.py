@@ -22,14 +22,18 @@ from tokshard.store import Store
 
 
 class Shard:
-    """One mapped shard, its structure checked: size, schema, batches. Offsets are checked when first touched.
+    """One mapped shard. Its size is checked at once, its structure (schema, batches) before its first batch is read.
+
+    Offsets are checked when first touched, where the shard table says that they are: without the structure, which
+    takes longer to read than they do.
 
     Args:
         store: the store of the corpus.
         places: the places of its record batches, from the shard table.
         schema: the schema of every shard of the corpus.
         content: the bytes of the file, at least where they are read; default: a map of the file.
-        forms: `ArrowFile.form` of files that have the schema, to which this one's is added.
+        forms: `ArrowFile.form` of files that have the schema, to which this one's is added; None: the structure is
+            checked at once.
     """
 
     def __init__(
@@ -49,22 +53,28 @@ class Shard:
             self._mapped = map_file(store, info.name) if content is None else content
         if self._mapped.size != info.num_bytes:
             raise DamagedCorpusError(f"{path} has {self._mapped.size} bytes, expected {info.num_bytes}")
-        with readable(path, " is not an Arrow file"):
-            self._file = ArrowFile(self._mapped)
-            found = None if forms is not None and self._file.form in forms else self._file.schema
-        if found is not None:
-            check_shard_schema(found, schema, file=path)
-        if forms is not None:
-            forms.add(self._file.form)
-        if self._file.num_batches != len(places):
-            raise DamagedCorpusError(f"{path} has {self._file.num_batches} record batches, expected {len(places)}")
-        self._schema = schema
+        self._schema, self._forms = schema, forms
         self._dtype = np.dtype(str(schema.field(TOKENS).type.value_type))
         self._batches: dict[int, tuple[NDArray[np.int64], NDArray[Any]]] = {}
         self._columns: dict[int, dict[str, pa.Array]] = {}
         self._targets: tuple[int, Targets] | None = None
         self._first_documents = [0, *itertools.accumulate(place.num_documents for place in places)]
         self._first_tokens = [0, *itertools.accumulate(place.num_tokens for place in places)]
+        if forms is None:
+            _ = self._file
+
+    @cached_property
+    def _file(self) -> ArrowFile:
+        with readable(self.path, " is not an Arrow file"):
+            file = ArrowFile(self._mapped)
+            found = None if self._forms is not None and file.form in self._forms else file.schema
+        if found is not None:
+            check_shard_schema(found, self._schema, file=self.path)
+        if self._forms is not None:
+            self._forms.add(file.form)
+        if file.num_batches != len(self.places):
+            raise DamagedCorpusError(f"{self.path} has {file.num_batches} record batches, expected {len(self.places)}")
+        return file
 
     @cached_property
     def _kinds(self) -> dict[str, str]:
@@ -190,15 +200,24 @@ class Shard:
         is_whole = offsets_bytes >= 8 * (num_lists + 1) and values_bytes >= num_tokens * self._dtype.itemsize
         if found != place or num_lists != num_rows or null_lists or null_tokens or not is_whole:
             raise DamagedCorpusError(f"{where} is {found}, expected {place}")
-        offsets = np.frombuffer(self._mapped, np.int64, num_rows + 1, offsets_position)
-        values = np.frombuffer(self._mapped, self._dtype, num_tokens, values_position)
+        return self.offsets(index), np.frombuffer(self._mapped, self._dtype, num_tokens, values_position)
+
+    def offsets(self, index: int) -> NDArray[np.int64]:
+        """Where the documents of a record batch start in it, and the end: int64 [documents + 1], a read-only view.
+
+        Raises:
+            DamagedCorpusError: they do not ascend to the tokens of the batch.
+        """
+        place, where = self.places[index], f"{self.path}, batch {index}"
+        with readable(where, ""):
+            offsets = np.frombuffer(self._mapped, np.int64, place.num_documents + 1, place.offsets_position)
         if offsets[0] != 0 or offsets[-1] != place.num_tokens or not bool(np.all(offsets[1:] > offsets[:-1])):
             broken = int(np.argmin(offsets[1:] > offsets[:-1]))
             raise DamagedCorpusError(
                 f"{where}: offsets must ascend from 0 to {place.num_tokens}, found {offsets[0]}, ... "
                 f"{offsets[broken]}, {offsets[broken + 1]}, ... {offsets[-1]} at document {broken}"
             )
-        return offsets, values
+        return offsets
 
 
 def checked_targets(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.forking import ForkLock, cached_property
 from tokshard.format.corpus import Corpus
 from tokshard.format.loss import Targets
+from tokshard.format.shard import Shard
 from tokshard.format.tables import BatchPlace
 from tokshard.runtime.bytes.copying import copy_pieces, cut_at
 from tokshard.runtime.bytes.source import SpansIn
@@ -95,6 +97,7 @@ class MappedCorpus:
     def _begin(self) -> None:
         """Open nothing, so that a corpus that is not read costs nothing."""
         self._rows_of = -1, np.zeros(1, np.int64)  # of the shard that was asked for last
+        self._offsets: dict[int, NDArray[np.int64]] = {}  # of record batches whose tokens need not be open
         self._lock = ForkLock()
 
     @cached_property
@@ -113,9 +116,9 @@ class MappedCorpus:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self._batch_tokens[1])])
 
     @cached_property
-    def _kept(self) -> tuple[MappedTokens, dict[int, NDArray[np.int64]]]:
-        """The tokens and offsets of the record batches that are open."""
-        return MappedTokens(self._first_tokens, self.corpus.dtype), {}
+    def _kept(self) -> MappedTokens:
+        """The tokens of the record batches that are open."""
+        return MappedTokens(self._first_tokens, self.corpus.dtype)
 
     def targets(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> SpansIn:
         """The loss spans in stretches of the corpus, as `TokenSource.targets` gives them.
@@ -138,9 +141,8 @@ class MappedCorpus:
         return self.corpus.store.where(self.corpus.shards[self._shard_of(batch)].name)
 
     def _load_targets(self, batch: int) -> Targets:
-        shard, self._touched = self._shard_of(batch), batch
-        found = self.corpus.shard(shard).targets(batch - self._first_batches[shard])
-        self.corpus.check_in_place(shard)
+        found = self._shard_at(batch).targets(self._within(batch))
+        self._check_in_place([batch])
         return found
 
     def read(
@@ -158,8 +160,7 @@ class MappedCorpus:
         is_wrong = (starts + lengths > self._first_tokens[batches + 1]) | (batches < 0)
         if is_wrong.any():
             raise self._damage(int(batches[int(np.argmax(is_wrong))]), "a document extends beyond its record batch")
-        tokens, _ = self._ready(batches)
-        tokens.read(batches, starts, lengths, out, at)
+        self._ready(batches).read(batches, starts, lengths, out, at)
 
     def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where documents end in stretches of the corpus, as `TokenSource.ends` does.
@@ -168,7 +169,7 @@ class MappedCorpus:
             DamagedCorpusError: a shard is missing, or differs from the manifest.
         """
         stretches, batches, begins, ends = cut_at(self._first_tokens, starts, stops)
-        _, offsets_of = self._ready(np.unique(batches))
+        offsets_of = self._ready_offsets(batches.tolist())
         bases = self._first_tokens[batches]
         lows, highs = begins - bases, ends - bases
         parts: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
@@ -229,39 +230,60 @@ class MappedCorpus:
     def _offsets_of(self, batch: int) -> NDArray[np.int64]:
         """The offsets of a record batch, a view of the map."""
         self._touched = batch
-        return self._ready(np.array([batch]))[1][batch]
+        return self._ready_offsets([batch])[batch]
 
-    def _ready(self, batches: NDArray[np.int64]) -> tuple[MappedTokens, dict[int, NDArray[np.int64]]]:
-        """Tokens and offsets of record batches, which stay valid if another thread opens more than are kept."""
-        tokens, offsets_of = self._kept
-        if len(tokens.missing(batches)):
-            tokens, offsets_of = self._open(np.unique(batches))
-        return tokens, offsets_of
+    def _ready_offsets(self, batches: list[int]) -> dict[int, NDArray[np.int64]]:
+        """Offsets of record batches, which stay valid if another thread reads more than are kept."""
+        found, wanted = self._offsets, set(batches)
+        if wanted <= found.keys():
+            return found
+        with self._lock:
+            kept = self._offsets if len(wanted | self._offsets.keys()) <= MAX_BATCHES else {}
+            missing = sorted(wanted - kept.keys())
+            found = kept | {batch: self._shard_at(batch).offsets(self._within(batch)) for batch in missing}
+            self._check_in_place(missing)
+            if len(found) <= MAX_BATCHES:
+                self._offsets = found
+            return found
 
-    def _open(self, batches: NDArray[np.int64]) -> tuple[MappedTokens, dict[int, NDArray[np.int64]]]:
+    def _ready(self, batches: NDArray[np.int64]) -> MappedTokens:
+        """Tokens of record batches, which stay valid if another thread opens more than are kept."""
+        return self._open(np.unique(batches)) if len(self._kept.missing(batches)) else self._kept
+
+    def _open(self, batches: NDArray[np.int64]) -> MappedTokens:
         """Open record batches, each once, some of which are not open yet."""
         with self._lock:
-            tokens, offsets_of = self._kept
+            tokens = self._kept
             missing = tokens.missing(batches)
             if len(tokens) + len(missing) > MAX_BATCHES:
-                tokens, offsets_of, missing = MappedTokens(self._first_tokens, self.corpus.dtype), {}, batches
-            shards, found = np.searchsorted(self._batch_tokens[0], missing, "right") - 1, []
-            for batch, index in zip(missing.tolist(), shards.tolist(), strict=True):
-                self._touched = batch
-                found.append(self._values(index, batch - self._first_batches[index]))
-                if not found[-1][1].flags.aligned:
+                tokens, missing = MappedTokens(self._first_tokens, self.corpus.dtype), batches
+            found = {batch: self._values(batch) for batch in missing.tolist()}
+            for batch, values in found.items():
+                if not values.flags.aligned:
                     raise self._damage(batch, "its tokens are not aligned, as a shard's tokens must be")
-            for index in {self.corpus.shards.generation(index): index for index in shards.tolist()}.values():
-                self.corpus.check_in_place(index)
-            for batch, (offsets, values) in zip(missing.tolist(), found, strict=True):
-                offsets_of[batch] = offsets  # before another thread finds the tokens
+            self._check_in_place(list(found))
+            for batch, values in found.items():
                 tokens.add(batch, values)
             if len(tokens) <= MAX_BATCHES:
-                self._kept = tokens, offsets_of
-            return tokens, offsets_of
+                self._kept = tokens
+            return tokens
 
-    def _values(self, shard: int, batch: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        return self.corpus.shard(shard).batch(batch)
+    def _values(self, batch: int) -> NDArray[Any]:
+        return self._shard_at(batch).batch(self._within(batch))[1]
+
+    def _shard_at(self, batch: int) -> Shard:
+        self._touched = batch
+        return self.corpus.shard(self._shard_of(batch))
+
+    def _within(self, batch: int) -> int:
+        """The number of a record batch in its shard."""
+        return batch - self._first_batches[self._shard_of(batch)]
+
+    def _check_in_place(self, batches: Iterable[int]) -> None:
+        """Refuse another corpus in the place of this one; once for each generation."""
+        shards = map(self._shard_of, batches)
+        for shard in {self.corpus.shards.generation(shard): shard for shard in shards}.values():
+            self.corpus.check_in_place(shard)
 
     def _first_rows(self, shard: int) -> NDArray[np.int64]:
         """The first document of each record batch of a shard, and one behind the last: int64 [batches + 1]."""
