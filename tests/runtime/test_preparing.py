@@ -330,3 +330,12 @@ def test_nothing_beyond_the_end_of_a_finite_pass_is_announced() -> None:
         read_on(reader, sample)
     told = [stretch for name, stretches in source.asked if name == "will_read" for stretch in stretches]
     assert len(told) == len(set(told)) == 2 * 48
+
+
+def test_the_first_batches_make_tables_of_the_corpora_in_their_own_step_only() -> None:
+    corpora = {str(number): ListSource([30] * 40, name=str(number)) for number in range(20)}
+    plan = StreamPlan(corpora, seq_len=8, block_tokens=32, window_blocks=100)
+    with NumpyLoader(plan, global_batch_size=4, dp_rank=1, dp_world_size=2, prefetch_factor=0) as loader:
+        for step, _ in zip(range(1, 6), loader, strict=False):
+            assert loader._memory is not None
+            assert sum(len(kept) for reader in loader._memory[0].readers for kept in reader._kept.values()) <= 4 * step

@@ -5,6 +5,8 @@ The promises for any number of streams are in tests/contract; what samples hold,
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np

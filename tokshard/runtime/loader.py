@@ -533,8 +533,9 @@ def _single_process() -> tuple[int, int]:
 def narrow_batches(plan: StreamPlan, ranks: RankRows, cursor: Cursor, end: int | None = None) -> Iterator[NarrowBatch]:
     """Every step from a cursor on, as one rank reads it.
 
-    The first layout has one step and each later one twice as many, up to some thousand pieces. So the first batch comes
-    soon, and later ones share the cost of a layout. The tokens of a step may be overwritten by the next one.
+    The first layouts have one step, until there was a row for each corpus: most of their time makes tables of windows.
+    Each later one has twice as many, up to some thousand pieces. So the first batches come soon, and later ones share
+    the cost of a layout. The tokens of a step may be overwritten by the next one.
 
     Args:
         end: the sample that ends the pass; None: it is endless.
@@ -555,7 +556,7 @@ def narrow_batches(plan: StreamPlan, ranks: RankRows, cursor: Cursor, end: int |
         sample += steps * size
         weights = plan.mixture(cursor).weights_at(sample)
         steps = min(
-            2 * steps,
+            2 * steps if sample - cursor.sample >= len(plan.names) else 1,
             ranks.steps_at_once(len(layout.lengths) / len(layout.samples), len(plan.names), num_ranks),
             steps_of_shortest_window(plan.corpora, weights, size * plan.seq_len),
         )

@@ -263,22 +263,23 @@ def _shuffled(
         has_end = np.flatnonzero(counts)
         ends_document = np.zeros(len(counts), np.bool_)
         ends_document[has_end] = ends[offsets[1:][has_end] - 1] == block_stops[some][has_end]
-        # a piece starts at the start of each block, and at each end of a document, unless the block ends there
-        ends += np.repeat(shifts[some], counts)
-        found = np.insert(ends, offsets[:-1], block_starts[some] + shifts[some])
-        last = offsets[1:] + np.arange(len(counts))
-        parts.append(np.delete(found, last[ends_document]).astype(np.uint32))
+        # a piece stops at each end of a document, and where a block stops inside of one
+        inside = np.flatnonzero(~ends_document)
+        stops = (block_stops + shifts)[some][inside]
+        parts.append(np.insert(ends + np.repeat(shifts[some], counts), offsets[1:][inside], stops).astype(np.uint32))
         kinds = np.full(len(parts[-1]), ENDS_DOCUMENT, np.uint8)
-        kinds[(np.cumsum(counts + ~ends_document) - 1)[~ends_document]] = GOES_ON
+        kinds[offsets[1:][inside] + np.arange(len(inside))] = GOES_ON
         kinds_of_parts.append(kinds)
         yield min(0.5, 0.5 * (low + at_once) / len(block_starts))
-    starts = np.concatenate([*parts, np.array([window.stop - window.start], np.uint32)])
+    starts = np.concatenate([np.zeros(1, np.uint32), *parts])
     all_kinds, count = np.concatenate(kinds_of_parts), len(starts) - 1
     permutation = order.piece_permutation(window, count)
     laid = Laid(np.empty(count, np.uint32), np.empty(count, np.uint32), np.empty(count, np.uint8))
-    for first in range(0, count, STEP_PIECES):
+    # a short last step would take almost as long as the others, because the permutation walks to the last piece
+    size = ceil_div(count, max(1, round(count / STEP_PIECES)))
+    for first in range(0, count, size):
         yield 0.5 + 0.5 * first / count
-        some = slice(first, min(first + STEP_PIECES, count))
+        some = slice(first, min(first + size, count))
         entry = permutation(np.arange(some.start, some.stop)).view(np.int64)
         laid.unshuffled_starts[some] = begins = starts[entry]
         np.subtract(starts[entry + 1], begins, out=laid.lengths[some])
