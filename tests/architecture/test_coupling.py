@@ -109,17 +109,3 @@ def test_every_face_is_imported_by_the_tests_of_another_room() -> None:
 )
 def test_what_reaches_into_another_room_is_found(line: str) -> None:
     assert len(list(offences(line, "pipeline"))) == 1
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import tokshard\nfrom tokshard.store import open_store\nfrom tokshard.errors import UsageError",
-        "from tokshard.format import names\nfrom tokshard.format.names import MANIFEST",
-        "from tokshard.pipeline import build\nmonkeypatch.setattr(build, 'commit', None)",
-        "monkeypatch.setattr('tokshard.pipeline.build.commit', None)",
-        "import os\nmonkeypatch.setattr(os, 'fsync', None)\nmonkeypatch.setattr('time.sleep', None)",
-    ],
-)
-def test_faces_and_the_own_room_are_open(line: str) -> None:
-    assert list(offences(line, "pipeline")) == []

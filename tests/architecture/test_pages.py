@@ -80,9 +80,6 @@ def test_the_lowest_versions_of_the_page_on_trust_are_those_that_are_declared_an
         assert tested == min(versions, key=lambda version: [int(part) for part in version.split(".")]), package
 
 
-@pytest.mark.skipif(
-    not (ROOT / ".git").exists() or (ROOT / ".git/shallow").exists(), reason="there is no history to look in"
-)
 def test_contributing_names_files_and_rooms_that_exist():
     names = re.findall(r"`((?:tokshard|tests)/[\w/.]+)`", CONTRIBUTING) + re.findall(r"\]\(([\w/.]+)", CONTRIBUTING)
     assert len(names) > 20
