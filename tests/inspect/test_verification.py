@@ -388,17 +388,6 @@ def test_a_file_that_changes_when_all_of_it_has_been_checked_is_reported(tmp_pat
     assert fnmatchcase(found.message, said)
 
 
-def test_the_number_of_threads_changes_nothing_in_a_report(tmp_path):
-    documents = documents_of([5] * 60)
-    corpus = write_corpus(tmp_path / "corpus", documents, tokenizer=TINY_TOKENIZER, shard_tokens=10)
-    shards = sorted(corpus.glob("shard-*"))[3::4]
-    for path in shards:
-        path.write_bytes(path.read_bytes()[:-1])
-    reports = [verify_corpus(corpus, workers=workers) for workers in (1, 2, 7)]
-    assert [problem.file for problem in reports[0].problems] == [path.name for path in shards]
-    assert reports[0] == reports[1] == reports[2]
-
-
 def test_the_one_id_of_uint16_that_is_outside_a_vocabulary_of_65_535_is_found(tmp_path):
     fields = json.loads(TINY_TOKENIZER)
     fields["model"]["vocab"] |= {f"word{token}": token for token in range(4, 65_535)}

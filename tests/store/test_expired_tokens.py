@@ -13,16 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.corpora import documents_of, write_corpus
-from tests.store.servers import copied
 from tests.store.small_s3 import Object, SmallS3, small_s3_server
 from tokshard.errors import StoreError
-from tokshard.runtime import Cache, NumpyLoader, StreamPlan
 from tokshard.store import Store, open_store, providers
 
 Give = Callable[[str], None]
-
-SIZES = {"seq_len": 32, "block_tokens": 256, "window_blocks": 2, "allow_small_blocks": True}
 
 
 @pytest.fixture
@@ -74,30 +69,10 @@ def store(server: SmallS3) -> Store:
 
 
 @pytest.mark.parametrize("source", [environment, file, process])
-def test_a_loader_goes_on_with_the_token_that_is_there_when_the_old_one_expires(server, source, monkeypatch, tmp_path):
+def test_every_request_goes_on_with_the_token_that_is_there_when_the_old_one_expires(
+    server, store, monkeypatch, tmp_path, source
+):
     give = source(monkeypatch, tmp_path)
-    local = write_corpus(tmp_path / "a", documents_of([50] * 400), shard_tokens=3_000)
-    give("old")
-    copied(local, "s3://bucket/a")
-    server.keys = {"old"}
-    plan = StreamPlan("s3://bucket/a", **SIZES, cache=Cache(memory_bytes=1 << 18))
-    with (
-        NumpyLoader(StreamPlan(local, **SIZES), global_batch_size=4) as here,
-        NumpyLoader(plan, global_batch_size=4, prefetch_factor=1) as there,
-    ):
-        for count, (expected, batch) in enumerate(zip(here, there, strict=False)):
-            assert batch["input_ids"].tolist() == expected["input_ids"].tolist()
-            if count == 10:
-                give("new")
-                server.keys = {"new"}
-            if count == 60:
-                break
-    assert server.let_in["new"] > 3
-    assert 1 <= server.refused.total() <= 32, "no more than were in flight"
-
-
-def test_every_request_of_a_store_goes_on_with_the_token_that_is_there(server, store, monkeypatch, tmp_path):
-    give = environment(monkeypatch, tmp_path)
     for number, (request, answer) in enumerate(
         [
             (lambda: store.get("a"), b"x"),

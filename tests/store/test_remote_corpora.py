@@ -146,20 +146,6 @@ def test_a_shard_that_changes_under_a_running_job_is_refused_by_name(local, remo
         [plan.sample(sample) for sample in range(200)]  # more than the corpus has blocks
 
 
-def test_bytes_that_change_on_the_way_never_reach_a_batch(http_proxy, files, local):
-    shutil.copytree(local, files / "corpus")
-    expected = first_rows(plan_of(local), 20)
-    plan = plan_of(f"http://127.0.0.1:{http_proxy.port}/corpus")
-    http_proxy.fail(faults.wrong_bytes, faults.wrong_bytes, matches="GET .*shard-")
-    with NumpyLoader(plan, global_batch_size=8) as there:
-        assert rows(there, 20) == expected
-        assert there.stats()["fetched"]["wrong_strides"] > 0
-    plan = plan_of(f"http://127.0.0.1:{http_proxy.port}/corpus")
-    http_proxy.fail(matches="GET .*shard-", for_ever=faults.wrong_bytes)
-    with pytest.raises(DamagedCorpusError, match=r"shard-.*: tokens \d+ to \d+, from byte \d+ on, have the hash"):
-        first_rows(plan, 1)
-
-
 def test_what_is_wrong_in_a_bucket_is_found_and_a_store_that_does_not_answer_is_no_damage(local, remote, s3_proxy):
     first, second, third = shards_of(local)[:3]
     store = open_store(remote)

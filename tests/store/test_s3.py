@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
-import subprocess
-import sys
 import time
 import urllib.request
 
@@ -71,19 +68,6 @@ def test_a_put_that_fails_for_good_is_an_error_and_leaves_nothing(s3, s3_proxy):
     assert not os.path.exists(spool.path)
     s3_proxy.fail()
     assert list(store.list()) == []
-
-
-def test_a_process_that_is_killed_while_it_puts_leaves_no_file(s3, s3_proxy):
-    s3_proxy.fail(matches="partNumber=3", for_ever=faults.stall(30))
-    code = "import sys; from tokshard.store import open_store; open_store(sys.argv[1]).put('a', bytes(40 << 20))"
-    process = subprocess.Popen([sys.executable, "-c", code, s3])
-    deadline = time.monotonic() + 30
-    while not any("partNumber=3" in line for line in s3_proxy.requests) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    s3_proxy.fail()
-    assert list(open_store(s3).list()) == []
 
 
 def test_thousands_of_files_are_listed_and_deleted(s3):

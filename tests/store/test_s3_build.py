@@ -20,7 +20,6 @@ from pyarrow import parquet
 
 from tests.store import faulty_proxy as faults
 from tests.store.faulty_proxy import FaultyProxy
-from tokshard import open_corpus
 from tokshard.store import files_below, open_store
 
 pytestmark = [pytest.mark.remote, pytest.mark.timeout(240)]
@@ -39,11 +38,10 @@ from tokshard.store import STORES_BY_SCHEME
 from tokshard.store.remote import remote_store
 from tokshard.store.requests import RemoteOptions
 if __name__ == "__main__":
-    texts, tokenizer, out, lease_seconds, *options = sys.argv[1:]
+    texts, tokenizer, out, lease_seconds = sys.argv[1:]
     STORES_BY_SCHEME["s3"] = lambda uri: remote_store(uri, RemoteOptions(lease_seconds=float(lease_seconds)))
     try:
-        options = dict.fromkeys(options, True)
-        build_corpus(texts, tokenizer=tokenizer, out=out, workers=2, task_bytes=1 << 20, **options)
+        build_corpus(texts, tokenizer=tokenizer, out=out, workers=2, task_bytes=1 << 20)
     except Exception as error:
         sys.exit(str(error))
 """
@@ -53,21 +51,18 @@ SHARDS = r"PUT .*shard-0[01]-000000[1-7]"
 
 @pytest.fixture
 def texts(tmp_path) -> Path:
-    return write_texts(tmp_path / "texts", "note")
-
-
-def write_texts(folder: Path, word: str) -> Path:
+    folder = tmp_path / "texts"
     folder.mkdir()
     for number in range(8):
-        lines = (json.dumps({"text": f"{word} {number} of {line} " * 100}) for line in range(600))
+        lines = (json.dumps({"text": f"note {number} of {line} " * 100}) for line in range(600))
         (folder / f"{number:02}.jsonl").write_text("\n".join(lines))
     return folder
 
 
-def command(texts: Path, out: str, *options: str, lease_seconds: float = 60) -> list[str]:
+def command(texts: Path, out: str, *, lease_seconds: float = 60) -> list[str]:
     script = texts.parent / "build.py"
     script.write_text(BUILD)
-    return [sys.executable, str(script), str(texts), TOKENIZER, out, str(lease_seconds), *options]
+    return [sys.executable, str(script), str(texts), TOKENIZER, out, str(lease_seconds)]
 
 
 def run(*words: str) -> str:
@@ -158,24 +153,15 @@ def test_a_build_that_is_killed_or_cannot_renew_its_lease_is_continued_by_the_sa
     assert not [line for line in s3_proxy.requests for name in finished if line.startswith("PUT") and name in line]
 
 
-@pytest.mark.parametrize("option", [None, "force", "append"])
-def test_of_two_builds_into_one_place_one_is_refused_and_told_who_writes(texts, s3, s3_proxy, tmp_path, option):
-    out, options = f"{s3}/out", [option] if option else []
-    letters = write_texts(tmp_path / "letters", "letter")
-    if option == "append":
-        run(*command(texts, out))
-    with stalled(s3_proxy, out, *command(letters, out, *options)) as first:
-        message = refused(*command(texts if option == "force" else letters, out, *options))
+def test_of_two_builds_into_one_place_one_is_refused_and_told_who_writes(texts, s3, s3_proxy):
+    out = f"{s3}/out"
+    with stalled(s3_proxy, out, *command(texts, out)) as first:
+        message = refused(*command(texts, out))
         assert f"another build is writing to {out}: process {first.pid} on " in message
         assert "has held it since 2" in message
         assert f"process {first.pid} on" in run(*CLI, "status", out)
         s3_proxy.fail()
         assert first.wait(120) == 0
-    if option == "append":
-        run(*command(write_texts(tmp_path / "poems", "poem"), out, "append"))
-    with open_corpus(out) as corpus:
-        generations = 3 if option == "append" else 1
-        assert (corpus.num_generations, corpus.num_documents) == (generations, generations * 4_800)
     run(*CLI, "verify", out)
 
 
