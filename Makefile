@@ -111,7 +111,7 @@ test:
 # to another process. Importing torch takes two seconds of a process and makes its forks slower, so only two of the
 # parts need it.
 TESTS := $(BIN)/python -m pytest -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
-WITH_TORCH := benchmark/test_gpu_benchmark.py $(addprefix tests/,cli/test_trace.py contract/test_promise_03_epoch.py \
+WITH_TORCH := benchmark/test_gpu_benchmark.py $(addprefix tests/,contract/test_promise_03_epoch.py \
 	contract/test_promise_04_world.py contract/test_promise_05_random_access.py contract/test_promise_07_constant_state.py \
 	contract/test_promise_12_loss.py inspect/test_bench.py inspect/test_steps_on_record.py run_files/test_saved_state.py)
 PARTS := contract pipeline trainer runtime rest

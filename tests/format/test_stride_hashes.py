@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.contract import small
-from tests.corpora import TINY_TOKENIZER, append_generation, documents_of, write_corpus
+from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tokshard.format import stride_hashes
 from tokshard.format.names import STRIDE_HASHES
 from tokshard.format.opening import open_corpus
@@ -35,15 +35,6 @@ def test_a_stride_is_8192_tokens_of_either_width(count, dtype):
     found = hasher.finish()
     assert found.dtype == np.uint32
     assert found.tolist() == crc_of_strides(tokens, 8_192)
-
-
-def test_each_generation_has_the_hashes_of_its_own_shards(corpus):
-    append_generation(corpus, documents_of([9, 9, 20]), shard_tokens=18)
-    with open_corpus(corpus) as grown:
-        assert [len(grown.stride_hashes(index)) for index in range(5)] == [3, 2, 1, 3, 3]
-        for index in range(5):
-            assert grown.stride_hashes(index).tolist() == crc_of_strides(grown.shard(index).batch(0)[1], 8)
-    assert [(folder / STRIDE_HASHES).stat().st_size for folder in (corpus, corpus / "generation-01")] == [24, 24]
 
 
 def test_a_group_of_1024_hashes_is_read_alone(tmp_path, monkeypatch):

@@ -255,17 +255,3 @@ def test_an_export_into_a_bucket_that_fails_is_removed_again(corpus, in_memory):
         export_corpus(corpus, format="mds", out=target)
     with pytest.raises(UsageError, match="look complete"):
         export_corpus(corpus, format="hf", out=f"{in_memory}/other")
-
-
-# limits, and the command
-
-
-def test_the_command_says_what_it_wrote_and_how_to_read_it(corpus, tmp_path, capsys):
-    assert run(["export", str(corpus), "--format", "megatron", "--out", str(tmp_path / "out")]) == 0
-    shown = capsys.readouterr().out
-    assert "10 documents, 72,481 tokens as uint16" in shown
-    assert f"--data-path {tmp_path / 'out'}/documents" in shown.replace("\n            ", " ")
-    command = ["export", str(corpus), "--format", "fms", "--out", str(tmp_path / "fms"), "--json"]
-    assert run(command) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["num_documents"], found["num_left_out"]) == (8, 2)

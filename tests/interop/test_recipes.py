@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.corpora import Source, documents_of, write_corpus
@@ -211,27 +210,6 @@ def test_the_recipe_for_jax(corpus: Path, tmp_path: Path) -> None:
         return samples_of("".join(said))
 
     check_recipe(start)
-
-
-def test_jax_gets_the_batches_that_torch_gets(corpus: Path) -> None:
-    jax = pytest.importorskip("jax")
-    from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan
-
-    plan = StreamPlan(corpus, seq_len=32, seed=17)
-    keys = ("input_ids", "labels", "position_ids", "sample_index")
-    with_torch, with_numpy = (loader(plan, global_batch_size=12) for loader in (StreamingLoader, NumpyLoader))
-    kept = []
-    for _, theirs, ours in zip(range(4), with_torch, with_numpy, strict=False):
-        kept.append({key: jax.numpy.asarray(ours[key].astype(np.int32)) for key in keys})
-        for key in keys:
-            np.testing.assert_array_equal(kept[-1][key], theirs[key].numpy())
-    # the arrays of JAX do not change as the loader goes on
-    again = iter(NumpyLoader(plan, global_batch_size=12))
-    for arrays, batch in zip(kept, again, strict=False):
-        np.testing.assert_array_equal(arrays["input_ids"], batch["input_ids"])
-    assert with_torch.state_dict() == with_numpy.state_dict()
-    with_torch.close()
-    with_numpy.close()
 
 
 # Ray Train
