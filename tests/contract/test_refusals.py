@@ -91,14 +91,14 @@ JOBS = {
 REFUSALS = [
     *[Refusal(f"a job: {words}", build(*words.split()), 2, *said) for words, said in JOBS.items()],
     Refusal(
-        "a job with other settings than the jobs before",
+        "a job with other settings than the earlier jobs",
         other_settings,
         2,
         "out belongs to another build: --dedup was none, now exact; --min-tokens was not given, now 3",
         "give the settings of that build, another --out, remove out to start over",
     ),
     Refusal(
-        "a commit without jobs",
+        "a commit before any job has run",
         lambda directory: tokshard("commit", directory),
         2,
         "DIR holds no build that has begun",

@@ -84,13 +84,25 @@ REFUSALS = [
     *(
         Refusal(what, call, error, problem, hint)
         for what, call, error, problem, hint in [
-            ("no corpus", opening, MissingCorpusError, "DIR is not a corpus: it has no manifest.json", GIVE),
-            ("no directory", opening_nothing, MissingCorpusError, "DIR/nothing does not exist", GIVE),
-            ("a file", opening_a_file, MissingCorpusError, "DIR/file is a file", GIVE),
+            (
+                "a directory without a corpus",
+                opening,
+                MissingCorpusError,
+                "DIR is not a corpus: it has no manifest.json",
+                GIVE,
+            ),
+            (
+                "a directory that does not exist",
+                opening_nothing,
+                MissingCorpusError,
+                "DIR/nothing does not exist",
+                GIVE,
+            ),
+            ("a file given as a corpus directory", opening_a_file, MissingCorpusError, "DIR/file is a file", GIVE),
         ]
     ),
     Refusal(
-        "a build that is not finished",
+        "an unfinished build",
         lambda directory: opening(directory, names.WORK),
         UnfinishedCorpusError,
         "DIR holds an unfinished build: it has no manifest.json",

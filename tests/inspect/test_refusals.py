@@ -122,11 +122,14 @@ UNLISTED = "./checkpoints cannot be listed: "
 
 REFUSALS = [
     *(Refusal(f"tokshard {words}", a_command(words), 2, problem, hint) for words, problem, hint in COMMANDS),
-    *(Refusal(f"the page of a run of {text!r}", a_run_of(text), 2, problem, hint) for text, problem, hint in RUNS),
+    *(
+        Refusal(f"the page of a run whose metrics are {text!r}", a_run_of(text), 2, problem, hint)
+        for text, problem, hint in RUNS
+    ),
     *(Refusal(f"a document listed as {row}", a_list_of(row), 2, ROW_1 + why, LISTED) for row, why in IDS),
     Refusal("a page without plotly", without_plotly, 2, PLOTLY, "pip install 'tokshard[report]'"),
     *(
-        Refusal(f"checkpoints that are {what}", checkpoints(make), 1, UNLISTED + why, CHECKPOINTS)
+        Refusal(f"a folder of checkpoints that is {what}", checkpoints(make), 1, UNLISTED + why, CHECKPOINTS)
         for what, make, why in [
             ("a file", Path.touch, "Not a directory"),
             ("a link to itself", lambda path: path.symlink_to(path), "Too many levels of symbolic links"),

@@ -35,7 +35,7 @@ def export_documents_that_are_too_long(directory: Path) -> None:
 def of_options(problem: str, hint: str, **options: Any) -> Refusal:
     given = (f"{name.replace('_', '-')} {value}" for name, value in options.items())
     call = lambda directory: export(directory, **{"format": "mds", **options})  # noqa: E731
-    return Refusal(f"an export with {', '.join(given)}", call, UsageError, problem, hint)
+    return Refusal(f"an export with {' and '.join(given)}", call, UsageError, problem, hint)
 
 
 TOO_LONG = "document 1 of those to export has 700 tokens; this format holds at most {}"
@@ -67,7 +67,7 @@ REFUSALS = [
         OTHERS,
     ),
     Refusal(
-        "an export below a file",
+        "an export into a folder that is a file",
         lambda directory: export(directory, out="file/out", format="mds"),
         ExportError,
         "DIR/file/out cannot be written: Not a directory",

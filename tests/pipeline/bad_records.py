@@ -84,34 +84,58 @@ MISSING_UNK = "tokenizers * fails on the text: WordLevel error: Missing [UNK]*"
 GOOD = b'{"text": "good"}'
 
 LINES: list[tuple[Any, ...]] = [
-    ("without the text", b'{"body": "x"}', "missing text: no field 'text'; it has: body"),
-    ("null", b'{"text": null}', "missing text: field 'text' is null"),
-    ("a number", b'{"text": 17}', "text is not a string: field 'text' is 17"),
-    ("no UTF-8", b'{"text": "a\xff"}', f"invalid UTF-8: {BAD_BYTE}"),
-    ("long", b'{"text": "%s"}' % (b"x" * 51), *LONG),
-    ("too long to be held", b'{"text": "%s"}' % (b"x" * 2_500_000), *HELD),
-    ("of another type", b'{"text": "x", "n": "one"}', OTHER_TYPE[0].replace("'one'", '"one"'), OTHER_TYPE[1]),
+    ("a record without the text field", b'{"body": "x"}', "missing text: no field 'text'; it has: body"),
+    ("a null as text", b'{"text": null}', "missing text: field 'text' is null"),
+    ("a number as text", b'{"text": 17}', "text is not a string: field 'text' is 17"),
+    ("text that is not UTF-8", b'{"text": "a\xff"}', f"invalid UTF-8: {BAD_BYTE}"),
+    ("a document that is too long", b'{"text": "%s"}' % (b"x" * 51), *LONG),
+    ("a record that is too long to hold", b'{"text": "%s"}' % (b"x" * 2_500_000), *HELD),
+    (
+        "a kept field of another type",
+        b'{"text": "x", "n": "one"}',
+        OTHER_TYPE[0].replace("'one'", '"one"'),
+        OTHER_TYPE[1],
+    ),
 ]
 DELIMITED: list[tuple[Any, ...]] = [
-    ("short", "a.csv", b"text,n\ngood,1\nshort\ngood,1\n", "malformed: line 3: 1 fields, the header has 2"),
-    ("wide", "a.csv", b'n,text\n1,good\n2,"a\nb",3\n1,good\n', "malformed: line 4: 3 fields, the header has 2"),
-    ("badly quoted", "a.csv", b'text\ngood\n"a" b\ngood\n', "malformed: line 3: ',' expected after '\"'"),
-    ("short", "a.tsv", b"text\tn\ngood\t1\na, b\ngood\t1\n", "malformed: line 3: 1 fields, the header has 2"),
-    ("no UTF-8", "a.csv", b"text\ngood\na\xff\ngood\n", f"invalid UTF-8: {BAD_BYTE}"),
-    ("long", "a.csv", b"text\ngood\n" + b"x" * 51 + b"\ngood\n", *LONG),
-    ("of another type", "a.csv", b"text,n\ngood,1\nx,one\ngood,\n", *OTHER_TYPE),
+    (
+        "a row that is too short",
+        "a.csv",
+        b"text,n\ngood,1\nshort\ngood,1\n",
+        "malformed: line 3: 1 fields, the header has 2",
+    ),
+    (
+        "a row that is too long",
+        "a.csv",
+        b'n,text\n1,good\n2,"a\nb",3\n1,good\n',
+        "malformed: line 4: 3 fields, the header has 2",
+    ),
+    ("a badly quoted row", "a.csv", b'text\ngood\n"a" b\ngood\n', "malformed: line 3: ',' expected after '\"'"),
+    (
+        "a row that is too short",
+        "a.tsv",
+        b"text\tn\ngood\t1\na, b\ngood\t1\n",
+        "malformed: line 3: 1 fields, the header has 2",
+    ),
+    ("text that is not UTF-8", "a.csv", b"text\ngood\na\xff\ngood\n", f"invalid UTF-8: {BAD_BYTE}"),
+    ("a document that is too long", "a.csv", b"text\ngood\n" + b"x" * 51 + b"\ngood\n", *LONG),
+    ("a kept field of another type", "a.csv", b"text,n\ngood,1\nx,one\ngood,\n", *OTHER_TYPE),
 ]
 COLUMNS: list[tuple[Any, ...]] = [
-    ("null", None, "missing text: no value in field 'text'"),
-    ("no UTF-8", b"a\xff", f"invalid UTF-8: {BAD_BYTE}"),
-    ("long", b"x" * 51, *LONG),
-    ("of another type", b"x", *OTHER_TYPE),
+    ("a null as text", None, "missing text: no value in field 'text'"),
+    ("text that is not UTF-8", b"a\xff", f"invalid UTF-8: {BAD_BYTE}"),
+    ("a document that is too long", b"x" * 51, *LONG),
+    ("a kept field of another type", b"x", *OTHER_TYPE),
 ]
 TABLES = {"a.parquet": parquet_bytes, "a.arrow": arrow_bytes, "stream.arrow": arrow_stream_bytes}
 OBJECTS: list[tuple[str, Any, str]] = [
-    ("without the text", {"content": "x", "url": "y"}, "missing text: no text in field 'text'; it has content, url"),
-    ("null", {"text": None}, "missing text: no text in field 'text'; it has text"),
-    ("a number", {"text": 7}, "text is not a string: field 'text' is 7"),
+    (
+        "a record without the text field",
+        {"content": "x", "url": "y"},
+        "missing text: no text in field 'text'; it has content, url",
+    ),
+    ("a null as text", {"text": None}, "missing text: no text in field 'text'; it has text"),
+    ("a number as text", {"text": 7}, "text is not a string: field 'text' is 7"),
     ("a tuple", ("x",), "malformed: the record has type tuple, expected a mapping or a string"),
     ("bytes", b"x", "malformed: the record has type bytes, expected a mapping or a string"),
     ("a lone surrogate", {"text": "\ud800"}, "invalid UTF-8: *surrogates not allowed"),
@@ -122,11 +146,11 @@ def _of_text() -> Iterator[BadRecord]:
     for suffix, compress in COMPRESSIONS.items():
         content = compress(b"\n".join([GOOD, b'{"text": "open', GOOD]))
         said = """malformed: Input data was truncated: '{"text": "open'"""
-        yield BadRecord(f"malformed in a.jsonl{suffix}", f"a.jsonl{suffix}", content, said)
+        yield BadRecord(f"a malformed record in a.jsonl{suffix}", f"a.jsonl{suffix}", content, said)
     for what, line, *said in LINES:
         yield BadRecord(f"{what} in a.jsonl", "a.jsonl", b"\n".join([GOOD, line, GOOD]), *said)
     nested = b'{"a": {"b": "good"}}\n{"a": {}}\n{"a": {"b": "good"}}\n', "missing text: no field 'a.b'; it has: a"
-    yield BadRecord("without the nested text in a.jsonl", "a.jsonl", *nested, {"text_field": "a.b"})
+    yield BadRecord("a record without the nested text field in a.jsonl", "a.jsonl", *nested, {"text_field": "a.b"})
     for what, file, content, *said in DELIMITED:
         yield BadRecord(f"{what} in {file}", file, content, *said)
     for file, encode in TABLES.items():
@@ -145,7 +169,9 @@ def _of_text() -> Iterator[BadRecord]:
         ("unheard of", f"tokenizer fails on the text: {MISSING_UNK}"),
     ):
         content = jsonl([{"text": some} for some in ("good text", text, "good text")])
-        yield BadRecord(text, "a.jsonl", content, said, {"eos": "</s>"}, write_tokenizer=write_word_tokenizer)
+        yield BadRecord(
+            f"the text {text!r}", "a.jsonl", content, said, {"eos": "</s>"}, write_tokenizer=write_word_tokenizer
+        )
 
 
 # ids of other tools
@@ -241,9 +267,15 @@ def _of_tokens() -> Iterator[BadRecord]:
         yield BadRecord(f"{bad} in a.jsonl", "a.jsonl", content, f"{reason}: {said}", run=import_corpus)
     plain = {"input_ids": [5, 6]}
     content, said = jsonl([plain, labelled, plain]), f"{LABELS}: the record has labels to say what is trained, and *"
-    yield BadRecord("labels that the first line lacks", "a.jsonl", content, said, run=import_corpus)
+    yield BadRecord("labels that the first line does not have", "a.jsonl", content, said, run=import_corpus)
     found = pa.table({"input_ids": [[5, 6]] * 3, "n": ["1", "one", "1"]})
-    yield BadRecord("a kept value beside ids", "a.parquet", parquet_bytes(found), *OTHER_TYPE, run=import_corpus)
+    yield BadRecord(
+        "a kept value of another type next to token ids",
+        "a.parquet",
+        parquet_bytes(found),
+        *OTHER_TYPE,
+        run=import_corpus,
+    )
     for reason, change, said in (*TOKEN_ROWS, *ONLY_IN_TABLES):
         bad = {"input_ids": [5, 6, 7], **change}
         good = {name: GOOD_ROW[name] for name in bad}

@@ -136,24 +136,24 @@ def _saved(*splits: str, **options: Any) -> Call:
 
 NEEDED = ("--tokenizer", TOKENIZER, "--out", "out")
 FILES: dict[str, Call] = {
-    "no source": built({}),
+    "a build without a source": built({}),
     "a source that does not exist": built({}, "data/none.jsonl"),
     "a file of an unknown format": built({"a.md": LINE}),
     "standard input of an unknown format": built({}, "-"),
-    "a table from standard input": built({}, "-", format="parquet"),
+    "a table on standard input": built({}, "-", format="parquet"),
     "standard input twice": built({}, "-", "-", format="txt"),
-    "standard input that would be estimated": lambda _: tokshard("build", "-", "--format", "txt", *NEEDED, "--dry-run"),
-    "a folder without an input": built({"d/a.rst": b"", "d/b.rst": b""}, "d"),
+    "a dry run on standard input": lambda _: tokshard("build", "-", "--format", "txt", *NEEDED, "--dry-run"),
+    "a folder without a source": built({"d/a.rst": b"", "d/b.rst": b""}, "d"),
     "an empty folder": built({"d/": b""}, "d"),
     "a pattern that matches nothing": built(D, "d/*.zst"),
     "a URI of an unknown scheme": built({}, "ftp://host/a.jsonl"),
-    "a pipe": _pipe,
+    "a pipe as a source": _pipe,
     "a file and a hard link to it": _hard_link,
     "a name that is not UTF-8": built({os.fsdecode(b"\xff.jsonl"): LINE}),
     "a link to nothing": built({"d/b.jsonl": Path("gone.jsonl")}, "d"),
-    "a link to a folder beside it": built({**D, "d/z": Path("sub")}, "d"),
-    "several splits": _saved("train", "test"),
-    "rows that an index has chosen": _saved("", indexed=True),
+    "a link to a folder next to it": built({**D, "d/z": Path("sub")}, "d"),
+    "a saved data set with several splits": _saved("train", "test"),
+    "a saved data set with an index of chosen rows": _saved("", indexed=True),
     **{
         f"an input twice: {one} and {two}": built(LINKS, one, two)
         for one, two in [
@@ -215,7 +215,12 @@ ASKED: list[dict[str, Any]] = [
     {"keep_field": ['a"']},
     {"id_field": "a\udcff"},
 ]
-OPTIONS = {f"{options}": built({"a.jsonl": LINE}, **options) for options in ASKED}
+OPTIONS = {
+    "a build with " + ", ".join(f"{name}={value!r}" for name, value in options.items()): built(
+        {"a.jsonl": LINE}, **options
+    )
+    for options in ASKED
+}
 
 # fields
 
@@ -227,16 +232,21 @@ def _fields(file: str, encode: Callable[[pa.Table], bytes]) -> dict[str, Call]:
     meta = pa.StructArray.from_arrays([pa.array([1], pa.timestamp("ns"))], ["at"])
     return {
         **{
-            f"text of type {kind} in {file}": built(
+            f"a text field of type {kind} in {file}": built(
                 {file: encode(pa.table({"text": pa.nulls(1, kind), "body": ["x"]}))}
             )
             for kind in (pa.int64(), pa.list_(pa.string()), pa.struct([("body", pa.string())]))
         },
-        **{f"{name} in {file}": built(data, text_field=name) for name in ("nothing", "data.nothing", "body.x")},
+        **{
+            f"the text field {name}, which is not in {file}": built(data, text_field=name)
+            for name in ("nothing", "data.nothing", "body.x")
+        },
         f"a kept field that is not in {file}": built(data, text_field="body", keep_field=["url"]),
-        f"an id that is not in {file}": built(data, text_field="body", id_field="url"),
-        f"two texts in {file}": built({file: encode(twice)}),
-        f"nanoseconds in {file}": built({file: encode(pa.table({"text": ["t"], "meta": meta}))}, keep_field=["meta"]),
+        f"an id field that is not in {file}": built(data, text_field="body", id_field="url"),
+        f"two text fields in {file}": built({file: encode(twice)}),
+        f"a kept field with nanoseconds in {file}": built(
+            {file: encode(pa.table({"text": ["t"], "meta": meta}))}, keep_field=["meta"]
+        ),
     }
 
 
@@ -245,11 +255,11 @@ HEADERS = ("body,n", "text,text", "Text", "id;text", "id\ttext", "id|text")
 FIELDS = {
     **{what: call for file, encode in TABLES.items() for what, call in _fields(file, encode).items()},
     **{f"the header {header!r}": built({"a.csv": f"{header}\na,b\n".encode()}) for header in HEADERS},
-    "a kept field that the header lacks": built({"a.csv": b"text,n\na,b\n"}, keep_field=["m"]),
-    "an id that the header lacks": built({"a.csv": b"text,n\na,b\n"}, id_field="m"),
-    "a kept field that no line has": built({"a.jsonl": LINE * 3}, keep_field=["url"]),
-    "an id that no line has": built({"a.jsonl.bz2": bz2.compress(LINE * 3)}, id_field="url"),
-    "a field of plain text": built({"a.txt": b"a"}, keep_field=["url"]),
+    "a kept field that is not in the header": built({"a.csv": b"text,n\na,b\n"}, keep_field=["m"]),
+    "an id field that is not in the header": built({"a.csv": b"text,n\na,b\n"}, id_field="m"),
+    "a kept field that is in no line": built({"a.jsonl": LINE * 3}, keep_field=["url"]),
+    "an id field that is in no line": built({"a.jsonl.bz2": bz2.compress(LINE * 3)}, id_field="url"),
+    "a kept field of plain text": built({"a.txt": b"a"}, keep_field=["url"]),
 }
 
 # what is in them
@@ -297,19 +307,17 @@ def _begun(files: Mapping[str, bytes], changed: Mapping[str, bytes], **options: 
 
 AT_MOST_100K = {"max_document_bytes": 100_000}
 CONTENT = {
-    "a file of text that is too long": built({"a.txt": b"x" * 51}, max_document_bytes=50),
-    "a file of text that is not UTF-8": built({"a.txt": b"a\xff"}),
+    "a text file that is too long": built({"a.txt": b"x" * 51}, max_document_bytes=50),
+    "a text file that is not UTF-8": built({"a.txt": b"a\xff"}),
     "a long line that is an array": built({"a.jsonl": b'[{"text": "%s"}]' % (b"word " * 400_000)}, **AT_MOST_100K),
     "a long line of NUL bytes": built({"a.jsonl": bytes(2_000_000)}, **AT_MOST_100K),
     "a long line that is a table": built({"a.jsonl": b"PAR1" + b"x" * 2_000_000}, **AT_MOST_100K),
     "a long line that is a record": built({"a.jsonl": b'{"text": "%s"}' % (b"x" * 2_000_000)}, **AT_MOST_100K),
     "an encrypted table": _encrypted(has_plain_footer=False),
     "encrypted columns": _encrypted(has_plain_footer=True),
-    "nothing but empty records": built({"a.jsonl": b'\n{"text": ""}\n'}),
-    "nothing but empty records, and bad ones are left out": built(
-        {"a.jsonl": b'\n{"text": ""}\n'}, on_bad_record="skip"
-    ),
-    "nothing but bad records": built({"a.jsonl": b'{"body": "x"}\n{"body": "y"}\n{\n'}, on_bad_record="skip"),
+    "only empty records": built({"a.jsonl": b'\n{"text": ""}\n'}),
+    "only empty records, with bad ones left out": built({"a.jsonl": b'\n{"text": ""}\n'}, on_bad_record="skip"),
+    "only bad records": built({"a.jsonl": b'{"body": "x"}\n{"body": "y"}\n{\n'}, on_bad_record="skip"),
     "bad records that were left out before": _begun({"a.jsonl": LINE + b"{\n"}, {}, on_bad_record="skip"),
     "a source that has changed": _begun({"a.jsonl": LINE, "b.jsonl": LINE}, {"b.jsonl": 2 * LINE}),
 }
@@ -345,19 +353,19 @@ def _library(version: str | None) -> Call:
 TEXTS = iter(["a text"])
 PROGRAM = {
     "a number as sources": _given(7),
-    "nothing as sources": _given(None),
+    "None as sources": _given(None),
     "bytes as sources": _given(b"text"),
     "an iterable twice": _given([TEXTS, TEXTS]),
     "a number among sources": _given(["a.jsonl", 7]),
     "a list among sources": _given([["a.jsonl"]]),
-    "a dict of splits": _given({"train": [], "test": []}),
-    "a set": _given({"a", "b"}),
-    "an open file": _given(io.StringIO("text")),
-    "a data frame": _given(Frame()),
-    "paths that are given one by one": _given(iter([Path("a.jsonl")])),
+    "a dict of splits as sources": _given({"train": [], "test": []}),
+    "a set as sources": _given({"a", "b"}),
+    "an open file as sources": _given(io.StringIO("text")),
+    "a data frame as sources": _given(Frame()),
+    "an iterator of paths": _given(iter([Path("a.jsonl")])),
     **{name: _fetched(name) for name in ("hf://", "hf://plain", "hf://a/b/c/d", "hf://a/b:x y", "hf://a/b:train:test")},
-    "a library that may run the code of a repository": _library("3.6.0"),
-    "a data set of the hub without the library": _library(None),
+    "a version of datasets that may run code of a repository": _library("3.6.0"),
+    "a data set of the hub, without the packages for it": _library(None),
 }
 
 # ids of other tools
@@ -438,53 +446,58 @@ def _pack(starts: list[int]) -> Call:
 MASK = [0, 1, 1]
 WIDE = [each for number in range(1, 201) for each in (number, 7, EOS)]
 TOKENS = {
-    "a flat file without its delimiter": _flat([1, 2, 9, 4, 9], source_eos=7),
-    "a long flat file without its delimiter": _flat([1] * 100, max_document_bytes=64),
-    "a flat file of wider ids": _flat(WIDE, "u4"),
-    "a flat file of even wider ids": _flat(WIDE, "i8"),
+    "a flat file of ids without a delimiter": _flat([1, 2, 9, 4, 9], source_eos=7),
+    "a long flat file of ids without a delimiter": _flat([1] * 100, max_document_bytes=64),
+    "a flat file of 4-byte ids": _flat(WIDE, "u4"),
+    "a flat file of 8-byte ids": _flat(WIDE, "i8"),
     "bytes of MDS that are int32": _bytes_of_mds([5, 6, 7, EOS], "i4"),
     "bytes of MDS that are uint16": _bytes_of_mds([5, 6, 7, 256], "u2"),
     "bytes of MDS that are uint16, too": _bytes_of_mds([5, 256, 7, EOS], "u2"),
     "bytes of MDS of an odd length": _bytes_of_mds([5, 6, EOS], "i4"),
-    "--dtype beside a header": imports(_npy, token_dtype="uint16"),
-    "--dtype beside the one of a column": _mds(token_dtype="uint16"),
+    "--dtype for a file whose header says it": imports(_npy, token_dtype="uint16"),
+    "--dtype for a column that says its own": _mds(token_dtype="uint16"),
     "--dtype for litdata": _litdata(token_dtype="int32"),
     "--token-field for litdata": _litdata(token_field="ids"),
     "--keep-field for megatron": _megatron(keep_field=["url"]),
     "--id-field for megatron": _megatron(id_field="url"),
     "--text-unit for ids": _megatron(text_unit="line"),
-    "ids in csv": _megatron(format="csv"),
-    "ids that are floats": _megatron(token_dtype="float32"),
+    "token ids in csv": _megatron(format="csv"),
+    "token ids that are floats": _megatron(token_dtype="float32"),
     "a delimiter below zero": _megatron(source_eos=-1),
-    "a chunk without its index": _megatron("in/a.bin", format="litdata"),
-    "an index alone": _megatron("in/a.idx"),
-    **{f"a corpus, as {source}": _a_corpus(source) for source in ("corpora/a", "corpora", "corpora/a/*.arrow")},
+    "a chunk of litdata without its index": _megatron("in/a.bin", format="litdata"),
+    "an index without its chunks": _megatron("in/a.idx"),
+    **{
+        f"an import of a corpus, as {source}": _a_corpus(source)
+        for source in ("corpora/a", "corpora", "corpora/a/*.arrow")
+    },
     "MDS without ids": _mds('"tokens"', '"other"'),
     "MDS with two columns of one name": _mds('"tokens"', '"n"', token_field="n"),
     "MDS without columns": _mds('"tokens"', "[]"),
-    "ids that would have to be unpickled": _mds("ndarray:uint16", "pkl"),
-    "kept values that would have to be unpickled": _mds('"str"', '"pkl"', id_field="id"),
-    "a kept column that MDS lacks": _mds(keep_field=["other"]),
-    "lines without ids": imports(lambda folder: (folder / "a.jsonl").write_bytes(jsonl([{"messages": [], "n": 1}]))),
-    "a table without ids": of_table({"text": ["a"]}),
-    "a table without the ids that are asked for": of_table({"tokens": [[1]]}, token_field="ids"),
+    "token ids stored as pickles": _mds("ndarray:uint16", "pkl"),
+    "kept values stored as pickles": _mds('"str"', '"pkl"', id_field="id"),
+    "a kept column that is not in the MDS files": _mds(keep_field=["other"]),
+    "JSON lines without token ids": imports(
+        lambda folder: (folder / "a.jsonl").write_bytes(jsonl([{"messages": [], "n": 1}]))
+    ),
+    "a table without token ids": of_table({"text": ["a"]}),
+    "a table without the given --token-field": of_table({"tokens": [[1]]}, token_field="ids"),
     **{f"ids that are {values}": of_table({"tokens": values}) for values in (["a"], [[1.5]], [[True]], [1, EOS])},
-    "a kept value for each id": imports(_per_id, keep_field=["mask"]),
-    "an id that is null": of_table({"tokens": [[1], [None]]}),
-    "a mask that is null": of_table({**IDS, "attention_mask": [[1, None]]}),
+    "ids in a column of integers, with kept columns": imports(_per_id, keep_field=["mask"]),
+    "a null among token ids": of_table({"tokens": [[1], [None]]}),
+    "a null in a mask": of_table({**IDS, "attention_mask": [[1, None]]}),
     **{f"a pack that starts at {starts}": _pack(starts) for starts in ([1, 2], [0, 2, 2], [0, 4], [])},
-    "ids without a document": _flat([EOS]),
+    "token ids of nothing but delimiters": _flat([EOS]),
     **{
         f"{name} {values}": of_table({**IDS, name: values})
         for name in ("attention_mask", "position_ids")
         for values in ([[[1, 0], [1, 1]]], [[1.0, 0.0]], ["11"], [{"mask": 1}], [3])
     },
     **{f"labels {values}": of_table({**IDS, "labels": [values]}) for values in ([True, False], [1.0, 0.0])},
-    "a pack with labels": of_table({**IDS, "labels": [[5, 6]], "seq_start_id": [[0]]}),
-    "labels beside a mask": of_table({**IDS, "labels": [[5, 6]], "loss_mask": [[0, 1]]}),
-    "a folder in which the first table has a mask": _two(MASK, None, how="folder"),
-    "a folder in which the second table has a mask": _two(None, MASK, how="folder"),
-    "tables of which one has a mask": _two(None, MASK, how="files"),
+    "a packed row with labels": of_table({**IDS, "labels": [[5, 6]], "seq_start_id": [[0]]}),
+    "labels together with a mask": of_table({**IDS, "labels": [[5, 6]], "loss_mask": [[0, 1]]}),
+    "a folder in which only the first table has a mask": _two(MASK, None, how="folder"),
+    "a folder in which only the second table has a mask": _two(None, MASK, how="folder"),
+    "tables, only one of which has a mask": _two(None, MASK, how="files"),
     "an append without masks": _two(MASK, None, how="append"),
     "an append with masks": _two(None, MASK, how="append"),
 }

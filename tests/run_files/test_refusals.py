@@ -188,7 +188,9 @@ REFUSALS = [
         NO_FILE,
         "give a recipe, such as recipes/*.toml",
     ),
-    Refusal("a recipe that is no TOML", reading_a_recipe(text="[data"), UsageError, "recipe.toml is not *", OF_TOML),
+    Refusal(
+        "a recipe that is not valid TOML", reading_a_recipe(text="[data"), UsageError, "recipe.toml is not *", OF_TOML
+    ),
     Refusal(
         "a recipe without a length of samples",
         reading_a_recipe(text=RECIPE.replace("seq_len = 64", "")),
@@ -228,7 +230,10 @@ REFUSALS = [
     of_mix("without a length of samples", "corpora = {}\nglobal_batch_size = 2", ": no seq_len", NO_LENGTH),
     of_mix("without a batch size", "corpora = {}\nseq_len = 2", ": no global_batch_size", NO_SIZE),
     of_mix(
-        "of nothing", MIX.replace("= 8", "= 0"), ": Expected `int` >= 1 - at `seq_len`", "for example: seq_len = 4096"
+        "with a seq_len of 0",
+        MIX.replace("= 8", "= 0"),
+        ": Expected `int` >= 1 - at `seq_len`",
+        "for example: seq_len = 4096",
     ),
     *(
         of_mix(f"in a recipe with {text}", f"[data]\n{mix}{text}", f": {problem}", hint)
@@ -239,12 +244,12 @@ REFUSALS = [
             (MIX, 'window_blocks = "1k"', "data.window_blocks: '1k' may be 1000 or 1024", "give 1000 or 1024"),
         )
     ),
-    of_mix("that is no TOML", "[corpora", " is not valid TOML: *", OF_TOML),
+    of_mix("that is not valid TOML", "[corpora", " is not valid TOML: *", OF_TOML),
     of_mix("that is nested deeply", f"seed = {'[' * 5_000}", " is not valid TOML: *", OF_TOML),
     of_mix("with a number of 5,000 digits", f"seed = {'1' * 5_000}", " is not valid TOML: *", OF_TOML),
-    Refusal("a plan that is nowhere", lambda _: load_mix("nowhere"), UsageError, "nowhere does not exist", A_PLAN),
+    Refusal("a plan that does not exist", lambda _: load_mix("nowhere"), UsageError, "nowhere does not exist", A_PLAN),
     Refusal(
-        "a checkpoint that torch has saved where there is no torch",
+        "a checkpoint that torch saved, without torch",
         reading_a_checkpoint_without_torch,
         UsageError,
         "ck.pt was saved by torch, which is not installed",
@@ -259,7 +264,7 @@ REFUSALS = [
         "leave mask and mask_ids out of the file, and call loader.mask(corpus, file)",
     ),
     Refusal(
-        "a path that no file can have",
+        "a path with a zero byte in a TOML file",
         lambda _: path_beside("recipes/mix.toml", "a\0b"),
         UsageError,
         "recipes/mix.toml: the path 'a\\x00b' has a zero byte",

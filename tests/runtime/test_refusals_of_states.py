@@ -136,19 +136,19 @@ REFUSALS: list[Refusal] = [
         )
         for what, call, sample, said in (
             (
-                "a state of other weights",
+                "a state with other weights",
                 resumes(two_corpora, lambda: two_corpora(weights={"a": 0.1, "b": 0.9})),
                 4,
                 "a=0.1, b=0.9; the run has a=0.7, b=0.3",
             ),
             (
-                "a state of weights that the run has set, in a plan with others",
+                "a state with weights that the run has set, for a plan with others",
                 with_weights_set,
                 0,
                 "a=0.1, b=0.9; the run has a=2, b=1",
             ),
             (
-                "a state of other planned changes of weights",
+                "a state with other planned changes of weights",
                 resumes(lambda: two_corpora(schedule=LATER), lambda: two_corpora(schedule=LATER[:1])),
                 4,
                 "a=0.7, b=0.3, and other changes later; the run has a=0.7, b=0.3",
@@ -156,7 +156,7 @@ REFUSALS: list[Refusal] = [
         )
     ),
     Refusal(
-        "a state of other planned changes, with the weights of the state",
+        'a state with other planned changes, with weights="state"',
         resumes(lambda: two_corpora(schedule=LATER), two_corpora, weights="cursor"),
         PlanMismatchError,
         "the run planned other changes of weights after sample 4 than this plan, which changes them no more",
@@ -191,7 +191,7 @@ REFUSALS: list[Refusal] = [
                 "start_epoch of corpus 'x' differs (0, now 1)",
             ),
             (
-                "rows that are packed otherwise",
+                "another packing",
                 "x",
                 "x",
                 {"pack": "whole", "block_tokens": 768},
@@ -276,7 +276,7 @@ REFUSALS: list[Refusal] = [
         "give names of the plan, and generations from 0",
     ),
     Refusal(
-        "a generation of a source that is open",
+        "a generation for a source that is open already",
         lambda folder: StreamPlan({"code": CorpusSource(grown(folder))}, generations={"code": 0}, seq_len=6),
         PlanError,
         "generations has 'code', which is open already",
@@ -307,14 +307,14 @@ REFUSALS: list[Refusal] = [
     ),
     *(
         Refusal(
-            f"a state of another {name}, {also}",
+            f"a state with another {name}{also}",
             resumes(lambda: plan_of("xy"), partial(plan_of, corpora, **{name: value}), **choices),
             PlanMismatchError,
             f"the state belongs to another plan: {name} differs ({before}, now {value})",
             SEQ_LENS if name == "seq_len" else VALUES,
         )
         for name, (before, value) in OTHER_SIZES.items()
-        for also, corpora, choices in (("alone", "xy", {}), ("with other corpora", "yz", {"corpora": "plan"}))
+        for also, corpora, choices in (("", "xy", {}), (" and other corpora", "yz", {"corpora": "plan"}))
     ),
 ]
 

@@ -36,19 +36,25 @@ def wrong(change: str, sample: Sample, random: SampleRandom) -> Any:
     return {
         "nothing": lambda: None,
         "an array": lambda: sample.tokens,
-        "shorter": lambda: replace(sample, tokens=sample.tokens[:-1]),
-        "wider": lambda: replace(sample, tokens=sample.tokens.astype(np.int64)),
+        "fewer tokens": lambda: replace(sample, tokens=sample.tokens[:-1]),
+        "tokens of int64": lambda: replace(sample, tokens=sample.tokens.astype(np.int64)),
         "a list": lambda: replace(sample, tokens=sample.tokens.tolist()),
-        "sum": lambda: replace(sample, piece_lengths=np.append(lengths, 1), next_tokens=np.append(following, 1)),
-        "empty piece": lambda: replace(
+        "pieces longer than the tokens": lambda: replace(
+            sample, piece_lengths=np.append(lengths, 1), next_tokens=np.append(following, 1)
+        ),
+        "an empty piece": lambda: replace(
             sample, piece_lengths=np.append(lengths, 0), next_tokens=np.append(following, -100)
         ),
-        "negative piece": lambda: replace(sample, piece_lengths=np.array([7, -1]), next_tokens=np.array([-100, -100])),
+        "a negative piece": lambda: replace(
+            sample, piece_lengths=np.array([7, -1]), next_tokens=np.array([-100, -100])
+        ),
         "no pieces": lambda: replace(sample, piece_lengths=lengths[:0], next_tokens=following[:0]),
         "labels": lambda: replace(sample, next_tokens=np.append(following, 1)),
-        "float pieces": lambda: replace(sample, piece_lengths=lengths.astype(float)),
-        "list of pieces": lambda: replace(sample, piece_lengths=lengths.tolist()),
-        "float labels": lambda: replace(sample, next_tokens=following.astype(float)),
-        "square": lambda: replace(sample, piece_lengths=lengths[:, None], next_tokens=following[:, None]),
-        "label -1": lambda: replace(sample, next_tokens=np.full_like(following, -1)),
+        "pieces as floats": lambda: replace(sample, piece_lengths=lengths.astype(float)),
+        "a list of pieces": lambda: replace(sample, piece_lengths=lengths.tolist()),
+        "labels as floats": lambda: replace(sample, next_tokens=following.astype(float)),
+        "pieces of two dimensions": lambda: replace(
+            sample, piece_lengths=lengths[:, None], next_tokens=following[:, None]
+        ),
+        "a label of -1": lambda: replace(sample, next_tokens=np.full_like(following, -1)),
     }[change]()

@@ -139,8 +139,8 @@ REFUSALS = [
                 "query (after '?') or a fragment (after '#'), which tokshard does not send",
                 "give an address without one, or download the file",
                 [
-                    ("an address with a signature", "https://host/a/b.jsonl?token=SECRET", "https://host/a/b.jsonl"),
-                    ("an address with a place in the page", "https://host/a#SECRET", "https://host/a"),
+                    ("an address with a signed query", "https://host/a/b.jsonl?token=SECRET", "https://host/a/b.jsonl"),
+                    ("an address with a fragment", "https://host/a#SECRET", "https://host/a"),
                 ],
             ),
             (
@@ -165,7 +165,7 @@ REFUSALS = [
         "write az://CONTAINER/path",
     ),
     Refusal(
-        "a bucket without the extra that reads buckets",
+        "a bucket without the package that reads buckets",
         without_the_extra,
         2,
         "s3://bucket/corpus is a URI, and obstore is not installed",
@@ -224,12 +224,12 @@ REFUSALS = [
                     "the store failed * in * s, last with: 503 Service Unavailable, SlowDown",
                 ),
                 (
-                    "a connection that breaks again and again",
+                    "a connection that keeps breaking",
                     failing(faults.reset),
                     "the store failed * in * s, last with: the connection was closed before the answer had come",
                 ),
                 (
-                    "an answer that is too short again and again",
+                    "answers that keep being too short",
                     failing(faults.shorter_length),
                     "the store failed * in * s, last with: [Errno 5] an answer of 897 bytes, expected 900",
                 ),
@@ -240,11 +240,11 @@ REFUSALS = [
                     failing(faults.status(401, "Forbidden")),
                     "access denied: 401 Unauthorized, Forbidden",
                 ),
-                ("a server that gives no access", many_ranges, "access denied: 403 Forbidden, Forbidden"),
+                ("a server that denies access", many_ranges, "access denied: 403 Forbidden, Forbidden"),
             ],
             "download the file, or take a server that answers them": [
                 (
-                    "a server that knows no ranges",
+                    "a server that does not answer requests for ranges",
                     failing(faults.as_whole),
                     "the server does not answer requests for ranges: *",
                 )
@@ -261,8 +261,8 @@ REFUSALS = [
             "give a directory that can be written",
         )
         for where, name, problem in [
-            ("in place of a file", "file", "File exists"),
-            ("in a file", "file/cache", "Not a directory"),
+            ("whose folder is a file", "file", "File exists"),
+            ("in a folder that is a file", "file/cache", "Not a directory"),
         ]
     ),
 ]

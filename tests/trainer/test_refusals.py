@@ -204,15 +204,21 @@ REFUSALS = [
         "build it with the same tokenizer.json",
     ),
     Refusal(
-        "new weights that are not of all corpora",
+        "new weights that leave out a corpus",
         set_weights_of_one_corpus,
         PlanError,
         "weights are for code; the plan has code, prose",
         "give one weight per corpus; 0 leaves a corpus out",
     ),
     *(
-        Refusal(f"a run in {at}", given(run_in_a_file, at), TrainerError, NO_RUN.format(*2 * [f"DIR/{at}"]), WRITABLE)
-        for at in ("file", "file/out")
+        Refusal(
+            f"a run whose directory is {what}",
+            given(run_in_a_file, at),
+            TrainerError,
+            NO_RUN.format(*2 * [f"DIR/{at}"]),
+            WRITABLE,
+        )
+        for what, at in (("a file", "file"), ("in a file", "file/out"))
     ),
     Refusal(
         "a second job in one directory",
@@ -230,7 +236,7 @@ REFUSALS = [
     ),
     *(
         Refusal(
-            f"another {what} to start from than the run had",
+            f"a resumed run with another {what} to start from",
             given(begin_elsewhere, f"checkpoint__{key}"),
             UsageError,
             f"checkpoint.{key} is DIR/second/*-00000002, but DIR/second/*-00000003 was saved by a command without it",
@@ -239,7 +245,7 @@ REFUSALS = [
         for what, key in (("checkpoint", "load"), ("model", "load_weights"))
     ),
     Refusal("a missing checkpoint", given(load, "no"), UsageError, "DIR/no is not a directory", A_CHECKPOINT),
-    Refusal("a directory that is no checkpoint", given(load, ""), TrainerError, f"DIR is {NOT_COMPLETE}", RESTORE),
+    Refusal("a directory without a checkpoint", given(load, ""), TrainerError, f"DIR is {NOT_COMPLETE}", RESTORE),
     Refusal(
         "a checkpoint of another model",
         given(load, "step-00000001", dim=32),
@@ -279,7 +285,7 @@ REFUSALS = [
         "start as many ranks per node as it has GPUs, or set parallel.device=cpu",
     ),
     Refusal(
-        "a GPU where there is none",
+        "a GPU on a machine without one",
         given(compute_on_a_gpu, is_there=False),
         UsageError,
         "parallel.device is cuda, this process sees none",
@@ -301,18 +307,23 @@ REFUSALS = [
     ),
     of_model("a GPT-2", 'model_type is "gpt2" (supported: "llama" or "qwen3")', model_type="gpt2"),
     of_model("a Llama with biases", HAS_BIASES, attention_bias=True, mlp_bias=True),
-    of_model("a Llama with windows", "use_sliding_window is true (supported: false)", use_sliding_window=True),
+    of_model("a Llama with sliding windows", "use_sliding_window is true (supported: false)", use_sliding_window=True),
     of_model("a Mistral", "sliding_window is 4096 (supported: null)", sliding_window=4096),
     of_model("a SmolLM3", "no_rope_layers is [1, 0] (supported: 1)", no_rope_layers=[1, 0]),
     of_model("quantized weights", "quantization_config is {} (supported: null)", quantization_config={}),
-    of_model("a Llama for long texts", IS_YARN, rope_parameters={"rope_type": "yarn"}),
-    of_model("the same of transformers 4", IS_YARN, rope_parameters=None, rope_scaling={"type": "yarn"}),
-    of_shape("other heads", "head_dim", 16, 8, head_dim=16),
-    of_shape("a Qwen3 for a Llama", "qk_norm", True, False, model_type="qwen3"),
-    of_shape("a Llama 3.1 for an older one", "rope_factor", 8.0, 1.0, rope_parameters=LLAMA_3),
+    of_model("a Llama with scaled rotations", IS_YARN, rope_parameters={"rope_type": "yarn"}),
+    of_model(
+        "a Llama with scaled rotations, as transformers 4 writes it",
+        IS_YARN,
+        rope_parameters=None,
+        rope_scaling={"type": "yarn"},
+    ),
+    of_shape("heads of another size", "head_dim", 16, 8, head_dim=16),
+    of_shape("a Qwen3, given to a Llama", "qk_norm", True, False, model_type="qwen3"),
+    of_shape("a Llama 3.1, given to an older Llama", "rope_factor", 8.0, 1.0, rope_parameters=LLAMA_3),
     of_shape("other rotations", "rope_theta", 5_000.0, 10_000.0, rope_parameters=None, rope_theta=5_000.0),
     Refusal(
-        "weights of other sizes",
+        "weights of another size",
         given(import_weights, hidden_size=64, rms_norm_eps=1e-6),
         UsageError,
         "DIR/config.json is of another model: "
@@ -332,11 +343,11 @@ REFUSALS = [
     *(
         Refusal(what, given(command, module, *overrides), 2, problem, hint)
         for what, problem, hint, module, *overrides in (
-            ("a key that no recipe has", "DIR/run.toml: no key train.stepz", STEPS, "__main__", "train.stepz=3"),
+            ("an unknown key", "DIR/run.toml: no key train.stepz", STEPS, "__main__", "train.stepz=3"),
             ("an estimate for no ranks", "ranks is '0', expected a number", "write ranks=64", "estimate", "ranks=0"),
             ("an estimate for ranks that do not divide a batch", *NOT_DIVIDED, "estimate", "ranks=7", SIZE),
             ("an estimate for copies that do not divide the ranks", *COPIES, "estimate", "ranks=9", SIZE, REPLICAS),
-            ("an estimate for corpora that are not there", *NOWHERE, "estimate", "ranks=9"),
+            ("an estimate for corpora that do not exist", *NOWHERE, "estimate", "ranks=9"),
         )
     ),
     Refusal(
@@ -346,7 +357,13 @@ REFUSALS = [
         "full is not empty: it has mine",
         "give a new --out, or remove it",
     ),
-    Refusal("an export of no checkpoint", given(export, "full", "--out", "out"), 1, f"full is {NOT_COMPLETE}", RESTORE),
+    Refusal(
+        "an export of a directory without a checkpoint",
+        given(export, "full", "--out", "out"),
+        1,
+        f"full is {NOT_COMPLETE}",
+        RESTORE,
+    ),
 ]
 
 
