@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+import time
 
 import pytest
 
 from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
-from tokshard.cli.main import run
 
 SHORT = ("--seconds", "0.05")
 
@@ -26,21 +27,9 @@ def mix(tmp_path, monkeypatch):
     return "mix.toml"
 
 
-@pytest.fixture
-def shell(capsys):
-    """Runs ``tokshard bench`` in this process: exit code, stdout, stderr."""
-
-    def shell(*arguments):
-        exit_code = run(["bench", *arguments])
-        captured = capsys.readouterr()
-        return exit_code, captured.out, captured.err
-
-    return shell
-
-
 @pytest.mark.timeout(300)
 def test_every_form_of_batches_is_shown_and_the_speed_of_one_process(shell, mix):
-    exit_code, out, err = shell(mix, "--seconds", "0.1")
+    exit_code, out, err = shell("bench", mix, "--seconds", "0.1")
     assert (exit_code, err) == (0, "")
     lines, shown = out.splitlines(), " ".join(out.split())
     assert re.match(r"speed [\d.]+[kMB]? tokens/s in one process: \d+% of the limit, at which one core copies", shown)
@@ -53,20 +42,28 @@ def test_every_form_of_batches_is_shown_and_the_speed_of_one_process(shell, mix)
     assert "90,800 tokens are few" in shown
 
 
+def test_times_are_those_of_the_run(shell, mix):
+    began = time.perf_counter()
+    exit_code, out, _ = shell("bench", mix, *SHORT, "--json")
+    took = time.perf_counter() - began
+    assert exit_code == 0
+    assert all(0 < reading["first_batch_seconds"] < took for reading in json.loads(out)["readings"])
+
+
 def test_a_narrow_terminal_and_a_busy_machine_are_taken_into_account(shell, mix, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr("os.getloadavg", lambda: (1.5, 0, 0))
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    exit_code, out, _ = shell(mix, *SHORT)
+    exit_code, out, _ = shell("bench", mix, *SHORT)
     assert exit_code == 0
     assert max(map(len, out.splitlines())) <= 60
     assert "note the load was 0.75 per CPU before the measurement" in " ".join(out.split())
     monkeypatch.setattr("os.getloadavg", lambda: (0.9, 2, 2))
-    assert "per CPU" not in shell(mix, *SHORT)[1]
+    assert "per CPU" not in shell("bench", mix, *SHORT)[1]
 
 
 def test_without_torch_the_hint_says_how_to_get_it(shell, mix, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    exit_code, out, err = shell(mix)
+    exit_code, out, err = shell("bench", mix)
     assert (exit_code, out) == (2, "")
     assert err == "error: batches are tensors, and torch is not installed\nhint: pip install 'tokshard[torch]'\n"

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, write_byte_tokenizer
-from tokshard.cli.main import run
 
 BUILD = ("--tokenizer", ".tokenizer", "--out", "out", "--workers", "1")
 
 
-@pytest.fixture
-def shell(tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command line in an empty directory with a tokenizer: exit code, stdout, stderr."""
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory_with_a_tokenizer(tmp_path, monkeypatch) -> None:
     write_byte_tokenizer(tmp_path / ".tokenizer")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-
-    def shell(*arguments: str) -> tuple[int, str, str]:
-        exit_code = run(list(arguments))
-        captured = capsys.readouterr()
-        return exit_code, captured.out, captured.err
-
-    return shell
 
 
 def write(name: str, texts: list[str]) -> None:

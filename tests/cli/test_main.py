@@ -39,18 +39,6 @@ def corpus(tmp_path: Path) -> Path:
     return write_corpus(tmp_path / "corpus", documents_of([3, 4, 600]), tokenizer=TINY_TOKENIZER, shard_tokens=100)
 
 
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    """Runs a command line in this process: exit code, stdout, stderr."""
-
-    def shell(*arguments: object) -> tuple[int, str, str]:
-        exit_code = run([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return exit_code, captured.out, captured.err
-
-    return shell
-
-
 @pytest.mark.parametrize("words", [("inspect",), ("plan", "--seq-len", "8", "--global-batch-size", "2")])
 def test_an_output_without_an_encoding_gets_all_characters(words: tuple[str, ...], corpus: Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()) as out:

@@ -33,18 +33,14 @@ started = time.process_time()
 with open_corpus(sys.argv[1]) as corpus:
     seconds = time.process_time() - started
     assert corpus.shards.first_tokens[-1] == corpus.num_tokens
-    started = time.process_time()
-    corpus.provenance(corpus.num_documents // 2), corpus.shards.batch_places(30_000)
-    corpus.shards.stride_documents(39_999)
-    lookup = time.process_time() - started
-print(json.dumps({"seconds": seconds, "megabytes": (peak() - before) / 1000, "lookup_seconds": lookup}))
+print(json.dumps({"seconds": seconds, "megabytes": (peak() - before) / 1000}))
 """
 
 
 @pytest.mark.parametrize(
     "num_shards", [pytest.param(40_000, marks=pytest.mark.slow), pytest.param(200_000, marks=pytest.mark.soak)]
 )
-def test_a_corpus_of_200_000_shards_opens_in_two_seconds_of_cpu_and_500_megabytes(num_shards, tmp_path, capsys):
+def test_a_corpus_of_200_000_shards_opens_in_two_seconds_of_cpu_and_500_megabytes(num_shards, tmp_path):
     """One of a fifth of them in a fifth of that, and a little."""
     lengths = [839] * 4_999 + [64 * ORDINAL_STRIDE - 839 * 4_999]
     corpus = write_corpus(tmp_path / "corpus", documents_of(lengths), tokenizer=TINY_TOKENIZER)
@@ -81,9 +77,5 @@ def test_a_corpus_of_200_000_shards_opens_in_two_seconds_of_cpu_and_500_megabyte
     os.close(folder)
     done = subprocess.run([sys.executable, "-c", MEASURE, str(corpus)], capture_output=True, text=True, check=True)
     measured = json.loads(done.stdout)
-    with capsys.disabled():
-        sys.stdout.write(
-            f"\n{num_shards:,} shards, table of {(corpus / SHARD_TABLE).stat().st_size / 1e6:.0f} MB: {measured}\n"
-        )
     assert measured["seconds"] < 1e-5 * num_shards + 0.2
     assert measured["megabytes"] < 0.0025 * num_shards + 40

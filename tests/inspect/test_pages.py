@@ -19,6 +19,7 @@ from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tests.inspect.pages import EVIL, write_evil_corpus, write_metrics, write_mix
 from tokshard.cli.main import run
+from tokshard.inspect.page import plan as plan_page
 from tokshard.inspect.page.page import embedded_json, plotly_source
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +80,24 @@ def test_a_page_of_a_plan_has_pictures_of_the_first_eight_corpora_that_it_reads(
     (tmp_path / "mix.toml").write_text("\n".join(lines))
     found = [title.partition(": position in the corpus") for title in sections(page(tmp_path / "mix.toml"))]
     assert [name for name, is_picture, _ in found if is_picture] == [f"c{number}" for number in range(1, 9)]
+
+
+def test_the_picture_of_a_large_corpus_has_samples_of_a_few_windows_from_the_first_to_the_last(
+    page, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(plan_page, "_WINDOWS", 4)
+    monkeypatch.setattr(plan_page, "_POINTS", 12)
+    write_corpus(tmp_path / "a", documents_of([50] * 20), tokenizer=TINY_TOKENIZER)
+    (tmp_path / "mix.toml").write_text(
+        'corpora = { a = "a" }\nseq_len = 8\nglobal_batch_size = 1\nblock_tokens = 16\nwindow_blocks = 2\n'
+        'pack = "cut"\nallow_small_blocks = true\n'
+    )
+    (chart,) = (
+        one for title, one in sections(page(tmp_path / "mix.toml")).items() if "position in the corpus" in title
+    )
+    samples = [round(x * (1_000 // 8)) for x in chart["traces"][0]["x"]]
+    # windows 0, 9, 19 and 29 of 31 have 4 samples each, of which the first, second and third are shown
+    assert samples == [4 * window + place for window in (0, 9, 19, 29) for place in (0, 1, 2)]
 
 
 @pytest.mark.parametrize("num_steps", [1_000, 1_001])

@@ -35,6 +35,7 @@ from tokshard.errors import TokshardError
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, TokenizerInfo, recipe_fingerprint
 from tokshard.format.opening import open_corpus
+from tokshard.inspect.verify.safe_read import SparseImage
 from tokshard.inspect.verify.verification import verify_corpus
 
 FIRST = "shard-00-0000000-000000-0000.arrow"
@@ -323,6 +324,18 @@ def test_a_corpus_with_many_kept_columns_passes_verification(tmp_path):
     corpus = write_corpus(tmp_path / "corpus", sources=[source], columns=columns, tokenizer=TINY_TOKENIZER)
     assert problems(tmp_path) == []
     assert verify_corpus(corpus, is_quick=True).is_ok
+
+
+def test_a_check_holds_the_kept_columns_of_one_record_batch(tmp_path, monkeypatch):
+    small.shrink(monkeypatch.setattr, batch_tokens=10)
+    source = Source(documents=documents_of([8] * 4), metadata={"url": ["a" * 200_000] * 4})
+    write_corpus(tmp_path / "corpus", sources=[source], columns={"url": "string"}, tokenizer=TINY_TOKENIZER)
+    freed: list[tuple[int, int]] = []
+    monkeypatch.setattr(SparseImage, "unload", lambda _, *bounds: freed.append(bounds))
+    assert problems(tmp_path) == []
+    assert len(freed) == 3
+    assert all(stop - start > 100_000 for start, stop in freed)
+    assert [start for start, _ in freed] == sorted({start for start, _ in freed})
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError("of the caller"), MemoryError(), KeyboardInterrupt()])

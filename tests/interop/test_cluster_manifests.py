@@ -202,21 +202,15 @@ def task_is_understood(task):
     return True
 def volume_is_understood(volume):
     return jsonschema.Draft7Validator(schemas.get_volume_schema()).is_valid(volume)
-def misspelt(fields):
-    return [{**{k: v for k, v in fields.items() if k != name}, name + "x": fields[name]} for name in fields]
-right = [task_is_understood(task), volume_is_understood(volume)]
-wrong = [task_is_understood(other) for other in misspelt(task)]
-wrong += [task_is_understood({**task, "resources": other}) for other in misspelt(task["resources"])]
-wrong += [volume_is_understood(other) for other in misspelt(volume)]
-print(json.dumps([right, wrong, [*task["volumes"].values()] == [volume["name"]]]))
+right = [task_is_understood(task), volume_is_understood(volume), [*task["volumes"].values()] == [volume["name"]]]
+wrong = [task_is_understood({**task, "misspelt": 1}), volume_is_understood({**volume, "misspelt": 1})]
+print(json.dumps([right, wrong]))
 """
     files = [str(RECIPES / "skypilot" / name) for name in ("train.yaml", "volume.yaml")]
     done = run(
         "-c", script, *files, env={**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     )
-    right, wrong, is_same_volume = json.loads(done.stdout.splitlines()[-1])
-    assert (set(right), set(wrong), is_same_volume) == ({True}, {False}, True)
-    assert len(wrong) > 12
+    assert json.loads(done.stdout.splitlines()[-1]) == [[True] * 3, [False] * 2]
 
 
 def test_shellcheck_has_nothing_to_say_about_scripts() -> None:

@@ -168,6 +168,11 @@ def test_a_value_that_would_execute_something_is_refused_and_does_not(tmp_path: 
     assert not (tmp_path / "executed").exists()
 
 
+def test_values_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
+    path = saved(tmp_path / "ck", other=Hostile(tmp_path / "executed"))
+    assert read_state(path).cursor == cursor()["cursor"]
+
+
 def test_a_file_that_would_execute_something_is_refused_and_does_not(tmp_path: Path) -> None:
     torch.save({"cursor": Hostile(tmp_path / "executed")}, tmp_path / "file.pt")
     with pytest.raises(UsageError, match=r"file\.pt is not a checkpoint: torch cannot read it without executing"):

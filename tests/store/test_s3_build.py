@@ -14,9 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from tests.store import faulty_proxy as faults
 from tests.store.faulty_proxy import FaultyProxy
@@ -26,7 +24,6 @@ pytestmark = [pytest.mark.remote, pytest.mark.timeout(240)]
 
 TOKENIZER = str(Path(__file__).parents[2] / "recipes" / "tokenizer")
 CLI = (sys.executable, "-m", "tokshard")
-BUILT = (*CLI, "build", "--tokenizer", TOKENIZER, "--quiet")
 OWN_TO_A_RUN = {"build-report.json"}
 """Times and places of a run."""
 
@@ -163,34 +160,3 @@ def test_of_two_builds_into_one_place_one_is_refused_and_told_who_writes(texts, 
         s3_proxy.fail()
         assert first.wait(120) == 0
     run(*CLI, "verify", out)
-
-
-# stores without conditional writes
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        [*BUILT, "OTHERS", "--out", "NEW"],
-        [*BUILT, "OTHERS", "--out", "CORPUS", "--force"],
-        [*BUILT, "OTHERS", "--out", "CORPUS", "--append"],
-        [*BUILT, "OTHERS", "--out", "NEW", "--job-index", "0", "--num-jobs", "2"],
-        [*BUILT, "NOTES", "--out", "ARRAY", "--job-index", "1", "--num-jobs", "2"],
-        [*CLI, "copy", "CORPUS", "--out", "NEW"],
-        [*CLI, "import", "TOKENS", "--tokenizer", TOKENIZER, "--out", "NEW"],
-    ],
-)
-def test_nothing_is_built_into_a_store_that_cannot_keep_a_second_build_out(words, small_s3, small_s3_proxy, tmp_path):
-    for name in ("notes", "others"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}))
-    parquet.write_table(pa.table({"input_ids": [[1, 2, 3]]}), tmp_path / "tokens.parquet")
-    files = {path.stem.upper(): str(path) for path in tmp_path.iterdir()}
-    places = files | {name: f"{small_s3}/{name.lower()}" for name in ("NEW", "CORPUS", "ARRAY")}
-    run(*BUILT, places["NOTES"], "--out", places["CORPUS"])
-    run(*BUILT, places["NOTES"], "--out", places["ARRAY"], "--job-index", "0", "--num-jobs", "2")
-    before = content(small_s3)
-    small_s3_proxy.fail(for_ever=faults.without("if-none-match", "if-match"))
-    message = refused(*(places.get(word, word) for word in words))
-    assert "s3://bucket cannot be built into: its store ignores If-None-Match, so that two builds could" in message
-    assert "build into a directory, and copy its files there" in message
-    assert content(small_s3) == before
