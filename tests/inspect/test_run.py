@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run
+from tokshard.inspect.plan.streams import advise
 from tokshard.runtime import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
 
@@ -104,6 +105,18 @@ def test_places_of_many_samples_of_many_corpora_that_may_be_used_up_take_no_time
     run = Run(plan=plan, global_batch_size=512, cursor=plan.cursor())
     assert [run.place_of(sample) for sample in (0, 512, 4095)] == [(1, 0, 0), (2, 0, 0), (8, 0, 511)]
     assert all(run.place_of(sample) == (1 + sample // 512, 0, sample % 512) for sample in range(4096))
+
+
+def test_streams_are_advised_for_the_weights_that_the_run_has_now():
+    corpora = {"large": PeriodicSource(10**9), "small": PeriodicSource(10**6)}
+    now, later = {"large": 1.0, "small": 0.0}, {"large": 0.0, "small": 1.0}
+
+    def advised(**options):
+        plan = StreamPlan(corpora, seq_len=64, **options)
+        return advise(Run(plan=plan, global_batch_size=8, cursor=plan.cursor()), 4)
+
+    assert advised(weights=now, schedule=[(100, later)]) == advised(weights=now)
+    assert advised(weights=now) != advised(weights=later)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
