@@ -32,6 +32,8 @@ Answer = TypeVar("Answer")
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.2, 10.0
 _LARGE_TRIES = 3
+_JITTER = random.SystemRandom()
+"""Not the generator of `random`, whose numbers belong to the program that reads."""
 _LONGEST_TRY, _LONGEST_LARGE_TRY = 70.0, 900.0
 """Seconds, by the limits that `open_provider` sets."""
 _WARN_AFTER, _WARN_EVERY = 10.0, 60.0
@@ -137,7 +139,7 @@ class Requests:
                 self._check_final(error, key=key, is_renewed=is_renewed)
                 # no try lasts longer, unless the job was suspended
                 waited += min(time.monotonic() - began, _LONGEST_LARGE_TRY if is_large else _LONGEST_TRY)
-                delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2**tries) * random.uniform(0.5, 1.0)  # noqa: S311
+                delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2**tries) * _JITTER.uniform(0.5, 1.0)
                 is_late = waited + delay > self._patience() and tries >= (_LARGE_TRIES if is_large else 1)
                 is_unwanted = self._ending.is_set() or (abandoned is not None and abandoned.is_set())
                 if is_late or is_unwanted:
