@@ -56,9 +56,12 @@ def test_a_pipe_gets_the_output_and_stays_a_pipe(write, tmp_path):
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-def test_an_output_keeps_the_permissions_of_the_file_it_replaces(write, tmp_path):
+def test_an_output_keeps_the_permissions_of_the_file_it_replaces_whose_readers_go_on_with_the_old_one(write, tmp_path):
     (tmp_path / "page").touch(mode=0o600)
-    assert write(tmp_path / "page") == 0
+    (tmp_path / "page").write_text("old")
+    with (tmp_path / "page").open() as reader:
+        assert write(tmp_path / "page") == 0
+        assert reader.read() == "old"
     assert stat.S_IMODE((tmp_path / "page").stat().st_mode) == 0o600
 
 

@@ -22,10 +22,6 @@ def opening(directory: Path, *folders: str) -> None:
     open_corpus(directory)
 
 
-def opening_nothing(directory: Path) -> None:
-    open_corpus(directory / "nothing")
-
-
 def opening_a_file(directory: Path) -> None:
     (directory / "file").touch()
     open_corpus(directory / "file")
@@ -82,23 +78,11 @@ KNOWN = "expected one of s3://, gs://, az://, https://, http://"
 
 REFUSALS = [
     *(
-        Refusal(what, call, error, problem, hint)
-        for what, call, error, problem, hint in [
-            (
-                "a directory without a corpus",
-                opening,
-                MissingCorpusError,
-                "DIR is not a corpus: it has no manifest.json",
-                GIVE,
-            ),
-            (
-                "a directory that does not exist",
-                opening_nothing,
-                MissingCorpusError,
-                "DIR/nothing does not exist",
-                GIVE,
-            ),
-            ("a file given as a corpus directory", opening_a_file, MissingCorpusError, "DIR/file is a file", GIVE),
+        Refusal(f"a directory that {what}", call, MissingCorpusError, f"DIR{problem}", GIVE)
+        for what, call, problem in [
+            ("holds no corpus", opening, " is not a corpus: it has no manifest.json"),
+            ("does not exist", lambda directory: open_corpus(directory / "nothing"), "/nothing does not exist"),
+            ("is a file", opening_a_file, "/file is a file"),
         ]
     ),
     Refusal(

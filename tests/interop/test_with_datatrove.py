@@ -63,18 +63,6 @@ def written(folder: Path) -> list[list[int]]:
     ]
 
 
-def test_files_of_the_tokenizer_are_imported_token_for_token(texts, documents, tmp_path):
-    from datatrove.pipeline.tokens import DocumentTokenizer
-
-    step = DocumentTokenizer(str(tmp_path / "ds"), FILE, eos_token=EOS, shuffle_documents=False)
-    run(step, texts, 3)
-    assert len(list((tmp_path / "ds").glob("*.ds"))) == 3
-    result, found = imported(tmp_path / "ds", tmp_path / "out")
-    assert found == documents
-    assert result.notes == ()
-    assert result.manifest.records.left_out == {}
-
-
 def test_files_that_are_shuffled_merged_and_masked_are_imported_in_the_order_of_their_index(texts, documents, tmp_path):
     from datatrove.pipeline.tokens import DocumentTokenizer, DocumentTokenizerMerger
 
@@ -110,16 +98,6 @@ def test_documents_that_are_cut_at_chunks_become_one_document_for_each_piece(tex
     num_cut = sum(piece[-1] != eos for piece in pieces)
     assert num_cut > 10
     assert result.notes == (f"{num_cut:,} documents did not end in '{EOS}': it was added",)
-
-
-def test_ids_of_four_bytes_are_imported(documents, tmp_path):
-    from datatrove.pipeline.tokens.tokenizer import TokenizedFile
-
-    file = TokenizedFile(str(tmp_path / "ds"), "00000.ds", save_final_metadata=True, token_size=4)
-    for document in documents:
-        file.write(document, None)
-    file.close()
-    assert imported(tmp_path / "ds", tmp_path / "out")[1] == documents
 
 
 def test_files_that_datatrove_writes_for_megatron_are_imported(texts, documents, tmp_path):

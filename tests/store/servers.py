@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import http.server
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -14,10 +15,31 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from email.utils import formatdate
 from pathlib import Path
 from urllib.parse import unquote
 
 from tokshard.store import files_below, open_store
+
+
+def send_object(handler: http.server.BaseHTTPRequestHandler, content: bytes, written: float, tag: str = "") -> None:
+    """Answer a request for a file with all of it, or with the range that is asked for, if it is still the same file."""
+    if tag and handler.headers.get("If-Match", tag) != tag:
+        return handler.send_error(412)
+    size, part = len(content), re.match(r"bytes=(\d+)-(\d*)", handler.headers.get("Range", ""))
+    start, stop = (int(part[1]), min(size, int(part[2] or size) + 1)) if part else (0, size)
+    if part and start >= size:
+        return handler.send_error(416)
+    handler.send_response(206 if part else 200)
+    headers = {"Content-Length": stop - start, "Last-Modified": formatdate(written, usegmt=True)}
+    headers |= {"Content-Range": f"bytes {start}-{stop - 1}/{size}"} if part else {}
+    headers |= {"ETag": tag} if tag else {}
+    for name, value in headers.items():
+        handler.send_header(name, str(value))
+    handler.end_headers()
+    if handler.command != "HEAD":
+        handler.wfile.write(content[start:stop])
+    return None
 
 
 class FileHandler(http.server.BaseHTTPRequestHandler):
@@ -26,47 +48,18 @@ class FileHandler(http.server.BaseHTTPRequestHandler):
     directory: Path
     has_tags = True
 
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
     def do_GET(self) -> None:
-        self._answer(with_body=True)
+        path = self.directory / unquote(self.path).lstrip("/")
+        if not path.is_file():
+            return self.send_error(404)
+        content = path.read_bytes()
+        tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"' if self.has_tags else ""
+        return send_object(self, content, path.stat().st_mtime, tag)
+
+    do_HEAD = do_GET  # noqa: N815 - as http.server names it
 
     def log_message(self, *arguments: object) -> None:
         pass
-
-    def _answer(self, *, with_body: bool) -> None:
-        path = self.directory / unquote(self.path).lstrip("/")
-        if "secret" in path.name:
-            self.send_error(403)
-            return
-        if not path.is_file():
-            self.send_error(404)
-            return
-        content = path.read_bytes()
-        tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-        if self.has_tags and self.headers.get("If-Match", tag) != tag:
-            self.send_error(412)
-            return
-        start, stop = 0, len(content)
-        wanted = self.headers.get("Range", "")
-        if wanted.startswith("bytes="):
-            first, _, last = wanted.removeprefix("bytes=").partition("-")
-            start, stop = int(first), min(stop, int(last) + 1 if last else stop)
-            if start >= len(content):
-                self.send_error(416)
-                return
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}")
-        else:
-            self.send_response(200)
-        self.send_header("Content-Length", str(stop - start))
-        self.send_header("Last-Modified", self.date_time_string(int(path.stat().st_mtime)))
-        if self.has_tags:
-            self.send_header("ETag", tag)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(content[start:stop])
 
 
 @contextlib.contextmanager

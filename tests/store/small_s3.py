@@ -14,12 +14,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from email.utils import formatdate
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
-from tests.store.servers import BUCKET
+from tests.store.servers import BUCKET, send_object
 
 _EXPIRED = "<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
 _PAGE = 1_000
@@ -92,7 +91,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         content = body.encode() if isinstance(body, str) else body
         self.send_response(code)
         for name, value in ({"Content-Length": str(len(content))} | headers).items():
-            self.send_header(name.replace("_", "-"), value)
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
@@ -142,20 +141,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _get(self, key: str, query: dict[str, Any], _: bytes) -> None:
         if "list-type" in query:
             return self._answer(200, self._listed(query))
-        found, wanted = self.server.objects.get(key), self.headers.get("If-Match")
+        found = self.server.objects.get(key)
         if found is None:
             return self._error(404, "NoSuchKey")
-        if wanted not in (None, found.tag):
-            return self._error(412, "PreconditionFailed")
-        size, headers = len(found.content), {"ETag": found.tag, "Last_Modified": formatdate(found.written, usegmt=True)}
-        part = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if part is None:
-            return self._answer(200, found.content, **headers)
-        start, stop = int(part[1]), min(size, int(part[2] or size) + 1)
-        if start >= size:
-            return self._error(416, "InvalidRange")
-        headers["Content_Range"] = f"bytes {start}-{stop - 1}/{size}"
-        return self._answer(206, found.content[start:stop], **headers)
+        return send_object(self, found.content, found.written, found.tag)
 
     _head = _get
 
