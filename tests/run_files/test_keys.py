@@ -103,6 +103,7 @@ def cell(default: str) -> str:
 def test_every_key_has_a_meaning_and_every_meaning_has_a_key(section: str) -> None:
     keys = keys_of(KINDS[section])
     assert sorted(key.name for key in keys) == sorted(item.name for item in dataclasses.fields(KINDS[section]))
+    assert KINDS[section].__dataclass_params__.frozen
     assert all(len(key.meaning) > 5 for key in keys), [key for key in keys if len(key.meaning) <= 5]
 
 

@@ -8,7 +8,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from tokshard.run_files.plan_file import Mix
 from tokshard.run_files.recipe import Config
@@ -69,8 +69,6 @@ def _default(item: dataclasses.Field[Any]) -> str:
 
 def _meaning(text: str, kind: Any) -> str:
     """A meaning with the values that a key may have, if they are few."""
-    while get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
     if get_origin(kind) is not Literal:
         return text
     return f"{text.rstrip('.')}. One of {', '.join(f'`{value}`' for value in get_args(kind))}."
