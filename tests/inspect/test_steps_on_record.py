@@ -23,6 +23,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("run")
     paths, out = corpora(directory), directory / "out"
     sizes = {"data__global_batch_size": 4, "data__seq_len": 16, "checkpoint__every": 3, "optimizer__warmup_steps": 0}
+    sizes |= {"evaluation__corpora": {"held out": paths["code"]}, "evaluation__tokens": 16}
     for last, more in (
         (6, {"data__batch_ramp": [[1, 8], [3, 6]], "train__skip": [[2, 3]]}),
         (9, {"data__batch_ramp": []}),
@@ -107,3 +108,10 @@ def test_without_the_metrics_of_its_run_steps_are_counted_back_with_a_note(out, 
     shutil.copytree(moved, tmp_path / "checkpoints" / "step")
     assert run(["trace", str(tmp_path / "checkpoints" / "step"), "--step", "7", "--no-text"]) == 0
     assert "earlier steps are counted back from it" in capsys.readouterr().err
+
+
+def test_a_plan_of_a_run_warns_that_it_trains_on_what_it_is_evaluated_on(out, capsys):
+    assert run(["plan", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == [
+        "held-out corpus 'held out' shares 300 documents with 'code'"
+    ]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 
 import click
 
 from tokshard.cli.options import debug_option, json_option, plan_options, print_json
 from tokshard.cli.plan_text import plan_text
 from tokshard.cli.sizes import LENGTH, POSITIVE_COUNT, FloatRange
+from tokshard.inspect.corpus.places import corpora_at, short_names
 from tokshard.inspect.plan.preview import report_plan
 from tokshard.inspect.plan.run import open_run
 
@@ -46,6 +48,13 @@ from tokshard.inspect.plan.run import open_run
 )
 @click.option("--hidden", type=LENGTH, metavar="N", help="With --dp-world-size: the width of the model.")
 @click.option("--layers", type=POSITIVE_COUNT, metavar="N", help="With --dp-world-size: the layers of the model.")
+@click.option(
+    "--held-out",
+    "held_out",
+    multiple=True,
+    metavar="CORPUS",
+    help="Warn about documents that this corpus shares with the plan; may be given again.",
+)
 @plan_options({})
 @json_option
 @debug_option
@@ -59,6 +68,7 @@ def plan(
     dp_world_size: int | None,
     hidden: int | None,
     layers: int | None,
+    held_out: Sequence[str],
     seq_len: int | None,
     seed: int | None,
     global_batch_size: int | None,
@@ -71,6 +81,9 @@ def plan(
     validation split: then all corpora but those for validation are read, weighted by their tokens. The tree at the top
     shows everything that the order depends on, with a fingerprint: jobs with the same fingerprint and the same weights
     read the same tokens in the same order.
+
+    --held-out compares documents by the hashes that builds with --dedup exact keep, and views of one corpus by their
+    tables. The corpora that a recipe evaluates on are compared in any case.
 
     --nodes recommends a number of streams (num_streams of the mix) for so many nodes, and shows what each node reads
     with them and without.
@@ -87,6 +100,7 @@ def plan(
     if dp_world_size is None and (hidden or layers):
         raise click.UsageError("--hidden and --layers go with --dp-world-size.")
     run = open_run(plan, options, checkpoint=checkpoint, world_size=dp_world_size or 1)
+    held = corpora_at(held_out)
     report = report_plan(
         run,
         num_tokens=tokens,
@@ -95,6 +109,7 @@ def plan(
         has_ranks=dp_world_size is not None,
         hidden=hidden,
         layers=layers,
+        held_out=dict(zip(short_names(held), held, strict=True)),
     )
     if as_json:
         print_json(report)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from msgspec import Meta
 from tokshard.errors import PlanError, PlanMismatchError, UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.numbers import read_count
+from tokshard.run_files.checkpoint_directory import is_checkpoint, state_of
 from tokshard.run_files.model_shape import Model, Positive, model_shape
 from tokshard.run_files.plan_file import TrainerData as Data
 from tokshard.run_files.strict_toml import change_paths, convert, key, path_beside, read_toml
@@ -207,6 +209,22 @@ def corpora_of(plan: StreamPlan) -> dict[str, Corpus]:
     """The corpora of a plan by their names in it."""
     sources = zip(plan.names, plan.sources, strict=True)
     return {name: source.corpus for name, source in sources if isinstance(source, CorpusSource)}
+
+
+def evaluated_on(location: str) -> dict[str, str]:
+    """The corpora that a trainer's recipe or checkpoint evaluates on, name to directory; of any other plan none.
+
+    Raises:
+        UsageError: ``[evaluation]`` has an unknown key, or a wrong type.
+    """
+    if is_checkpoint(location):
+        fields = state_of(location).config
+    elif os.path.isfile(location):
+        fields = change_paths(read_toml(location, hint=""), Config, partial(path_beside, location))
+    else:
+        return {}
+    hint, found = "python -m tokshard.trainer --help lists all keys", fields.get("evaluation", {})
+    return convert(found, Evaluation, where=location, hint=hint, prefix="evaluation.").corpora
 
 
 def vocabulary_of(plan: StreamPlan) -> int:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.balance import Balance, balance_of
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.inspect.plan.streams import StreamsAdvice, advise
 from tokshard.numbers import ceil_div
+from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.locality import MIN_WINDOW_STEPS, enough_window_blocks, steps_per_window
 from tokshard.runtime.order.mixture import Segment
 from tokshard.runtime.order.packing import count_put_off
 from tokshard.runtime.order.pieces import packing_of
+from tokshard.wording import counted
 
 _MUCH_READ = 1.5
 """Bytes fetched for each that is used, above which a view is better copied."""
@@ -133,8 +136,9 @@ def report_plan(
     has_ranks: bool = False,
     hidden: int | None = None,
     layers: int | None = None,
+    held_out: Mapping[str, str] = MappingProxyType({}),
 ) -> PlanReport:
-    """Compute the reading of a run. Only arithmetic, so the cost does not depend on its size.
+    """Compute the reading of a run. Only arithmetic, so the cost does not depend on its size, without held-out corpora.
 
     Args:
         num_tokens: tokens to train on, rounded up to whole steps; None: a finite pass, or as many as the corpora hold.
@@ -142,8 +146,10 @@ def report_plan(
         num_nodes: recommend a number of streams for so many nodes.
         has_ranks: look at the work of the ranks of the run in its next steps.
         hidden, layers: as for `balance_of`.
+        held_out: corpora to compare with those that are read, besides the run's own, name to directory.
 
     Raises:
+        CorpusError: a held-out corpus cannot be read.
         UsageError: there are more nodes than samples in a step, or the checkpoint does not say how much of each
             corpus was read up to there.
     """
@@ -174,7 +180,7 @@ def report_plan(
         bytes_per_token=plan.sources[0].dtype.itemsize,
         corpora=corpora,
         changes=[_change(run, segment) for segment in run.cursor.segments[1:]],
-        warnings=ended + _warnings(run, corpora, max_epochs_warn),
+        warnings=[*ended, *_warnings(run, corpora, max_epochs_warn), *_shared(run, held_out)],
         streams=None if num_nodes is None else advise(run, num_nodes),
         balance=balance_of(run, hidden=hidden, layers=layers) if has_ranks else None,
     )
@@ -267,3 +273,20 @@ def _warnings(run: Run, corpora: Sequence[CorpusPlan], max_epochs_warn: float) -
                 "for each that is used; 'tokshard copy' makes a corpus of it"
             )
     return warnings
+
+
+def _shared(run: Run, held_out: Mapping[str, str]) -> Iterator[str]:
+    """The held-out corpora that share documents with those that are read; what is not known only where it was asked."""
+    for corpora, is_asked in ((run.held_out, False), (held_out, True)):
+        for name, location in corpora.items():
+            source, num_unknown = CorpusSource(location), 0
+            for other, read in zip(run.plan.names, run.plan.sources, strict=True):
+                if count := source.num_shared(read):
+                    yield f"held-out corpus {name!r} shares {counted(count, 'document')} with {other!r}"
+                num_unknown += count is None
+            if is_asked and num_unknown:
+                others = counted(num_unknown, "corpus", "corpora")
+                yield (
+                    f"held-out corpus {name!r} cannot be compared with {others}: only builds with --dedup exact, and "
+                    "views of one corpus, can"
+                )

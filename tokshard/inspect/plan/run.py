@@ -21,7 +21,7 @@ from tokshard.inspect.corpus.places import trained_on
 from tokshard.numbers import ceil_div
 from tokshard.run_files.checkpoint_directory import checkpoints_by_step, is_checkpoint, newest, state_of
 from tokshard.run_files.plan_file import Mix, TrainerData, load_mix
-from tokshard.run_files.recipe import corpora_of
+from tokshard.run_files.recipe import corpora_of, evaluated_on
 from tokshard.run_files.saved_state import read_state
 from tokshard.run_files.strict_toml import change_paths, path_beside, read_toml
 from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
@@ -68,6 +68,7 @@ class Run:
         uneven, deal: how the ranks share the rows of a step, as for `StreamingLoader`.
         record: int64 [steps, 3], ascending: steps up to `step`, with the first sample of each and the one after the
             last. A step that was left out has skipped samples.
+        held_out: the corpora that a recipe evaluates on, name to directory.
         other_run: how the run beside a recipe differs from the recipe, which is traced without it; empty: not at all.
     """
 
@@ -82,6 +83,7 @@ class Run:
     uneven: Literal["refuse", "pad"] = "refuse"
     deal: Deal = "order"
     record: NDArray[np.int64] = field(default_factory=_NO_RECORD.copy, compare=False)
+    held_out: Mapping[str, str] = field(default_factory=dict)
     other_run: str = ""
 
     def ranks(self, size: int | None = None, rank: int | None = None) -> RankRows:
@@ -314,6 +316,7 @@ def open_run(
         uneven=mix.uneven,
         deal=mix.deal,
         record=record,
+        held_out=evaluated_on(location) if isinstance(mix, TrainerData) else {},
         other_run=_other_run(location, mix, plan) if checkpoint is None else "",
     )
     step, rest = run.step_with(run.num_received)
