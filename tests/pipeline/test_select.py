@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from tests.contract import small
-from tests.corpora import TINY_TOKENIZER, Source, append_generation, change_table, documents_of, write_corpus
+from tests.corpora import (
+    TINY_TOKENIZER,
+    Source,
+    append_generation,
+    change_table,
+    documents_of,
+    rewrite_manifest,
+    write_corpus,
+)
 from tests.damage import flipped
 from tests.examples import examples
 from tests.pipeline.places import at
@@ -307,17 +315,24 @@ def edited(column: str, row: int, value: int) -> Callable[[Path], None]:
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a flipped byte": (lambda view: flip(view / names.KEPT), "SHA-256"),
     "no table": (lambda view: (view / names.KEPT).unlink(), "kept.arrow"),
-    "a document twice": (edited("document", 4, -40), "expected documents after"),
+    "a document twice": (edited("document", 4, -4), "expected documents after"),
     "other documents": (edited("document", 4, 1), "tokens from"),
     "another place": (edited("position", 4, 1), "tokens from"),
     "other lengths": (edited("token", 4, 1), "tokens from"),
     "beyond the base": (edited("document", -1, 10**6), "kept.arrow"),
     "not from the first": (edited("number", 0, 1), "kept.arrow"),
+    "another end": (edited("position", -1, 1), "expected documents after"),
+    "carries beyond the rows": (lambda view: carry(view, "token", [1, 99]), "kept.arrow has no carries of token"),
+    "carries of no column": (lambda view: carry(view, "tokens", [1]), "kept.arrow has no carries of tokens"),
 }
 
 
 def flip(path: Path) -> None:
     path.write_bytes(flipped(0.5)(path.read_bytes()))
+
+
+def carry(view: Path, column: str, rows: list[int]) -> None:
+    rewrite_manifest(view, lambda fields: fields["base"].update(carries={column: rows}))
 
 
 @pytest.mark.parametrize("what", DAMAGE)

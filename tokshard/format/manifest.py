@@ -260,12 +260,14 @@ class Base(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         content: its content fingerprint.
         generation: its newest generation at that time.
         cell: of a cell: the values of its columns, name to value; None for a missing value.
+        carries: where columns of the table pass multiples of 2**32, see `view.Ascending`, name to rows.
     """
 
     path: str
     content: Sha256
     generation: Count = 0
     cell: dict[str, str | None] = {}
+    carries: dict[str, Annotated[list[Count], msgspec.Meta(min_length=1)]] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

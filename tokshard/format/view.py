@@ -10,7 +10,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -32,69 +32,90 @@ from tokshard.store import Store
 
 COLUMNS = ("document", "position", "number", "token")
 KEPT_SCHEMA = pa.schema(
-    [pa.field(name, pa.int64(), nullable=False) for name in COLUMNS],
+    [pa.field(name, pa.uint32(), nullable=False) for name in COLUMNS],
     metadata={"tokshard.format_version": str(FORMAT_VERSION)},
 )
-"""Of the first document of each stretch: its number and the position of its first token, in the base and in the view.
-All rows are in one record batch."""
+"""Of the first document of each stretch: its number and the position of its first token, in the base and in the view,
+each without its high 32 bits; then the ends of the last stretch. All rows are in one record batch."""
 
 Stretches = NDArray[np.int64]
 """int64 [stretches, 4]: the first document of each in the base, the position of its first token there, and how many
 documents and tokens it has. The documents ascend."""
 
 
+class Ascending:
+    """Ascending numbers from 0 on, of which a table holds the low 32 bits.
+
+    Args:
+        low: uint32 [n].
+        carries: ascending; the first row of a number from 2**32 on, of one from 2 * 2**32 on, and so on.
+    """
+
+    def __init__(self, low: NDArray[np.uint32], carries: Sequence[int]) -> None:
+        self._low, self._carries = low, np.array(carries, np.int64)
+        self._bounds = [0, *carries, len(low)]
+
+    def __len__(self) -> int:
+        return len(self._low)
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = self._low[rows] + (self._carries.searchsorted(rows, "right") << 32)
+        return found
+
+    def searchsorted(self, numbers: NDArray[np.int64], side: Literal["left", "right"] = "left") -> NDArray[np.int64]:
+        """Where numbers belong, as that of an array."""
+        high, low = numbers >> 32, (numbers & 0xFFFFFFFF).astype(np.uint32)
+        found = np.full(len(numbers), len(self))
+        for number in np.unique(high[high < len(self._bounds) - 1]).tolist():
+            start, stop = self._bounds[number : number + 2]
+            places = np.flatnonzero(high == number)
+            found[places] = start + self._low[start:stop].searchsorted(low[places], side)
+        return found
+
+
 class Kept:
     """The documents of a view.
 
     Args:
-        columns: those of `KEPT_SCHEMA`, int64 [stretches] each.
-        num_documents, num_tokens: of the view.
+        columns: those of `KEPT_SCHEMA`.
 
     Attributes:
-        documents, positions: int64 [stretches], the first document of each in the base, and its first token there.
-        numbers, tokens: int64 [stretches + 1], the same in the view, and the totals.
+        documents, positions: [stretches + 1], the first document of each in the base, and its first token there; then
+            the ends of the last stretch.
+        numbers, tokens: [stretches + 1], the same in the view.
     """
 
-    def __init__(self, columns: Sequence[NDArray[np.int64]], num_documents: int, num_tokens: int) -> None:
-        self.documents, self.positions, self._numbers, self._tokens = columns
-        self.num_documents, self.num_tokens = num_documents, num_tokens
+    def __init__(self, columns: Sequence[Ascending]) -> None:
+        self.documents, self.positions, self.numbers, self.tokens = columns
 
     def __len__(self) -> int:
-        return len(self.documents)
+        return len(self.documents) - 1
 
     def ranges(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The kept documents as ranges of their numbers in the base: starts and stops, int64 [stretches] each."""
-        stretches = np.arange(len(self))
-        return self.documents, self.documents + self.number(stretches + 1) - self.number(stretches)
+        rows = np.arange(len(self) + 1)
+        starts = self.documents[rows[:-1]]
+        return starts, starts + np.diff(self.numbers[rows])
 
     def stretch_of_document(self, number: NDArray[np.int64]) -> NDArray[np.int64]:
         """The stretches of documents of the view."""
-        return self._numbers.searchsorted(number, "right") - 1
+        return self.numbers.searchsorted(number, "right") - 1
 
     def stretch_of_token(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
         """The stretches of positions in the view."""
-        return self._tokens.searchsorted(position, "right") - 1
-
-    def number(self, stretch: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first document in the view of stretches, of which one more than the last is the end of the view."""
-        is_end = stretch >= len(self)
-        return np.where(is_end, self.num_documents, self._numbers[np.minimum(stretch, len(self) - 1)])
-
-    def token(self, stretch: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first token in the view of stretches, of which one more than the last is the end of the view."""
-        is_end = stretch >= len(self)
-        return np.where(is_end, self.num_tokens, self._tokens[np.minimum(stretch, len(self) - 1)])
+        return self.tokens.searchsorted(position, "right") - 1
 
     def in_base(self, number: NDArray[np.int64]) -> NDArray[np.int64]:
         """The numbers in the base of documents of the view."""
         stretch = self.stretch_of_document(number)
-        return self.documents[stretch] + number - self._numbers[stretch]
+        return self.documents[stretch] + number - self.numbers[stretch]
 
     def of_base(self, document: NDArray[np.int64]) -> NDArray[np.int64]:
         """The numbers in the view of documents of the base; -1 for one that is not kept."""
-        stretch = self.documents.searchsorted(document, "right") - 1
-        found = self.number(np.maximum(stretch, 0)) + document - self.documents[np.maximum(stretch, 0)]
-        return np.where((stretch >= 0) & (found < self.number(stretch + 1)), found, -1)
+        stretch = np.clip(self.documents.searchsorted(document, "right") - 1, 0, len(self) - 1)
+        behind = document - self.documents[stretch]
+        found = self.numbers[stretch] + behind
+        return np.where((behind >= 0) & (found < self.numbers[stretch + 1]), found, -1)
 
 
 class ViewTable(ShardTable):
@@ -106,14 +127,14 @@ class ViewTable(ShardTable):
 
     def __init__(self, base: ShardTable, kept: Kept) -> None:
         self._base, self._kept = base, kept
-        bounds = kept.documents.searchsorted(base.first_documents)
+        bounds = np.minimum(kept.documents.searchsorted(base.first_documents), len(kept))
         self.of_base = np.flatnonzero(np.diff(bounds))
-        self._bounds = np.append(bounds[self.of_base], len(kept))
-        self.first_documents = kept.number(self._bounds)
-        self.first_tokens = kept.token(self._bounds)
+        bounds = np.append(bounds[self.of_base], len(kept))
+        self.first_documents = kept.numbers[bounds]
+        self.first_tokens = kept.tokens[bounds]
         self.sizes = base.sizes[self.of_base]
         self.is_whole = base.is_whole
-        self._length, self._num_documents = len(self.of_base), kept.num_documents
+        self._length, self._num_documents = len(self.of_base), int(self.first_documents[-1])
 
     def rows(self, index: int) -> NDArray[np.int64]:
         """The kept documents of a shard, as rows of the shard of the base: int64 [documents]."""
@@ -292,18 +313,21 @@ def load_kept(store: Store, manifest: Manifest, base: Corpus, load: LoadFile = m
     table = open_table(store, names.KEPT, KEPT_SCHEMA, manifest, load)
     if table.num_batches != 1:
         raise DamagedCorpusError(f"{table.path} has {table.num_batches} record batches, expected 1", hint=RESTORE)
-    kept = Kept(
-        [numbers_of(table.batch(0).column(name)) for name in COLUMNS], manifest.num_documents, manifest.num_tokens
-    )
-    if not len(kept):
-        raise DamagedCorpusError(f"{table.path} has no rows, expected at least 1", hint=RESTORE)
-    ends = np.array([0, len(kept) - 1])
-    stops = kept.documents[ends] + kept.number(ends + 1) - kept.number(ends)
-    is_within = kept.documents[0] >= 0 and stops[-1] <= base.num_documents
-    if not is_within or kept.number(ends)[0] or kept.token(ends)[0]:
+    lows = {name: numbers_of(table.batch(0).column(name)) for name in COLUMNS}
+    carries = manifest.base.carries if manifest.base is not None else {}
+    for name, rows in carries.items():
+        if name not in lows or rows != sorted(rows) or not 0 < rows[0] <= rows[-1] < len(lows[name]):
+            raise DamagedCorpusError(f"{table.path} has no carries of {name} at the rows {rows}", hint=RESTORE)
+    kept = Kept([Ascending(low, carries.get(name, ())) for name, low in lows.items()])
+    if len(kept) < 1:
+        raise DamagedCorpusError(f"{table.path} has {len(kept) + 1} rows, expected at least 2", hint=RESTORE)
+    ends = np.array([0, len(kept)])
+    (first, stop), numbers, tokens = (column[ends].tolist() for column in (kept.documents, kept.numbers, kept.tokens))
+    expected = [0, manifest.num_documents], [0, manifest.num_tokens]
+    if stop > base.num_documents or (numbers, tokens) != expected:
         raise DamagedCorpusError(
-            f"{table.path} has the documents {kept.documents[0]} to {stops[-1]} of {base.location}, which has "
-            f"{base.num_documents}, as the documents {kept.number(ends)[0]} to {manifest.num_documents}",
+            f"{table.path} has the documents {first} to {stop} of {base.location}, which has {base.num_documents}, as "
+            f"the documents {numbers[0]} to {numbers[1]}, tokens {tokens[0]} to {tokens[1]}",
             hint=RESTORE,
         )
     return kept
@@ -342,34 +366,47 @@ class KeptWriter:
 
     Args:
         content: content fingerprint of the base.
+
+    Attributes:
+        carries: as in the manifest.
     """
 
     def __init__(self, content: str) -> None:
         self._columns = [tempfile.TemporaryFile() for _ in COLUMNS]  # noqa: SIM115 - closed by `close`
         self._digest = KeptDigest(content)
-        self._rows = self.num_documents = self.num_tokens = 0
+        self._rows = 0
+        self._ends: Sequence[int] = (0, 0, 0, 0)
+        self.carries: dict[str, list[int]] = {}
 
     def add(self, stretches: Stretches) -> None:
         """Add some stretches."""
         if not len(stretches):
             return
         documents, positions, counts, lengths = stretches.T
+        _, _, num_documents, num_tokens = self._ends
+        numbers = num_documents + np.append(0, np.cumsum(counts))
+        tokens = num_tokens + np.append(0, np.cumsum(lengths))
         stops = documents + counts
-        numbers = self.num_documents + np.cumsum(counts) - counts
-        tokens = self.num_tokens + np.cumsum(lengths) - lengths
-        for file, values in zip(self._columns, (documents, positions, numbers, tokens), strict=True):
-            file.write(np.ascontiguousarray(values).data)
-        self._rows += len(stretches)
-        self.num_documents += int(counts.sum())
-        self.num_tokens += int(lengths.sum())
+        self._append([documents, positions, numbers[:-1], tokens[:-1]])
+        self._ends = int(stops[-1]), int(positions[-1] + lengths[-1]), int(numbers[-1]), int(tokens[-1])
         self._digest.add(documents, stops)
+
+    def _append(self, columns: Sequence[NDArray[np.int64]]) -> None:
+        for name, file, values in zip(COLUMNS, self._columns, columns, strict=True):
+            carries = self.carries.get(name, [])
+            higher = np.arange(len(carries) + 1, (int(values[-1]) >> 32) + 1) << 32
+            if len(higher):
+                self.carries[name] = carries + (self._rows + values.searchsorted(higher)).tolist()
+            file.write(values.astype("<u4").data)
+        self._rows += len(columns[0])
 
     def finish(self, file: HashingFile) -> str:
         """Write the table. Returns the content fingerprint of the view."""
+        self._append([np.array([end]) for end in self._ends])
         columns = [_mapped(column, self._rows) for column in self._columns]
         rows = pa.record_batch(columns, schema=KEPT_SCHEMA)
         write_table(file, KEPT_SCHEMA, [rows], rows_per_batch=self._rows)
-        return self._digest.finish(self.num_documents, self.num_tokens)
+        return self._digest.finish(*self._ends[2:])
 
     def close(self) -> None:
         """Remove the temporary files."""
@@ -379,8 +416,7 @@ class KeptWriter:
 
 def _mapped(file: IO[bytes], rows: int) -> pa.Array:
     file.flush()
-    values = np.memmap(file, np.int64, "r", shape=(rows,)) if rows else np.empty(0, np.int64)
-    return number_array(values)
+    return number_array(np.memmap(file, np.uint32, "r", shape=(rows,)))
 
 
 def stretches_of(documents: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Stretches:

@@ -247,6 +247,7 @@ class _Writer:
                 content=base.fingerprint,
                 generation=base.num_generations - 1,
                 cell=values,
+                carries=kept.carries,
             ),
         )
 

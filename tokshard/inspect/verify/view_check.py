@@ -57,14 +57,17 @@ def check_view(store: Store, manifest: Manifest, base: Base, *, has_sources: boo
 def _order_faults(view: View) -> Iterator[Problem]:
     """Stretches without documents, out of order, or beyond the base."""
     kept = view.kept
-    stretches = np.arange(len(kept))
-    counts, lengths = (of(stretches + 1) - of(stretches) for of in (kept.number, kept.token))
-    is_wrong = (counts < 1) | (lengths < counts) | (kept.documents < 0)
-    is_wrong[1:] |= kept.documents[1:] < (kept.documents + counts)[:-1]
+    rows = np.arange(len(kept) + 1)
+    documents, positions = kept.documents[rows], kept.positions[rows]
+    counts, lengths = np.diff(kept.numbers[rows]), np.diff(kept.tokens[rows])
+    stops = documents[:-1] + counts
+    is_wrong = (counts < 1) | (lengths < counts)
+    is_wrong[1:] |= documents[1:-1] < stops[:-1]
+    is_wrong[-1] |= (documents[-1], positions[-1]) != (stops[-1], positions[-2] + lengths[-1])
     for row in np.flatnonzero(is_wrong)[:1].tolist():
         yield Problem(
             names.KEPT,
-            f"has in row {row} {counts[row]} documents from {kept.documents[row]} on with {lengths[row]} tokens, "
+            f"has in row {row} {counts[row]} documents from {documents[row]} on with {lengths[row]} tokens, "
             "expected documents after those of the row before, each with tokens",
         )
 
@@ -84,8 +87,8 @@ def _findings(view: View, index: int) -> ShardFindings:
     first, stop = view.shards.first_documents[index : index + 2].tolist()
     numbers = np.arange(first, stop)
     stretches = np.unique(view.kept.stretch_of_document(numbers))
-    begins = view.kept.number(stretches) - first
-    of_table = view.kept.positions[stretches], view.kept.token(stretches + 1) - view.kept.token(stretches)
+    begins = view.kept.numbers[stretches] - first
+    of_table = view.kept.positions[stretches], view.kept.tokens[stretches + 1] - view.kept.tokens[stretches]
     tokens = np.add.reduceat(found.lengths, begins)
     is_wrong = (of_table[0] != starts[begins] + first_token) | (of_table[1] != tokens)
     for wrong in np.flatnonzero(is_wrong)[:1].tolist():

@@ -57,7 +57,7 @@ class ViewedCorpus:
 
     def _shifts(self, stretch: NDArray[np.int64]) -> NDArray[np.int64]:
         """How far the tokens of stretches lie from their places in the base."""
-        return self.corpus.kept.positions[stretch] - self.corpus.kept.token(stretch)
+        return self.corpus.kept.positions[stretch] - self.corpus.kept.tokens[stretch]
 
     def _parts(
         self, starts: NDArray[np.int64], stops: NDArray[np.int64]
@@ -71,8 +71,8 @@ class ViewedCorpus:
         first = kept.stretch_of_token(starts)
         owners, stretches = spread(first, kept.stretch_of_token(stops - 1) - first + 1)
         shifts = self._shifts(stretches)
-        begins = np.maximum(starts[owners], kept.token(stretches)) + shifts
-        ends = np.minimum(stops[owners], kept.token(stretches + 1)) + shifts
+        begins = np.maximum(starts[owners], kept.tokens[stretches]) + shifts
+        ends = np.minimum(stops[owners], kept.tokens[stretches + 1]) + shifts
         return owners, begins, ends, shifts
 
     def read(
@@ -88,9 +88,10 @@ class ViewedCorpus:
         from_, to = starts + self._shifts(lows), stops + self._shifts(highs)
         if self.is_in_memory and int((to - from_).sum()) <= _DENSE * int((stops - starts).sum()):
             offsets, values = self.base.ends(from_, to)
-            stretches = kept.positions.searchsorted(values) - 1  # the end of a document lies behind its first token
+            # the end of a document lies behind its first token
+            stretches = np.minimum(kept.positions.searchsorted(values), len(kept)) - 1
             found = values - self._shifts(stretches)
-            is_kept = found <= kept.token(stretches + 1)
+            is_kept = found <= kept.tokens[stretches + 1]
             owners = np.repeat(np.arange(len(starts)), np.diff(offsets))[is_kept]
             counts = np.bincount(owners, minlength=len(starts))
             return np.concatenate([[0], np.cumsum(counts)]), found[is_kept]
@@ -180,7 +181,7 @@ class ViewedCorpus:
     def _read_factor(self) -> float:
         kept = self.corpus.kept
         some = np.arange(len(kept))[:_SAMPLED]
-        tokens = kept.token(some + 1) - kept.token(some)
+        tokens = kept.tokens[some + 1] - kept.tokens[some]
         first = kept.positions[some] // HASH_STRIDE
         last = (kept.positions[some] + tokens - 1) // HASH_STRIDE
         strides = int((last - np.maximum(first, np.append(-1, last[:-1]) + 1) + 1).sum())
