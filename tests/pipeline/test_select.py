@@ -32,6 +32,7 @@ from tests.damage import flipped
 from tests.examples import examples
 from tests.pipeline.places import at
 from tests.pipeline.test_copy import LANGUAGES, Row, copy_corpus, corpus_of, left_out, rows
+from tests.refusals import tokshard
 from tokshard import open_corpus
 from tokshard import select_corpus as select_by_processes
 from tokshard.errors import BuildError, CorpusError
@@ -264,6 +265,19 @@ def test_cells_partition_a_view_and_their_mix_names_them(corpus, tmp_path):
     assert all(row[1]["lang"] == "fr" for row in cells["lang=fr"])
     mix = (tmp_path / "cells" / "mix.toml").read_text()
     assert all(f'"{name}" = "{name}"  # {len(found)} documents' in mix for name, found in cells.items())
+
+
+def test_cells_are_copied_into_the_same_tree_with_their_mix(corpus, tmp_path):
+    select_corpus(corpus, out=tmp_path / "cells", by=["lang"])
+    for _ in range(2):  # the second time nothing is left to do
+        command = "copy", tmp_path / "cells", "--cells", "--out", tmp_path / "copies", "--workers", 1, "--quiet"
+        assert tokshard(*command).exit_code == 0
+    cells = [path.parent.name for path in tmp_path.glob("cells/*/manifest.json")]
+    assert sorted(path.name for path in (tmp_path / "copies").iterdir()) == sorted([*cells, names.MIX])
+    for cell in cells:
+        assert rows(tmp_path / "copies" / cell) == rows(tmp_path / "cells" / cell)
+    sizes = "--seq-len", 8, "--global-batch-size", 4
+    assert tokshard("plan", tmp_path / "copies" / names.MIX, *sizes).exit_code == 0
 
 
 # in buckets

@@ -59,6 +59,14 @@ def import_(context: click.Context, /, sources: tuple[str, ...], **options: Any)
 @click.command(cls=GroupedCommand, groups=HEADINGS)
 @click.argument("corpora", nargs=-1, required=True, metavar="CORPUS...")
 @click.option("--no-columns", cls=GroupedOption, group=OUTPUT, is_flag=True, help="Leave out the kept columns.")
+@click.option(
+    "--cells",
+    "is_of_cells",
+    cls=GroupedOption,
+    group=OUTPUT,
+    is_flag=True,
+    help="Copy each cell of a folder that 'select --by' wrote, and their mix.toml, into the same tree.",
+)
 @click.pass_context
 def copy(context: click.Context, /, corpora: tuple[str, ...], **options: Any) -> None:
     """Copy the documents of each CORPUS, in this order, into one corpus, without tokenizing again.
@@ -71,13 +79,19 @@ def copy(context: click.Context, /, corpora: tuple[str, ...], **options: Any) ->
     tokshard copy shards/a shards/b --out s3://bucket/both
     tokshard copy views/python --out shards/python
     tokshard copy shards/by-topic --out shards/mixed --shuffle 17
+    tokshard copy views/cells --cells --out s3://bucket/cells
     """  # noqa: D301 - click's mark for lines that are kept
     columns = options["columns"]
     no_columns = options.pop("no_columns")
     if no_columns and columns:
         raise UsageError("--no-columns and --keep-columns contradict each other", hint="give one of them")
     options["columns"] = () if no_columns else columns or None
-    _run(context, corpora, options, DOCUMENTS)
+    if options.pop("is_of_cells"):
+        from tokshard.cli.build_run import copy_cells
+
+        copy_cells(context, corpora, options)
+    else:
+        _run(context, corpora, options, DOCUMENTS)
 
 
 @options_of_build(VIEW)

@@ -14,16 +14,18 @@ from tokshard.cli.build_text import build_lines, estimate_lines, job_lines
 from tokshard.cli.corpus_text import brief_text, summary_text
 from tokshard.cli.job_array import job_of
 from tokshard.cli.options import print_json
-from tokshard.cli.recipe import CorpusRequest
+from tokshard.cli.recipe import CorpusRequest, one_corpus
 from tokshard.cli.tables import table
 from tokshard.errors import UsageError
+from tokshard.format import names
 from tokshard.format.opening import open_corpus
 from tokshard.format.tables import read_sources
+from tokshard.inspect.corpus.places import cells_in
 from tokshard.pipeline.build import options_of, run_build
 from tokshard.pipeline.estimate import estimate_build
 from tokshard.pipeline.executors.worker import restoring_environment
 from tokshard.pipeline.jobs import Job, run_job
-from tokshard.pipeline.options import TOKENS, VIEW
+from tokshard.pipeline.options import DOCUMENTS, TOKENS, VIEW
 from tokshard.pipeline.progress import BuildResult
 from tokshard.pipeline.resolve import resolve
 from tokshard.pipeline.views import CellSize, preview_cells
@@ -84,6 +86,31 @@ def run_all(context: click.Context, requests: Sequence[CorpusRequest], *, reads:
         context.exit(1)
 
 
+def copy_cells(context: click.Context, folders: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Copy each cell of a folder of cells, and then their mix, whose paths hold in the copy, too.
+
+    Raises:
+        UsageError: there is not one folder, or it has no cells.
+    """
+    if len(folders) != 1:
+        raise UsageError(f"--cells copies one folder of cells, and {len(folders)} are given", hint="copy each alone")
+    source, out = open_store(folders[0]), open_store(options["out"])
+    try:
+        mix, cells = source.get(names.MIX), list(cells_in(source))
+    except OSError as error:
+        raise UsageError(
+            f"{folders[0]} is not a folder of cells: {names.MIX} cannot be read: {error.strerror or error}",
+            hint="leave out --cells, or divide a corpus with 'tokshard select CORPUS --by COLUMN'",
+        ) from error
+    requests = [
+        one_corpus([source.where(cell)], {**options, "out": out.where(cell)}, name=f"{options['out']}: {cell}")
+        for cell in cells
+    ]
+    run_all(context, requests, reads=DOCUMENTS)
+    if not options["dry_run"]:
+        out.put(names.MIX, mix)
+
+
 def _cell_rows(out: str, cells: Sequence[CellSize]) -> list[tuple[str, str, str]]:
     places = (os.path.join(out, cell.folder) if cell.folder else out for cell in cells)
     return [
@@ -102,7 +129,7 @@ def _sample(result: BuildResult) -> dict[str, str]:
 def _job(given: Mapping[str, Any], *, is_recipe: bool) -> Job | None:
     job = job_of(given["job_index"], given["num_jobs"])
     if job is not None and (is_recipe or given["dry_run"]):
-        other = "--dry-run" if given["dry_run"] else "a recipe"
+        other = "--dry-run" if given["dry_run"] else "a command for several corpora"
         raise UsageError(f"{other} cannot be divided among jobs", hint="leave out --job-index and --num-jobs")
     return job
 
