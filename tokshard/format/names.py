@@ -35,6 +35,9 @@ REQUIRED_FILES = frozenset({SHARD_TABLE, STRIDE_HASHES, SOURCE_TABLE, TOKENIZER}
 FILES_OF_VIEW = frozenset({KEPT, SOURCE_TABLE, TOKENIZER})
 """The same of a view."""
 
+LAST_TABLES = frozenset({SHARD_TABLE, KEPT})
+"""Builds write one of them just before the manifest, so a folder with it was a corpus."""
+
 OPTIONAL_FILES = frozenset({REJECTS, HASHES})
 """Files that a manifest may list, too, and no others."""
 

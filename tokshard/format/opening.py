@@ -280,8 +280,7 @@ def _no_manifest(store: Store) -> CorpusError:
             f"{location} is not a corpus, but holds two: a build with a validation split wrote them",
             hint=f"give {store.where(splits[0])} or {store.where(splits[1])}",
         )
-    # builds write the shard table just before the manifest, so a folder with it was a corpus
-    kind = UnfinishedCorpusError if names.SHARD_TABLE in present(store) else MissingCorpusError
+    kind = MissingCorpusError if names.LAST_TABLES.isdisjoint(present(store)) else UnfinishedCorpusError
     return kind(f"{location} is not a corpus: it has no {names.MANIFEST}", hint=hint)
 
 

@@ -136,7 +136,7 @@ def _manifest_or_problem(store: Store) -> Manifest | Problem:
         raise
     except CorpusError as error:
         try:
-            was_finished = not is_unfinished(store) and names.SHARD_TABLE in present(store)
+            was_finished = not is_unfinished(store) and not names.LAST_TABLES.isdisjoint(present(store))
         except OSError:
             raise error from None  # the path itself cannot be read, and the error says why
         if isinstance(error, UnfinishedCorpusError) and not was_finished:
@@ -258,9 +258,10 @@ def _check_folder(store: Store, manifest: Manifest, corpus: Corpus | None) -> It
         return
     if manifest.generation is None:  # files in the folders of generations are checked with them
         known |= set(map(names.generation_folder, generation_numbers(listed)))
-    known |= set(filter(names.is_shard_name, listed) if corpus is None else corpus.shards.names())
     if manifest.base is not None:  # cells have folders of their own
         known |= {names.MIX, *(name for name in listed if "=" in name)}
+    else:
+        known |= set(filter(names.is_shard_name, listed) if corpus is None else corpus.shards.names())
     for name in sorted(listed - known):
         is_shard = names.is_shard_name(name)
         yield Problem(
