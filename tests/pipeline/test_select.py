@@ -40,6 +40,7 @@ from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.progress import StageStarted
 from tokshard.runtime import CorpusSource
+from tokshard.store import open_store
 from tokshard.testing import assert_token_source
 
 
@@ -294,6 +295,14 @@ def test_a_view_in_a_bucket_of_a_corpus_in_one_is_read_by_range(corpus, tmp_path
         assert not source.is_in_memory
         assert source.read_factor > 1
         assert_token_source(source)
+
+
+def test_a_view_that_was_uploaded_with_its_base_finds_it(corpus, tmp_path, bucket):
+    view = tmp_path / "views" / "view"
+    select_corpus(corpus, out=view, where="lang=fr")
+    for path in (*corpus.iterdir(), *view.iterdir()):
+        open_store(bucket).put(str(path.relative_to(tmp_path)), path.read_bytes())
+    assert rows(f"{bucket}/views/view") == rows(view)
 
 
 # its base

@@ -97,7 +97,10 @@ def open_base(store: Store, base: Base) -> Corpus:
 
 def base_location(store: Store, base: Base) -> str:
     """Where the corpus of a view was when the view was made."""
-    return base.path if is_uri(base.path) else os.path.normpath(os.path.join(store.location, base.path))
+    if is_uri(base.path):
+        return base.path
+    scheme, separator, place = store.location.rpartition("://")  # of a view that was uploaded with its base
+    return f"{scheme}{separator}{os.path.normpath(os.path.join(place, base.path))}"
 
 
 def missing_shards(corpus: Corpus, listed: Iterable[str]) -> list[str]:
