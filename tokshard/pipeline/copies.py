@@ -17,7 +17,7 @@ from tokshard.format.loss import LOSS_COLUMNS, kept_columns
 from tokshard.format.manifest import CopyConfig, SelectConfig
 from tokshard.format.opening import open_corpus
 from tokshard.format.whole_corpus import check_side_files
-from tokshard.pipeline.options import DOCUMENTS, VIEW, BuildOptions
+from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.request import Request, config_of, versions_here
 from tokshard.pipeline.sources.corpora import contents, share_documents
 from tokshard.pipeline.sources.inputs import InputTable, input_table
@@ -53,32 +53,7 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
             holds_some=sorted(set[str]().union(*(parts for _, parts in held)) - whole),
             shuffle=options.shuffle,
         )
-        for corpus in corpora:
-            check_side_files(corpus)
-        inputs = _inputs(corpora, DOCUMENTS)
-        request = Request(
-            options=options,
-            sources=list(locations),
-            directory=os.getcwd(),
-            config=config_of(
-                options,
-                text_field="",
-                keep_field={},
-                shard_tokens=options.shard_tokens or first.build.shard_tokens,
-                task_bytes=first.build.task_bytes,
-                copied=copied,
-                chat=_common([corpus.manifest.build.chat for corpus in corpora]),
-                id_field=_common([corpus.manifest.build.id_field for corpus in corpora]) if "id" in columns else None,
-            ),
-            columns=columns,
-            tokenizer=first.tokenizer,
-            normalizer=None,
-            inputs=inputs,
-            arguments=[argument for corpus in corpora for argument in corpus.manifest.arguments],
-            versions=versions_here(DOCUMENTS),
-            corpora=[(absolute_location(corpus.location), corpus.num_generations - 1) for corpus in corpora],
-        )
-        return request, read_tokenizer(corpora[0].store, first)
+        return _request(corpora, locations, options, columns, copied=copied), read_tokenizer(corpora[0].store, first)
 
 
 def selected_request(locations: Sequence[str], options: BuildOptions) -> tuple[Request, bytes]:
@@ -107,31 +82,47 @@ def selected_request(locations: Sequence[str], options: BuildOptions) -> tuple[R
             **{name: None if file is None else _sha256(file) for name, file in here.items()},
         )
         Rules(corpus, selected, Files(options.keep_ids, options.drop_ids, options.join))  # refuses what does not fit
-        check_side_files(corpus)
         manifest = corpus.manifest
-        request = Request(
-            options=options,
-            sources=list(locations),
-            directory=os.getcwd(),
-            config=config_of(
-                options,
-                text_field="",
-                keep_field={},
-                shard_tokens=manifest.build.shard_tokens,
-                task_bytes=manifest.build.task_bytes,
-                selected=selected,
-                chat=manifest.build.chat,
-                id_field=manifest.build.id_field,
-            ),
-            columns=manifest.columns,
-            tokenizer=manifest.tokenizer,
-            normalizer=None,
-            inputs=_inputs([corpus], VIEW),
-            arguments=manifest.arguments,
-            versions=versions_here(VIEW),
-            corpora=[(absolute_location(corpus.location), corpus.num_generations - 1)],
-        )
+        request = _request([corpus], locations, options, manifest.columns, selected=selected)
         return request, read_tokenizer(corpus.store, manifest)
+
+
+def _request(
+    corpora: Sequence[Corpus],
+    locations: Sequence[str],
+    options: BuildOptions,
+    columns: dict[str, str],
+    *,
+    copied: CopyConfig | None = None,
+    selected: SelectConfig | None = None,
+) -> Request:
+    """What is asked of some corpora, after their small files were checked."""
+    for corpus in corpora:
+        check_side_files(corpus)
+    first = corpora[0].manifest
+    return Request(
+        options=options,
+        sources=list(locations),
+        directory=os.getcwd(),
+        config=config_of(
+            options,
+            text_field="",
+            keep_field={},
+            shard_tokens=options.shard_tokens or first.build.shard_tokens,
+            task_bytes=first.build.task_bytes,
+            copied=copied,
+            selected=selected,
+            chat=_common([corpus.manifest.build.chat for corpus in corpora]),
+            id_field=_common([corpus.manifest.build.id_field for corpus in corpora]) if "id" in columns else None,
+        ),
+        columns=columns,
+        tokenizer=first.tokenizer,
+        normalizer=None,
+        inputs=_inputs(corpora, options.reads),
+        arguments=[argument for corpus in corpora for argument in corpus.manifest.arguments],
+        versions=versions_here(options.reads),
+        corpora=[(absolute_location(corpus.location), corpus.num_generations - 1) for corpus in corpora],
+    )
 
 
 def _sha256(file: str) -> str:

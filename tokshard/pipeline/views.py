@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
 from urllib.parse import quote
 
 import numpy as np
@@ -66,19 +65,10 @@ class _Cell:
     """A cell, or all of a view: sums over its tasks, and where their stretches lie in the spool."""
 
     total: CellCounts = field(default_factory=CellCounts)
-    sources: dict[int, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     places: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, found: CellCounts, at: int) -> None:
-        total = self.total
-        total.documents += found.documents
-        total.tokens += found.tokens
-        total.targets += found.targets
-        total.shortest = min(total.shortest or found.shortest, found.shortest)
-        total.longest = max(total.longest, found.longest)
-        total.lengths = list(map(sum, zip_longest(total.lengths, found.lengths, fillvalue=0)))
-        for source, counts in found.sources.items():
-            self.sources[source] = [sum(pair) for pair in zip(self.sources[source], counts, strict=True)]
+        self.total.add(found)
         self.places.append((at, len(found.stretches)))
 
 
@@ -205,7 +195,9 @@ class _Writer:
                 kept.add(self._spooled[at : at + size].view("<i8").reshape(-1, _STRETCH_BYTES // 8))
             fingerprint = kept.finish(file)
         sources = [
-            _kept_of(one, cell.sources.get(index, [0, 0]), None if left_out is None else left_out.get(index, Counter()))
+            _kept_of(
+                one, total.sources.get(index, (0, 0)), None if left_out is None else left_out.get(index, Counter())
+            )
             for index, one in enumerate(self._sources)
         ]
         with side_file(out, names.SOURCE_TABLE, files) as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -98,17 +99,12 @@ class CorporaReader:
         shards, documents, sources = self._starts
         number = int(np.searchsorted(shards, index, "right")) - 1
         corpus, shard = self._opened[number], index - int(shards[number])
-        try:
+        with reading(corpus, shard):
             info = corpus.shards[shard]
             of_corpus = range(int(sources[number]), int(sources[number + 1]))
             for found in self._documents(corpus, shard, int(documents[number]), of_corpus):
                 # so that all of a shard was read when its last document was
                 yield self._made(found, input_bytes=info.num_bytes * len(found.tokens) // info.num_tokens)
-        except OSError as error:  # of its store, or of the temporary directory, where it is copied from a bucket
-            raise BuildError(
-                f"{corpus.shard_store.where(corpus.shards[shard].name)} cannot be read: {error.strerror or error}",
-                hint="check its store and the room in TMPDIR; the same command continues where this one stopped",
-            ) from error
 
     def _documents(self, corpus: Corpus, index: int, first_number: int, of_corpus: range) -> Iterator[Documents]:
         runs = corpus.shards.runs(index)
@@ -157,6 +153,22 @@ class CorporaReader:
             fields=frozenset(self._columns),
             sources=documents.sources,
         )
+
+
+@contextlib.contextmanager
+def reading(corpus: Corpus, index: int) -> Iterator[None]:
+    """Raise an error of the store, or of the temporary directory, where a shard is copied from a bucket, as one of it.
+
+    Raises:
+        BuildError: the shard cannot be read.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise BuildError(
+            f"{corpus.shard_store.where(corpus.shards[index].name)} cannot be read: {error.strerror or error}",
+            hint="check its store and the room in TMPDIR; the same command continues where this one stopped",
+        ) from error
 
 
 def _missing(kind: str, documents: Documents, before: Mapping[str, pa.Array]) -> pa.Array:

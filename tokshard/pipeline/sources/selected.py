@@ -25,7 +25,7 @@ from tokshard.format.opening import open_corpus
 from tokshard.format.shard import Shard
 from tokshard.format.whole_corpus import open_shard
 from tokshard.pipeline.encode.documents import ChunkResult, Documents
-from tokshard.pipeline.sources.corpora import source_labels
+from tokshard.pipeline.sources.corpora import reading, source_labels
 from tokshard.pipeline.sources.joined import Joined
 from tokshard.store import locate
 
@@ -73,14 +73,8 @@ class Selection:
             BuildError: a list, or a file that is joined, has changed.
         """
         corpus, rules = self._corpus, self._rules
-        try:
-            with open_shard(corpus, index) as shard:
-                yield from self._documents(corpus, rules, index, shard)
-        except OSError as error:
-            raise BuildError(
-                f"{corpus.shard_store.where(corpus.shards[index].name)} cannot be read: {error.strerror or error}",
-                hint="check its store and the room in TMPDIR; the same command continues where this one stopped",
-            ) from error
+        with reading(corpus, index), open_shard(corpus, index) as shard:
+            yield from self._documents(corpus, rules, index, shard)
 
     def _documents(self, corpus: Corpus, rules: Rules, index: int, shard: Shard) -> Iterator[ChunkResult]:
         stored, number = corpus.stored(index)

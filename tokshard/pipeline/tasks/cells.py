@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -56,17 +55,16 @@ class Cells:
             documents: int64 [5, documents]: of each its number and place in the base, tokens, source, and targets.
         """
         numbers, starts, lengths, sources, targets = documents
-        cell = self._cells.setdefault(label, CellCounts())
-        cell.documents += len(numbers)
-        cell.tokens += int(lengths.sum())
-        cell.targets += int(targets.sum())
-        shortest = int(lengths.min())
-        cell.shortest = min(cell.shortest or shortest, shortest)
-        cell.longest = max(cell.longest, int(lengths.max()))
-        cell.lengths = list(map(sum, zip_longest(cell.lengths, length_counts(lengths).tolist(), fillvalue=0)))
-        for source, (number, tokens) in _by_source(sources, lengths).items():
-            before = cell.sources.get(source, (0, 0))
-            cell.sources[source] = before[0] + number, before[1] + tokens
+        found = CellCounts(
+            documents=len(numbers),
+            tokens=int(lengths.sum()),
+            targets=int(targets.sum()),
+            shortest=int(lengths.min()),
+            longest=int(lengths.max()),
+            lengths=length_counts(lengths).tolist(),
+            sources=_by_source(sources, lengths),
+        )
+        self._cells.setdefault(label, CellCounts()).add(found)
         self._stretches.setdefault(label, []).append(stretches_of(numbers, starts, lengths))
 
     def finish(self, receipt: Receipt) -> Receipt:
@@ -76,7 +74,7 @@ class Cells:
         return msgspec.structs.replace(receipt, cells=self._cells)
 
 
-def _by_source(sources: NDArray[np.int64], lengths: NDArray[np.int64]) -> Mapping[int, tuple[int, int]]:
+def _by_source(sources: NDArray[np.int64], lengths: NDArray[np.int64]) -> dict[int, tuple[int, int]]:
     """Each source, and how many documents and tokens are from it."""
     found, of_source = np.unique(sources, return_inverse=True)
     counts, tokens = np.bincount(of_source), np.bincount(of_source, lengths).astype(np.int64)

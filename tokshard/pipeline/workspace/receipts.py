@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from typing import Literal, TypeVar
 
 import msgspec
@@ -94,6 +95,18 @@ class CellCounts(msgspec.Struct, kw_only=True, omit_defaults=True):
     lengths: list[int] = msgspec.field(default_factory=list)
     sources: dict[int, tuple[int, int]] = msgspec.field(default_factory=dict)
     stretches: bytes = b""
+
+    def add(self, other: CellCounts) -> None:
+        """Add the counts of other documents; stretches stay."""
+        self.documents += other.documents
+        self.tokens += other.tokens
+        self.targets += other.targets
+        self.shortest = min(self.shortest or other.shortest, other.shortest)
+        self.longest = max(self.longest, other.longest)
+        self.lengths = list(map(sum, zip_longest(self.lengths, other.lengths, fillvalue=0)))
+        for source, (documents, tokens) in other.sources.items():
+            before = self.sources.get(source, (0, 0))
+            self.sources[source] = before[0] + documents, before[1] + tokens
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
