@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 from collections.abc import Sequence
 
 import click
 
+from tokshard.cli.help_groups import GroupedCommand, GroupedOption
 from tokshard.cli.options import debug_option, json_option, plan_options, print_json
 from tokshard.cli.plan_text import plan_text
 from tokshard.cli.sizes import LENGTH, POSITIVE_COUNT, FloatRange
@@ -15,14 +17,47 @@ from tokshard.inspect.corpus.places import corpora_at, short_names
 from tokshard.inspect.plan.preview import report_plan
 from tokshard.inspect.plan.run import open_run
 
+_WHAT, _JOB = "What to preview", "Nodes and ranks"
 
-@click.command()
+_option = functools.partial(click.option, cls=GroupedOption)
+
+
+@click.command(cls=GroupedCommand, groups=(_WHAT, _JOB))
 @click.argument("plan", metavar="PLAN")
-@click.option(
+@_option(
     "--tokens",
+    group=_WHAT,
     type=POSITIVE_COUNT,
     metavar="N",
     help="Tokens to train on, rounded up to whole steps.  [default: as many as the corpora hold, or a finite pass]",
+)
+@_option("--checkpoint", group=_WHAT, metavar="PATH", help="Take the weights from a checkpoint of a run.")
+@_option(
+    "--held-out",
+    "held_out",
+    group=_WHAT,
+    multiple=True,
+    metavar="CORPUS",
+    help="Warn about documents that this corpus shares with the plan; may be given again.",
+)
+@_option(
+    "--nodes",
+    "num_nodes",
+    group=_JOB,
+    type=POSITIVE_COUNT,
+    metavar="N",
+    help="Recommend a number of streams for a job on N nodes that reads from an object store.",
+)
+@_option(
+    "--dp-world-size",
+    group=_JOB,
+    type=POSITIVE_COUNT,
+    metavar="W",
+    help='Show how even the work of so many data-parallel ranks is, with and without deal = "cost".',
+)
+@_option("--hidden", group=_JOB, type=LENGTH, metavar="N", help="With --dp-world-size: the width of the model.")
+@_option(
+    "--layers", group=_JOB, type=POSITIVE_COUNT, metavar="N", help="With --dp-world-size: the layers of the model."
 )
 @click.option(
     "--max-epochs-warn",
@@ -31,29 +66,6 @@ from tokshard.inspect.plan.run import open_run
     show_default="4",
     metavar="N",
     help="Warn about a corpus that is read more than N times.",
-)
-@click.option("--checkpoint", metavar="PATH", help="Take the weights from a checkpoint of a run.")
-@click.option(
-    "--nodes",
-    "num_nodes",
-    type=POSITIVE_COUNT,
-    metavar="N",
-    help="Recommend a number of streams for a job on N nodes that reads from an object store.",
-)
-@click.option(
-    "--dp-world-size",
-    type=POSITIVE_COUNT,
-    metavar="W",
-    help='Show how even the work of so many data-parallel ranks is, with and without deal = "cost".',
-)
-@click.option("--hidden", type=LENGTH, metavar="N", help="With --dp-world-size: the width of the model.")
-@click.option("--layers", type=POSITIVE_COUNT, metavar="N", help="With --dp-world-size: the layers of the model.")
-@click.option(
-    "--held-out",
-    "held_out",
-    multiple=True,
-    metavar="CORPUS",
-    help="Warn about documents that this corpus shares with the plan; may be given again.",
 )
 @plan_options({})
 @json_option
