@@ -545,7 +545,6 @@ def narrow_batches(plan: StreamPlan, ranks: RankRows, cursor: Cursor, end: int |
     """
     cursor = cursor.compacted(plan.mixture(cursor))  # so that no step counts samples from long ago on
     size, rows, sample, steps = ranks.global_batch_size, ranks.rows_per_rank, cursor.sample, 1
-    num_ranks = _ranks_laid_out(plan, ranks) if plan.counting(ranks) is None else ranks.world_size
     while end is None or sample < end:
         starts = np.arange(sample, sample + steps * size, size)
         starts = starts if end is None else starts[starts < end]
@@ -557,7 +556,9 @@ def narrow_batches(plan: StreamPlan, ranks: RankRows, cursor: Cursor, end: int |
         weights = plan.mixture(cursor).weights_at(sample)
         steps = min(
             2 * steps if sample - cursor.sample >= len(plan.names) else 1,
-            ranks.steps_at_once(len(layout.lengths) / len(layout.samples), len(plan.names), num_ranks),
+            ranks.steps_at_once(
+                len(layout.lengths) / len(layout.samples), len(plan.names), _ranks_laid_out(plan, ranks)
+            ),
             steps_of_shortest_window(plan.corpora, weights, size * plan.seq_len),
         )
 
@@ -577,13 +578,10 @@ def steps_laid_out(
         starts: int64 [steps], their first samples.
         end, is_sequential: as for `RankRows.samples`, `StreamPlan.lay_out`.
     """
-    counting, num_ranks = plan.counting(ranks), _ranks_laid_out(plan, ranks)
+    num_ranks = _ranks_laid_out(plan, ranks)
     samples = ranks.samples(starts, end, num_ranks=num_ranks)
-    layout = of_all = plan.lay_out(cursor, samples, is_sequential=is_sequential)
-    if counting is not None and counting is not plan:
-        samples = ranks.samples(starts, end, num_ranks=ranks.world_size)
-        of_all = counting.lay_out(cursor, samples, is_sequential=is_sequential)
-    sums = None if counting is None else of_all.sums_of_steps(len(starts))
+    layout = plan.lay_out(cursor, samples, is_sequential=is_sequential)
+    sums = layout.sums_of_steps(len(starts)) if plan.knows_steps(ranks) else None
     if num_ranks > 1 or ranks.deal == "cost":
         of_ranks = ranks.dealt(layout.costs())
         layout = layout.of_rows(of_ranks[ranks.parts(starts) % num_ranks + np.arange(len(starts)) * num_ranks].ravel())
@@ -606,7 +604,7 @@ def dealt_samples(plan: StreamPlan, ranks: RankRows, cursor: Cursor, start: int,
 
 def _ranks_laid_out(plan: StreamPlan, ranks: RankRows) -> int:
     """The ranks whose rows a rank lays out to make its own batches."""
-    return ranks.world_size if plan.counting(ranks) is plan else ranks.num_dealt_together
+    return ranks.world_size if plan.knows_steps(ranks) else ranks.num_dealt_together
 
 
 def _batches(

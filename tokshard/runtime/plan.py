@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tokshard.errors import PlanError
 from tokshard.runtime import options
 from tokshard.runtime.bytes.cache import Cache
-from tokshard.runtime.bytes.source import EndsOnly, TokenSource
+from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.cursor import MAX_SAMPLE, Cursor, Length, Schedule, identity_of
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Balance, Mixture
@@ -169,7 +169,6 @@ class StreamPlan:
         # of the masks that were looked up last; copies share it
         self._kept_masks: list[tuple[tuple[Mask, ...], MaskedTokens | None]] = [((), None)]
         self._kept_lengths: list[tuple[Length, StreamPlan]] = []
-        self._kept_counting: list[StreamPlan] = []
         self.identity = identity_of(self.shape, self.seed, self.num_streams, self.corpora)
         self.global_batch_size: int | None = None
 
@@ -206,11 +205,11 @@ class StreamPlan:
     def __getstate__(self) -> dict[str, Any]:
         corpora = tuple(map(replace, self.corpora))  # without the permutations that they keep
         found = {**self.__dict__, "corpora": corpora, "_kept_mixture": None, "_kept_masks": [((), None)]}
-        return found | {"readers": (), "_kept_lengths": [], "_kept_counting": []}
+        return found | {"readers": (), "_kept_lengths": []}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
-        self.readers, self._kept_lengths, self._kept_counting = tuple(map(PieceReader, self.corpora)), [], []
+        self.readers, self._kept_lengths = tuple(map(PieceReader, self.corpora)), []
 
     def __repr__(self) -> str:
         return f"<StreamPlan of {', '.join(self.names)}: {self.fingerprint[:12]}>"
@@ -250,10 +249,7 @@ class StreamPlan:
         """
         if not reopened:
             return self._with()
-        return self._over(_reopened(self.sources))
-
-    def _over(self, sources: tuple[TokenSource, ...]) -> StreamPlan:
-        """The same plan over other sources of the same tokens."""
+        sources = _reopened(self.sources)
         corpora = (replace(corpus, source=source) for corpus, source in zip(self.corpora, sources, strict=True))
         return self._with(sources=sources, corpora=tuple(corpora))
 
@@ -466,20 +462,13 @@ class StreamPlan:
             raise PlanError(f"the plan has no corpus {corpus!r}", hint=f"it has {', '.join(self.names)}")
         return self.names.index(corpus)
 
-    def counting(self, ranks: RankRows) -> StreamPlan | None:
-        """The plan that lays out whole steps, to count their targets; None: transforms may change them.
+    def knows_steps(self, ranks: RankRows) -> bool:
+        """Whether a rank can count the targets of a whole step.
 
-        It is this plan, with its tables, unless tokens come from a store and ranks read streams of their own: then it
-        only finds where documents end, and has its own tables.
+        A transform may change them, and a rank looks at no window of streams that others read.
         """
-        if self.transforms:
-            return None
-        if ranks.world_size == 1 or all(one.source.is_in_memory or not one.is_dealt for one in self.corpora):
-            return self
-        if not self._kept_counting:
-            sources = tuple(source if source.is_in_memory else EndsOnly(source) for source in self.sources)
-            self._kept_counting = [self._over(sources)]
-        return self._kept_counting[0]
+        is_all_read = ranks.world_size == 1 or not any(corpus.is_dealt for corpus in self.corpora)
+        return not self.transforms and is_all_read
 
     def lay_out(self, cursor: Cursor, samples: NDArray[np.int64], *, is_sequential: bool = False) -> Layout:
         """The rows of batches, without their tokens.

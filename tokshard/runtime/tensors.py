@@ -55,7 +55,8 @@ class StreamingLoader(BatchLoader[Batch]):
     - ``loss_weights``: float32 [rows, seq_len], only if a corpus of the plan has loss spans: the weight of each label.
       It is 0 where the label is -100, as it is outside of the spans, and 1 if the corpus has no weights.
     - ``step_targets``: int64 [], ``step_weight``: float32 []: the labels of the whole step, over all ranks, that are
-      not -100, and the sum of their weights. Absent if the plan has transforms, which may change them.
+      not -100, and the sum of their weights. Absent if the plan has transforms, which may change them, and on several
+      ranks if a corpus is dealt to ``num_streams``: a rank looks at no window of streams that others read.
 
     With ``compact=True`` a batch has a tenth of the size, and `tokshard.runtime.expand` makes the batch above on a
     device:

@@ -189,5 +189,4 @@ def padding(rows: int, seq_len: int, *, has_spans: bool = False) -> Batch:
         "sample_index": absent,
         "cu_seqlens": torch.arange(0, rows * seq_len + 1, seq_len, dtype=torch.int32),
         "max_seqlen": torch.tensor(seq_len),
-        "step_weight": torch.tensor(0.0),
     }

@@ -45,7 +45,7 @@ class StepSums:
         losses: float64 [corpora], on the device: the losses of this rank's targets, weighted, summed by corpus.
         squared_norm: float64 [], on the device: of this rank's part of the gradient of the sum of all losses.
         figures: figures of this rank's host; the sum over ranks of each has a meaning.
-        weight: float32 [], on the host: of all targets of the step, which a batch knows.
+        weight: float32 [], on the host: of all targets, which a batch knows; None: it is added up, too.
 
     Attributes:
         weight: float64 [], on the device: of all targets; without loss spans it is their number. 1 if there are none.
@@ -58,7 +58,7 @@ class StepSums:
         losses: Tensor,
         squared_norm: Tensor,
         figures: Mapping[str, NDArray[np.float64]],
-        weight: Tensor,
+        weight: Tensor | None = None,
     ) -> None:
         sizes = {"losses": len(losses), "squared_norm": 1} | {name: len(of) for name, of in figures.items()}
         here, self._sizes = torch.from_numpy(np.concatenate(list(figures.values()))), sizes
@@ -71,7 +71,8 @@ class StepSums:
         if self._arrival is not None:
             self._arrival.record()
         of = dict(zip(sizes, torch.split(sums, list(sizes.values())), strict=True))
-        weight = weight.to(losses.device, non_blocking=True).double()
+        # without it: ranks that read streams of their own
+        weight = of["loss_weights"].sum() if weight is None else weight.to(losses.device, non_blocking=True).double()
         self.weight = torch.where(weight > 0, weight, 1.0)
         self.norm = of["squared_norm"][0].sqrt() / self.weight
         self.is_lost = (of["has_no_batch"][0] > 0) | ~(of["losses"].sum() + self.norm).isfinite()
@@ -174,7 +175,7 @@ class Report:
             "memory_bytes": here * memory_bytes(self.device),
         }
         arrays = {name: np.asarray(of, dtype=np.float64) for name, of in figures.items()}
-        self._sums = StepSums(losses, squared_norm, arrays, batch["step_weight"])
+        self._sums = StepSums(losses, squared_norm, arrays, batch.get("step_weight"))
         return self._sums
 
     def end_step(self, step: int, lr: float) -> None:

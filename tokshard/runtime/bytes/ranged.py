@@ -330,37 +330,11 @@ class RangedCorpus:
         counts = np.bincount(stretches[parts], minlength=len(starts))
         return np.concatenate([[0], np.cumsum(counts)]), ends
 
-    def ends_only(
-        self, starts: NDArray[np.int64], stops: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The same from the offsets of documents: 8 bytes for each, in place of its tokens.
-
-        Raises:
-            DamagedCorpusError: a shard is missing, or differs from the manifest.
-            StoreError: the store does not answer.
-        """
-        stretches, shards, begins, ends = cut_at(self._first_tokens, starts, stops)
-        inside = np.stack([begins, ends], 1) - self._first_tokens[shards, np.newaxis]
-        by_shard = np.argsort(shards, kind="stable")
-        groups = np.split(by_shard, np.flatnonzero(np.diff(shards[by_shard])) + 1)
-        work = (partial(self._offsets_around, int(shards[mine[0]]), inside[mine].tolist()) for mine in groups)
-        tasks = [self.cache.fetchers.start(each, is_urgent=True) for each in work]
-        if self.corpus.has_spans:
-            self._targets.ask(starts, stops, self.cache.fetchers)
-        values = [np.empty(0, np.int64)] * len(shards)
-        for mine, task in zip(groups, tasks, strict=True):
-            for part, (_, offsets) in zip(mine.tolist(), task.result(), strict=True):
-                begin, end = inside[part]
-                is_inside = (offsets > begin) & (offsets <= end)
-                values[part] = offsets[is_inside] + self._first_tokens[shards[part]]
-        counts = np.bincount(stretches, list(map(len, values)), len(starts)).astype(np.int64)
-        return np.concatenate([[0], np.cumsum(counts)]), np.concatenate(values)
-
     def _document_at(self, position: int) -> tuple[int, int, int]:
         """The document that holds a token: its number, and its start and stop in the corpus."""
         index = int(self._first_tokens.searchsorted(position, "right")) - 1
         base = int(self._first_tokens[index])
-        ((first, offsets),) = self._offsets_around(index, [(position - base, position - base + 1)])
+        first, offsets = self._offsets_around(index, position - base, position - base + 1)
         row = int(np.searchsorted(offsets, position - base, "right")) - 1
         document = int(self.corpus.shards.first_documents[index]) + first + row
         return document, base + int(offsets[row]), base + int(offsets[row + 1])
@@ -444,10 +418,10 @@ class RangedCorpus:
             delimiters: for each stretch int64, the position after each of its delimiters, in the shard.
         """
         start = self.cache.fetchers.start
-        tasks = [start(partial(self._offsets_around, index, [each]), is_urgent=True) for index, *each in inside]
+        tasks = [start(partial(self._offsets_around, *each), is_urgent=True) for each in inside]
         found = []
         for (index, begin, stop), here, task in zip(inside, delimiters, tasks, strict=True):
-            ((_, offsets),) = task.result()
+            _, offsets = task.result()
             expected = np.union1d(offsets[:-1] + 1, offsets[1:])
             if not np.array_equal(here, expected[(expected > begin) & (expected <= stop)]):
                 raise DamagedCorpusError(
@@ -458,23 +432,19 @@ class RangedCorpus:
             found.append(offsets[1:][(offsets[1:] > begin) & (offsets[1:] <= stop)] + self._first_tokens[index])
         return np.repeat(np.arange(len(found)), [len(ends) for ends in found]), np.concatenate(found)
 
-    def _offsets_around(self, index: int, stretches: Sequence[Sequence[int]]) -> list[tuple[int, NDArray[np.int64]]]:
-        """The documents that hold stretches of a shard: of each the first, all starts, and the stop of the last."""
-        shard, found = self._shard(index), []
+    def _offsets_around(self, index: int, start: int, stop: int) -> tuple[int, NDArray[np.int64]]:
+        """The documents that hold some tokens of a shard: the first, all starts, and the stop of the last."""
+        shard = self._shard(index)
         self.reading = shard.file.path
-        rows = [shard.rows(start, stop) for start, stop in stretches]
-        ranges = [shard.offset_ranges(first, last) for first, last in rows]
-        answers = iter(self._fetch.read_unhashed(shard.file, list(itertools.chain(*ranges))))
-        for (start, stop), (first, last), places in zip(stretches, rows, ranges, strict=True):
-            offsets = shard.offsets(first, last, list(itertools.islice(answers, len(places))))
-            if not len(offsets) or offsets[0] > start or offsets[-1] < stop:  # else pieces would run over ends
-                raise DamagedCorpusError(
-                    f"{shard.file.path}: the shard table says that documents {first} to {last} hold tokens {start} to "
-                    f"{stop}, they hold {offsets[:1]} to {offsets[-1:]}",
-                    hint=RESTORE,
-                )
-            found.append((first, offsets))
-        return found
+        first, last = shard.rows(start, stop)
+        offsets = shard.offsets(first, last, self._fetch.read_unhashed(shard.file, shard.offset_ranges(first, last)))
+        if not len(offsets) or offsets[0] > start or offsets[-1] < stop:  # else pieces would run over ends of documents
+            raise DamagedCorpusError(
+                f"{shard.file.path}: the shard table says that documents {first} to {last} hold tokens {start} to "
+                f"{stop}, they hold {offsets[:1]} to {offsets[-1:]}",
+                hint=RESTORE,
+            )
+        return first, offsets
 
     def _chunks_of_blocks(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
         """The chunks that hold blocks and the token after each block, which may be a label."""

@@ -157,12 +157,6 @@ class TokenSource(ABC):
             ``(start, stop]`` belong to a stretch.
         """
 
-    def ends_only(
-        self, starts: NDArray[np.int64], stops: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The same as `ends`, where no token will be read, nor was announced; a store may have a cheaper way."""
-        return self.ends(starts, stops)
-
     @abstractmethod
     def read(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any], at: NDArray[np.int64]
@@ -239,33 +233,6 @@ class TokenSource(ABC):
     def kept_bytes(self, num_blocks: int, block_tokens: int) -> int:  # noqa: ARG002 - nothing is kept
         """Bytes that so many blocks occupy in that memory."""
         return 0
-
-
-class EndsOnly(TokenSource):
-    """A source for counting the targets of rows that other ranks read: it reads no tokens, and announces nothing."""
-
-    def __init__(self, source: TokenSource) -> None:
-        self._source = source
-        self.num_tokens, self.fingerprint, self.dtype = source.num_tokens, source.fingerprint, source.dtype
-        self.tokenizer, self.has_spans = source.tokenizer, source.has_spans
-
-    def document_at(self, position: int) -> DocumentSpan:
-        return self._source.document_at(position)
-
-    def place_of(self, document: int) -> DocumentSpan:
-        return self._source.place_of(document)
-
-    def spans_of(self, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return self._source.spans_of(documents)
-
-    def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return self._source.ends_only(starts, stops)
-
-    def targets(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> SpansIn:
-        return self._source.targets(starts, stops)
-
-    def read(self, *_: Any) -> None:
-        raise AssertionError("rows that are only counted are not read")
 
 
 def fetched(sources: Iterable[TokenSource]) -> dict[str, float]:

@@ -6,7 +6,6 @@ costs what reading the base costs, and that bisection.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -95,19 +94,8 @@ class ViewedCorpus:
             owners = np.repeat(np.arange(len(starts)), np.diff(offsets))[is_kept]
             counts = np.bincount(owners, minlength=len(starts))
             return np.concatenate([[0], np.cumsum(counts)]), found[is_kept]
-        return self._ends_of_parts(self.base.ends, starts, stops)
-
-    def ends_only(
-        self, starts: NDArray[np.int64], stops: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The same where no token will be read."""
-        return self._ends_of_parts(self.base.ends_only, starts, stops)
-
-    def _ends_of_parts(
-        self, ends_in_base: Callable[..., Any], starts: NDArray[np.int64], stops: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         owners, begins, ends, shifts = self._parts(starts, stops)
-        offsets, values = ends_in_base(begins, ends)
+        offsets, values = self.base.ends(begins, ends)
         counts = np.diff(offsets)
         totals = np.bincount(owners, counts, len(starts)).astype(np.int64)
         return np.concatenate([[0], np.cumsum(totals)]), values - np.repeat(shifts, counts)
