@@ -43,7 +43,12 @@ PLANNED = {
 }
 # 160 tokens of a rank make chunks of 64, 64 and 32
 CHUNKED = {"compute__loss_chunk": 64, "compute__recompute": "full"}
-COPIES = {"parallel__replicas": 2, "train__micro_batch_size": 1, "compute__loss_chunk": 20}
+COPIES = {
+    "parallel__replicas": 2,
+    "train__micro_batch_size": 1,
+    "compute__loss_chunk": 20,
+    "data__deal": "cost",
+}
 JOBS = {
     "one rank": Job(1),
     "micro-batches": Job(1, {"train__micro_batch_size": 3}),
