@@ -7,10 +7,12 @@ import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import zstandard
 
 from tests.refusals import tokshard
+from tokshard import select_corpus
 
 TOKENIZER = Path(__file__).parents[2] / "recipes" / "tokenizer"
 WORDS = ["stream", "token", "shard", "Größe", "résumé", "数据", "def f(x):", "\n", "    return x", "é", "🙂", "1234"]
@@ -55,3 +57,11 @@ def complete(sources: Sequence[str], out: Path, *options: str) -> None:
     """
     said = tokshard(*_arguments(sources, out, *options))
     assert said.exit_code == 0, said.errors
+
+
+def select(corpus: Path, out: Path, numbers: list[int], **options: Any) -> Path:
+    """Make a view of the documents with some numbers."""
+    listed = out.with_suffix(".jsonl")
+    listed.write_text("".join(f'{{"document": {number}}}\n' for number in numbers))
+    select_corpus(corpus, out=out, keep_ids=listed, workers=1, **options)
+    return out

@@ -235,13 +235,13 @@ class Table(Bench):
         """
         command = self.command(cell.kind, cell.option)
         steps = self.steps(command)
-        if cell.executor == "local 1" and not cell.is_killed:
-            self.check_is_as_asked(cell.kind, cell.option)
         self.begin(command)
         if cell.is_killed:
             at = 1 + int(moment * len(steps) / SHARES[cell.executor])
             self.run_by(cell.executor, command.words, Fault(at=at, is_after=bool(at % 2)))
         self.check(command, cell, cell.executor)
+        if cell.executor == "local 1" and not cell.is_killed:
+            self.check_is_as_asked(cell.kind, cell.option)
 
     def happen(self, command: Command, executor: str, act: str, moment: float, victim: int = 1) -> str:
         """Let something happen to a command; in a few words, how it ended."""

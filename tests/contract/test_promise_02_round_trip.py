@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract import builds
+from tests.contract.builds import select
 from tests.contract.conversations import Json, by_hand, write_tokenizer
-from tests.contract.test_promise_13_view import select
 from tests.examples import examples
 from tests.pipeline.encode.chat import chats
 from tests.pipeline.inputs import jsonl

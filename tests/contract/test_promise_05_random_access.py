@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.contract.test_promise_13_view import select
+from tests.contract.builds import select
 from tests.corpora import TINY_TOKENIZER, write_corpus
 from tests.examples import examples
 from tests.runtime.loaders import expected_rows, rows_of, take

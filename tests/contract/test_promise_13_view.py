@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.contract.builds import select
 from tests.contract.conversations import Hand, built, targets_of
 from tests.contract.test_promise_12_loss import plan_of, read
 from tests.corpora import TINY_TOKENIZER, append_generation, write_corpus
@@ -25,14 +25,6 @@ from tokshard.runtime import CorpusSource, NumpyLoader, StreamingLoader, StreamP
 from tokshard.testing import assert_exact_resume
 
 WIDE = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
-
-
-def select(corpus: Path, out: Path, numbers: list[int], **options: Any) -> Path:
-    """A view of the documents of some numbers."""
-    listed = out.with_suffix(".jsonl")
-    listed.write_text("".join(f'{{"document": {number}}}\n' for number in numbers))
-    select_corpus(corpus, out=out, keep_ids=listed, workers=1, **options)
-    return out
 
 
 @settings(max_examples=examples(30))
