@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
 
 from tokshard.cli.sizes import COUNT, LENGTH
+from tokshard.errors import PlanError
+
+if TYPE_CHECKING:
+    from tokshard.inspect.plan.run import Run
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -55,3 +59,18 @@ def json_line(*values: Any) -> str:
 
 def _plain(value: Any) -> Any:
     return [value.start, value.stop] if isinstance(value, range) else str(value)
+
+
+def check_ranks(run: Run, pads: str) -> None:
+    """Refuse a world size that the loader would refuse.
+
+    Args:
+        pads: how to say that ranks are padded.
+
+    Raises:
+        PlanError: the world size does not divide the batch, and ranks are not padded.
+    """
+    try:
+        run.ranks(rank=0)
+    except PlanError as error:
+        raise PlanError(error.problem, hint=f"give another --dp-world-size, or {pads}") from error

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 
 from tokshard.cli.help_groups import GroupedCommand, GroupedOption
-from tokshard.cli.options import debug_option, json_option, plan_options, print_json
+from tokshard.cli.options import check_ranks, debug_option, json_option, plan_options, print_json
 from tokshard.cli.plan_text import plan_text
 from tokshard.cli.sizes import LENGTH, POSITIVE_COUNT, FloatRange
 from tokshard.inspect.corpus.places import corpora_at, short_names
@@ -112,6 +112,7 @@ def plan(
     if dp_world_size is None and (hidden or layers):
         raise click.UsageError("--hidden and --layers go with --dp-world-size.")
     run = open_run(plan, options, checkpoint=checkpoint, world_size=dp_world_size or 1)
+    check_ranks(run, 'uneven = "pad" in the file for a job that pads')
     held = corpora_at(held_out)
     report = report_plan(
         run,

@@ -12,10 +12,9 @@ from typing import Any
 import click
 
 from tokshard.cli.help_groups import DISPLAY, GroupedCommand, GroupedOption
-from tokshard.cli.options import debug_option, json_option, plan_options, print_json
+from tokshard.cli.options import check_ranks, debug_option, json_option, plan_options, print_json
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT, Span
 from tokshard.cli.trace_text import notes_of, occurrences_text, run_text, trace_text
-from tokshard.errors import PlanError
 from tokshard.inspect.plan.occurrences import DocumentOccurrences, find_documents
 from tokshard.inspect.plan.run import Run, open_run
 from tokshard.inspect.plan.trace import DocumentFacts, TraceRow, trace_samples, trace_steps
@@ -153,7 +152,7 @@ def trace(
     sizes = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
     options = {**sizes, "uneven": uneven, "deal": deal}
     run = open_run(plan, options, checkpoint=checkpoint, world_size=dp_world_size, mask_files=mask_files)
-    _check_ranks(run)
+    check_ranks(run, "--uneven pad for a job that pads")
     for note in notes_of(run, steps):
         click.echo(f"note: {one_line(note)}", err=True)
     if document is not None:
@@ -173,20 +172,6 @@ def _check_options(asked: Mapping[str, object], epochs: range | None) -> None:
         raise click.UsageError(f"give one of {', '.join(asked)}.")
     if asked["--document"] is None and epochs is not None:
         raise click.UsageError("--epochs goes with --document.")
-
-
-def _check_ranks(run: Run) -> None:
-    """Refuse a world size that the loader would refuse.
-
-    Raises:
-        PlanError: the world size does not divide the batch, and ranks are not padded.
-    """
-    try:
-        run.ranks(rank=0)
-    except PlanError as error:
-        raise PlanError(
-            error.problem, hint="give another --dp-world-size, or --uneven pad for a job that pads"
-        ) from error
 
 
 def _show_rows(run: Run, parts: Iterator[Sequence[TraceRow]], *, as_json: bool) -> None:
