@@ -103,9 +103,9 @@ class Bench:
                 counts; ``ray``.
             fault: happens to the command; of an array, to the job `victim`, or to the commit, which comes last.
         """
-        kind, *_, number = executor.split()
-        if kind == "ray":
+        if executor == "ray":
             return self.run([*words, "--ray"], fault)
+        kind, *_, number = executor.split()
         if kind == "local":
             return self.run([*words, "--workers", number], fault)
         commands = [job_words(words, index, int(number)) for index in range(int(number))] + [commit_words(self.out)]

@@ -229,11 +229,12 @@ def content(location: str) -> dict[str, bytes]:
 @pytest.mark.parametrize("is_source_remote", [False, True])
 def test_a_build_into_a_bucket_gives_the_bytes_of_a_local_one(is_source_remote, cluster, s3, sources, tmp_path):
     raw = sources[0].parent
+    remote = f"{s3}/{raw.name}"  # manifests have the name
     for source in sources:
-        open_store(f"{s3}/raw").put(source.name, source.read_bytes())
+        open_store(remote).put(source.name, source.read_bytes())
     build_corpus(raw, **options(tmp_path / "out", workers=2), **BOTH)
     with connected(cluster, credentials()):
-        build_corpus(f"{s3}/raw" if is_source_remote else raw, **options(f"{s3}/out", ray="auto"), **BOTH)
+        build_corpus(remote if is_source_remote else raw, **options(f"{s3}/out", ray="auto"), **BOTH)
     assert content(f"{s3}/out") == content(tmp_path / "out")
 
 
