@@ -11,7 +11,7 @@ from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run
 
 _MAX_STEPS, _MAX_ROWS = 32, 16_384
-"""Steps that are looked at, and their rows: all are laid out, at some 10 us a row."""
+"""The most steps that are looked at, and the most rows: each row takes some microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,8 @@ class Balance:
         num_ranks, rows_per_rank: data-parallel ranks, and the rows of a step on each.
         num_steps: steps that were looked at.
         in_order, by_cost: of attention alone, as each ``deal`` of a loader has it.
-        saved: the part of the time of a step that ``deal="cost"`` saves, of one whose operations all take as long as
-            they have to, in a model of the given shape; None if no shape is given.
+        saved: the part of a step's time that ``deal="cost"`` saves in a model of the given shape, if time goes by
+            arithmetic alone; None if no shape is given.
     """
 
     num_ranks: int

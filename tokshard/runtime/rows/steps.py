@@ -31,7 +31,7 @@ _LAYOUTS_PER_WINDOW = 32
 read, and the next table is made between layouts, in small steps, so no batch waits for one."""
 
 _MAX_DEALT_ROWS = 4_096
-"""Rows that are dealt by cost together: each rank lays all of them out, at some 10 us a row."""
+"""Rows that are dealt by cost together: each rank lays all of them out, which takes 2 to 5 us a row."""
 
 Deal = Literal["order", "cost"]
 
