@@ -232,7 +232,11 @@ class History(RuleBasedStateMachine):
 
     @rule()
     def is_asked_for_something_else(self) -> None:
-        has_begun = (self.table.out / names.WORK / "build.json").exists() or corpora(self.table.out)
+        # a build that stopped before its first shard and receipt may go on with other settings
+        receipts = (b"failure" not in path.read_bytes() for path in self.table.out.rglob("receipts/*.receipt"))
+        has_results = bool(shards(self.table.out)) or any(receipts)
+        is_there = (self.table.out / names.WORK / "build.json").exists()
+        has_begun = (is_there and has_results) or corpora(self.table.out)
         other = self.table.run([*self.command.words, "--min-tokens", "3", "--workers", "1"], Fault(on=small.BEGINS))
         self.happened.append(f"another {other.exit_code} {other.errors}")
         assert other.exit_code == 2 or not has_begun or self.command.base, self.happened
