@@ -91,6 +91,24 @@ def test_a_mix_of_views_is_the_same_for_every_world_and_history(mixed):
     assert_exact_resume(mixed())
 
 
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.9])
+def test_a_view_says_where_documents_end_as_its_copy_does(share, tmp_path):
+    rng = np.random.default_rng(7)
+    base = write_corpus(
+        tmp_path / "base", ListSource(rng.integers(1, 9, 9_000).tolist()).documents(), shard_tokens=9_000
+    )
+    view = select(base, tmp_path / "view", np.flatnonzero(rng.random(9_000) < share).tolist())
+    copy_corpus(view, out=tmp_path / "copy", workers=1)
+    copied = CorpusSource(tmp_path / "copy")
+    starts = rng.permutation(copied.num_tokens - 1)[:300]
+    stops = starts + rng.integers(1, copied.num_tokens - starts, endpoint=True)
+    stops[::2] = np.minimum(stops, starts + 12)[::2]
+    expected = copied.ends(starts, stops)
+    for access in ("mmap", "pread"):
+        found = CorpusSource(view, access=access).ends(starts, stops)
+        assert all(map(np.array_equal, found, expected))
+
+
 def test_views_that_share_documents_are_refused_in_a_mix_unless_it_allows_them(mixed, tmp_path):
     sources = dict(zip(mixed().names, mixed().sources, strict=True))
     base, even, some = sources["even"].base.location, sources["even"], sources["some"]

@@ -59,16 +59,20 @@ class Ascending:
         return len(self._low)
 
     def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = self._low[rows] + (self._carries.searchsorted(rows, "right") << 32)
+        found: NDArray[np.int64] = self._low[rows].astype(np.int64)
+        if len(self._carries):
+            found += self._carries.searchsorted(rows, "right") << 32
         return found
 
     def searchsorted(self, numbers: NDArray[np.int64], side: Literal["left", "right"] = "left") -> NDArray[np.int64]:
         """Where numbers belong, as that of an array."""
-        high, low = numbers >> 32, (numbers & 0xFFFFFFFF).astype(np.uint32)
+        high, low = numbers >> 32, numbers.astype(np.uint32)
         found = np.full(len(numbers), len(self))
-        for number in np.unique(high[high < len(self._bounds) - 1]).tolist():
+        is_one = len(high) > 0 and high.min() == high.max()
+        wanted = high[:1] if is_one else np.unique(high)
+        for number in wanted[wanted < len(self._bounds) - 1].tolist():
             start, stop = self._bounds[number : number + 2]
-            places = np.flatnonzero(high == number)
+            places = slice(None) if is_one else np.flatnonzero(high == number)
             found[places] = start + self._low[start:stop].searchsorted(low[places], side)
         return found
 

@@ -17,9 +17,9 @@ from tokshard.format.view import View
 from tokshard.runtime.bytes.copying import spread
 from tokshard.runtime.bytes.source import DocumentSpan, KeptDocuments, ReadCounts, SpansIn, TokenSource
 
-_DENSE = 16
-"""Where a part of a base has at most so many times the tokens of the view, all ends of its documents are looked up: one
-call for the part costs less than one for each stretch."""
+_JOINED_DOCUMENTS = 50
+"""Stretches of a base in memory that are at most about so many documents apart are looked at in one call: a call costs
+as much as so many ends of documents."""
 
 _SAMPLED = 1 << 16
 """Stretches from which `ViewSource.read_factor` is computed."""
@@ -58,6 +58,13 @@ class ViewedCorpus:
         """How far the tokens of stretches lie from their places in the base."""
         return self.corpus.kept.positions[stretch] - self.corpus.kept.tokens[stretch]
 
+    def _touched(
+        self, starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The stretches that parts of the view touch: number of the part, and of the stretch."""
+        first = self.corpus.kept.stretch_of_token(starts)
+        return spread(first, self.corpus.kept.stretch_of_token(stops - 1) - first + 1)
+
     def _parts(
         self, starts: NDArray[np.int64], stops: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -67,8 +74,7 @@ class ViewedCorpus:
             int64 [parts] each: number of the part of the view, start and stop in the base, and the shift.
         """
         kept = self.corpus.kept
-        first = kept.stretch_of_token(starts)
-        owners, stretches = spread(first, kept.stretch_of_token(stops - 1) - first + 1)
+        owners, stretches = self._touched(starts, stops)
         shifts = self._shifts(stretches)
         begins = np.maximum(starts[owners], kept.tokens[stretches]) + shifts
         ends = np.minimum(stops[owners], kept.tokens[stretches + 1]) + shifts
@@ -83,22 +89,59 @@ class ViewedCorpus:
     def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where documents end in stretches of the view, as `TokenSource.ends` does."""
         kept = self.corpus.kept
-        lows, highs = kept.stretch_of_token(starts), kept.stretch_of_token(stops - 1)
-        from_, to = starts + self._shifts(lows), stops + self._shifts(highs)
-        if self.is_in_memory and int((to - from_).sum()) <= _DENSE * int((stops - starts).sum()):
-            offsets, values = self.base.ends(from_, to)
-            # the end of a document lies behind its first token
-            stretches = np.minimum(kept.positions.searchsorted(values), len(kept)) - 1
-            found = values - self._shifts(stretches)
-            is_kept = found <= kept.tokens[stretches + 1]
-            owners = np.repeat(np.arange(len(starts)), np.diff(offsets))[is_kept]
-            counts = np.bincount(owners, minlength=len(starts))
-            return np.concatenate([[0], np.cumsum(counts)]), found[is_kept]
-        owners, begins, ends, shifts = self._parts(starts, stops)
-        offsets, values = self.base.ends(begins, ends)
-        counts = np.diff(offsets)
-        totals = np.bincount(owners, counts, len(starts)).astype(np.int64)
-        return np.concatenate([[0], np.cumsum(totals)]), values - np.repeat(shifts, counts)
+        owners, stretches = self._touched(starts, stops)
+        limits = kept.tokens[stretches + 1]
+        begins, ends = np.maximum(starts[owners], kept.tokens[stretches]), np.minimum(stops[owners], limits)
+        is_whole = ends == limits
+        ends -= is_whole  # the table says where a stretch ends; the base is asked for what ends inside of it
+        has_several = kept.numbers[stretches + 1] - kept.numbers[stretches] > 1
+        asked = np.flatnonzero(has_several & (begins < ends))
+        counts = np.zeros(len(stretches), np.int64)
+        counts[asked], inside = self._ends_inside(owners[asked], stretches[asked], begins[asked], ends[asked])
+        found = np.insert(inside, np.cumsum(counts)[is_whole], limits[is_whole])
+        totals = np.bincount(owners, counts + is_whole, len(starts)).astype(np.int64)
+        return np.concatenate([[0], np.cumsum(totals)]), found
+
+    def _ends_inside(
+        self,
+        owners: NDArray[np.int64],
+        stretches: NDArray[np.int64],
+        begins: NDArray[np.int64],
+        ends: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where documents end in parts of the view, each of which lies in one stretch.
+
+        Args:
+            owners: int64 [parts], ascending. Parts of one owner ascend.
+
+        Returns:
+            int64 [parts], the number of ends in each, and all of them: int64.
+        """
+        if not len(owners):
+            return owners, owners
+        shifts = self._shifts(stretches)
+        lows, highs = begins + shifts, ends + shifts
+        is_first = np.ones(len(owners), np.bool_)
+        is_first[1:] = (owners[1:] != owners[:-1]) | (lows[1:] - highs[:-1] >= self._joined_tokens)
+        first = np.flatnonzero(is_first)
+        last = np.append(first[1:], len(owners)) - 1
+        offsets, values = self.base.ends(lows[first], highs[last])
+        if len(first) == len(owners):
+            return np.diff(offsets), values - np.repeat(shifts, np.diff(offsets))
+        # of what was asked for at once, only what ends inside of a part; moved so that one begins where another stops
+        lengths = highs[last] - lows[first]
+        moves = np.cumsum(lengths) - lengths - lows[first]
+        bounds = np.stack([lows, highs]) + moves[np.cumsum(is_first) - 1]
+        begins, ends = (values + np.repeat(moves, np.diff(offsets))).searchsorted(bounds, "right")
+        parts, places = spread(begins, ends - begins)
+        return ends - begins, values[places] - shifts[parts]
+
+    @cached_property
+    def _joined_tokens(self) -> int:
+        if not self.is_in_memory:
+            return 0
+        manifest = self.corpus.base.manifest
+        return _JOINED_DOCUMENTS * manifest.num_tokens // max(1, manifest.num_documents)
 
     def targets(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> SpansIn:
         """The loss spans in stretches of the view, each of which lies within one document."""
