@@ -201,7 +201,7 @@ COMMANDS_ON = {
     "inspect --grep": ["inspect", "{}", "--grep", "text"],
     "status": ["status", "{}"],
     "commit": ["commit", "{}"],
-    "scan": ["scan", "{}", "--ids", "ids.txt"],
+    "scan": ["scan", "{}", "--against", "items.txt"],
     "verify": ["verify", "{}"],
     "plan": ["plan", "{}", *SIZES],
     "plan --checkpoint": ["plan", "corpus", *SIZES, "--checkpoint", "{}"],

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.contract.builds import select
 from tests.contract.conversations import Hand, built, targets_of
 from tests.contract.test_promise_12_loss import plan_of, read
-from tests.corpora import TINY_TOKENIZER, append_generation, write_corpus
+from tests.corpora import TINY_TOKENIZER, Source, append_generation, write_corpus
 from tests.examples import crossed, examples
 from tests.refusals import tokshard
 from tests.runtime.sources import ListSource
@@ -179,6 +179,45 @@ def test_the_targets_of_an_epoch_of_a_view_are_the_answers_of_its_conversations(
     assert read(plan_of(view, pack), form, documents, ranks=ranks) == targets_of(documents)
     with open_corpus(view) as corpus:
         assert corpus.manifest.num_targets == targets_of(documents).total()
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+@pytest.mark.parametrize("reads", ["base", "even"])
+def test_a_run_that_masks_what_a_view_leaves_out_learns_from_the_others_alone_also_after_a_resume(
+    reads, access, tmp_path
+):
+    documents, columns = ListSource([9, 4, 30, 1] * 20).documents(), {"id": "string"}
+    names = [f"d{number}" for number in range(80)]
+    old, new = (
+        [Source(documents=documents[part], metadata={"id": names[part]})] for part in (slice(60), slice(60, None))
+    )
+    base = write_corpus(tmp_path / "base", sources=old, columns=columns, shard_tokens=200, tokenizer=WIDE)
+    select(base, tmp_path / "even", list(range(0, 60, 2)))
+    given = base
+    for view, listed in (("some", "d2\nnobody\nd9\n"), ("clean", "d32\n")):  # a view of a view is one of the base
+        (tmp_path / "ids.txt").write_text(listed)
+        given = select_corpus(given, out=tmp_path / view, drop_ids=tmp_path / "ids.txt", workers=1).directory
+    append_generation(base, sources=new, columns=columns, tokenizer=WIDE)  # which no view leaves out
+    corpus, numbers = tmp_path / reads, tmp_path / "left-out.txt"
+    assert tokshard("diff", corpus, given, "--numbers", numbers).exit_code == 0
+    assert numbers.read_text() == {"base": "2\n9\n32\n", "even": "1\n16\n"}[reads]
+
+    def loader() -> NumpyLoader:
+        plan = StreamPlan({"web": CorpusSource(corpus, access=access)}, epochs=1, seq_len=8, allow_small_blocks=True)
+        return NumpyLoader(plan, global_batch_size=4)
+
+    plain, before, after = (loader() for _ in range(3))
+    before.mask("web", numbers)
+    left_out = np.setdiff1d(np.concatenate([documents[number] for number in (2, 9, 32)]), [0])
+    found = 0
+    for step, batch in enumerate(plain):
+        if step == 2:
+            after.load_state_dict(before.state_dict())
+        of_them = np.isin(batch["input_ids"], left_out)
+        found += int(of_them.sum())
+        labels = next(iter(before if step < 2 else after))["labels"]
+        assert np.array_equal(labels, np.where(of_them, -100, batch["labels"]))
+    assert found == sum(len(documents[number]) - 1 for number in ((2, 9, 32) if reads == "base" else (2, 32)))
 
 
 def test_a_mask_of_a_view_counts_its_own_documents(chats, tmp_path):

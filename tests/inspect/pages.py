@@ -107,7 +107,6 @@ def write_leaks(directory: Path) -> None:
         ],
         "b": [{"question": spelt[2], "choices": "one"}],
         **{f"items-{number}": [wrap(spelt[0]), wrap("one two")] for number, wrap in enumerate(WRAPPED)},
-        "numbers": [{"document": 3}, {"document": 30}],
     }
     for name, rows in items.items():
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -26,7 +26,6 @@ def a_command(words: str) -> Callable[[Path], Said]:
         Path("one.toml").write_text(one)
         Path("i.jsonl").write_text('{"question": "one"}\n')
         Path("empty.jsonl").touch()
-        Path("link").symlink_to("leaked")
         return tokshard(*words.split())
 
     return call
@@ -40,16 +39,6 @@ def a_run_of(content: str) -> Callable[[Path], Said]:
         said = tokshard("report", ".", "--out", "page.html")
         assert not Path("page.html").exists()
         return said
-
-    return call
-
-
-def a_list_of(row: str) -> Callable[[Path], Said]:
-    """A scan for the documents that a file lists."""
-
-    def call(directory: Path) -> Said:
-        (directory / "ids.jsonl").write_text(row)
-        return a_command("scan corpus --ids ids.jsonl --out x")(directory)
 
     return call
 
@@ -81,13 +70,13 @@ COMMANDS = [
     ("inspect corpus --where id=a", "--where is for --grep", HELP),
     ("inspect corpus --document 3 -i", "--ignore-case is for --grep", HELP),
     ("inspect corpus --workers 2", "--workers is for --grep", HELP),
-    ("scan corpus", "scan needs something to find", "give either --against FILE, or --ids FILE"),
+    ("diff corpus corpus --numbers n", "corpus is not a view of corpus", "make one with tokshard select *"),
+    ("diff corpus a --hash --numbers n", "--hash does nothing with --numbers", "leave it out; *"),
+    ("scan corpus", "missing option '--against'", "see 'tokshard scan --help'"),
     ("scan corpus --against i.jsonl", "row 1 of i.jsonl has no text in text", "--text-field; fields: question"),
     ("scan corpus --against empty.jsonl", "empty.jsonl has no items", FILES),
     ("scan corpus --against missing.jsonl", "missing.jsonl cannot be read: No such file or directory", FILES),
     ("scan corpus --against i.jsonl --out i.jsonl", "--out i.jsonl is i.jsonl, which this command reads", OTHER),
-    ("scan corpus --ids x --out leaked --numbers link", "--out and --numbers are the same file", "give each a FILE *"),
-    ("scan corpus a --ids x --numbers n", "--numbers is for one corpus: *", "give one CORPUS, or --out"),
     ("report one.toml --out x --tokens 4611686018427387905", "sample * is beyond 2**62, *", "ask for an earlier one"),
     ("report corpus --out x --tokens 5", "--tokens is for the page of a plan", WITHOUT),
     ("report run --out x --tokens 5", "--tokens is for the page of a plan", WITHOUT),
@@ -105,17 +94,6 @@ RUNS = [
     ('{"step": 9223372036854775808}\n', LINE_1 + "Expected `int` <= 9223372036854775807 - at `$.step`", REMOVE),
     ('{"step": -1}\n', LINE_1 + "Expected `int` >= 0 - at `$.step`", REMOVE),
 ]
-IDS = [
-    ('{"id": true}', "the id True is neither a text nor an integer"),
-    ('{"id": [1]}', "the id [1] is neither a text nor an integer"),
-    ('{"document": -1}', "the document -1 is not a number from 0 on"),
-    ('{"document": "one"}', "the document 'one' is not a number from 0 on"),
-    ('{"document": true}', "the document True is not a number from 0 on"),
-    ('{"id": "a", "fingerprint": 1}', "the fingerprint 1 is not a text"),
-    ('{"text": "a"}', "it has neither 'id' nor 'document'"),
-]
-ROW_1 = "row 1 of ids.jsonl: "
-LISTED = "give a text with one id in each line, or JSON lines, csv or parquet with a column 'id', *"
 PLOTLY = "an HTML report needs plotly, which is not installed"
 CHECKPOINTS = "it has to be the directory of the checkpoints of a run: rename what is there, or allow to read it"
 UNLISTED = "./checkpoints cannot be listed: "
@@ -126,7 +104,6 @@ REFUSALS = [
         Refusal(f"the page of a run whose metrics are {text!r}", a_run_of(text), 2, problem, hint)
         for text, problem, hint in RUNS
     ),
-    *(Refusal(f"a document listed as {row}", a_list_of(row), 2, ROW_1 + why, LISTED) for row, why in IDS),
     Refusal("a page without plotly", without_plotly, 2, PLOTLY, "pip install 'tokshard[report]'"),
     *(
         Refusal(f"a folder of checkpoints that is {what}", checkpoints(make), 1, UNLISTED + why, CHECKPOINTS)

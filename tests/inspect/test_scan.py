@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from tests.inspect.pages import write_leaks
 from tests.refusals import tokshard
 from tokshard.inspect.corpus import ngrams
 from tokshard.inspect.corpus.ngrams import Grams, grams_of
-from tokshard.runtime import NumpyLoader, StreamPlan
 
 ROOT = Path(__file__).parents[2]
 EOS = 0
@@ -90,16 +88,6 @@ def test_damage_stops_a_scan_and_leaves_no_list(leaks: Path, workers: str) -> No
         said = tokshard(*SCAN, "--workers", workers, "--out", "leaked.jsonl")
     assert (said.exit_code, shard.name in said.problem) == (1, True)
     assert not (leaks / "leaked.jsonl").exists()
-
-
-def test_documents_that_a_scan_numbers_are_masked(leaks: Path) -> None:
-    with contextlib.chdir(leaks):
-        assert tokshard(*SCAN, "--numbers", "leaked.txt").exit_code == 0
-    sizes: dict[str, Any] = {"seq_len": 32, "seed": 17, "block_tokens": 256, "window_blocks": 4}
-    plan = StreamPlan({"c": str(leaks / "leaky")}, **sizes, allow_small_blocks=True)
-    with NumpyLoader(plan, global_batch_size=2) as loader:
-        loader.mask("c", leaks / "leaked.txt")
-        assert loader.stats()["masked_documents"] == 2
 
 
 def test_a_list_that_goes_to_stdout_is_alone_there(leaks: Path) -> None:

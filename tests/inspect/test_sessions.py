@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 from tests.cli.transcripts import ran_here
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, append_generation, documents_of, write_corpus
 from tests.inspect.pages import write_evil_corpus, write_leaks, write_metrics, write_mix
+from tokshard import select_corpus
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 
 SESSIONS = sorted(Path(__file__).parent.glob("sessions/*.txt"))
@@ -80,6 +81,7 @@ def write_all(directory: Path) -> None:
     write_evil_corpus(directory / "evil")
     write_mix(directory)
     write_leaks(directory)
+    select_corpus(directory / "leaky", out=directory / "without", drop_ids=directory / "ids.txt", workers=1)
     mix = directory / "mix.toml"
     mix.write_text(mix.read_text().replace(f"{directory}/", ""))
     ten, two = documents_of([5] * 10), [[1, 1, 1, 1, 0], [2, 2, 2, 2, 0]]

@@ -295,6 +295,10 @@ def test_a_view_in_a_bucket_of_a_corpus_in_one_is_read_by_range(corpus, tmp_path
         assert not source.is_in_memory
         assert source.read_factor > 1
         assert_token_source(source)
+    listed = tmp_path / "left-out.txt"
+    assert tokshard("diff", f"{bucket}/corpus", f"{bucket}/views/view", "--numbers", listed).exit_code == 0
+    english = [number for number, row in enumerate(rows(corpus)) if row[1]["lang"] == "en"]
+    assert [int(line) for line in listed.read_text().split()] == english
 
 
 def test_a_view_that_was_uploaded_with_its_base_finds_it(corpus, tmp_path, bucket):

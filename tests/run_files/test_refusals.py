@@ -261,7 +261,7 @@ REFUSALS = [
         planning_with_a_mask,
         PlanError,
         "mix.toml has a mask, and a plan has all documents in the loss",
-        "leave mask and mask_ids out of the file, and call loader.mask(corpus, file)",
+        "leave mask out of the file, and call loader.mask(corpus, file)",
     ),
     Refusal(
         "a path with a zero byte in a TOML file",

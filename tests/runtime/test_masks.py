@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
-from tests.corpora import Source as WrittenSource
 from tests.runtime.loaders import take
 from tests.runtime.sources import ListSource
 from tests.runtime.states import edited, values_of
@@ -217,69 +215,6 @@ def test_a_transform_that_changes_the_pieces_of_a_row_with_a_masked_document_is_
     several = [one for one in range(40) if len(plan.trace(one)) > 1 and plan.trace(one)[0].corpus == "code"]
     with pytest.raises(PlanError, match=f"a transform changed the pieces of sample {several[0]}, which has a masked"):
         plan.sample(several[0], loader.cursor)
-
-
-# lists of ids
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> str:
-    """A corpus with ids: document 3 has the id d3."""
-    folder = tmp_path / "corpus"
-    documents = documents_of([5, 9, 4, 30, 12, 3] * 9)
-    source = WrittenSource(documents=documents, metadata={"id": [f"d{number}" for number in range(len(documents))]})
-    write_corpus(folder, sources=[source], columns={"id": "string"}, shard_tokens=90, tokenizer=TINY_TOKENIZER)
-    return str(folder)
-
-
-def test_a_list_of_ids_masks_what_their_numbers_mask_and_the_numbers_are_found_once(
-    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan, ids = StreamPlan({"code": corpus}, **SIZES), tmp_path / "gone.jsonl"
-    ids.write_text("".join(f'{{"id": "{name}", "reason": "x"}}\n' for name in ("d33", "d3", "nobody", "d3")))
-    loader, again = loader_of(plan), loader_of(plan)
-    with pytest.warns(UserWarning, match=r"1 row of .*gone\.jsonl names no document of corpus 'code': nobody$"):
-        loader.mask("code", ids_file=ids)
-    (written,) = tmp_path.glob("gone.jsonl.*.numbers")
-    assert written.read_text() == "3\n33\n"
-    assert masks_of(loader)[0]["file"] == str(written)
-    monkeypatch.setattr("tokshard.runtime.bytes.listed.find_listed", None)  # not called again
-    again.load_state_dict(loader.state_dict())
-    again.mask("code", ids_file=ids)
-    assert again.state_dict() == loader.state_dict()
-    monkeypatch.undo()
-    take(loader, 1)
-    ids.write_text('{"id": "d3"}\n{"id": "d4"}\n')
-    loader.mask("code", ids_file=ids)
-    assert [mask.calls[0][0] for mask in loader.cursor.masks] == [0, 4]
-    assert loader.stats()["masked_documents"] == 3
-    ids.write_text('{"id": "x"}\n{"id": "y"}\n')
-    with pytest.warns(UserWarning, match="2 rows of"):
-        loader.mask("code", ids_file=ids)
-    assert len(loader.cursor.masks) == 2
-
-
-def test_what_is_no_list_of_ids_for_this_corpus_is_refused_and_nothing_is_masked(corpus: str, tmp_path: Path) -> None:
-    ids, loader = tmp_path / "gone.txt", loader_of(StreamPlan({"code": corpus}, **SIZES))
-    ids.write_text("d3\n")
-    for path, problem in (
-        (tmp_path / "none.txt", r"none\.txt cannot be read: No such file"),
-        (tmp_path, "is a director"),
-    ):
-        with pytest.raises(PlanError, match=f"(?i){problem}"):
-            loader.mask("code", ids_file=path)
-    plain = write_corpus(tmp_path / "plain", documents_of([5, 6, 7] * 30), tokenizer=TINY_TOKENIZER)
-    with pytest.raises(PlanError, match="no corpus has a column 'id'"):
-        loader_of(StreamPlan({"code": plain}, **SIZES)).mask("code", ids_file=ids)
-    again = loader_of(StreamPlan({"code": corpus}, **SIZES))
-    again.mask("code", ids_file=ids)
-    (written,) = tmp_path.glob("*.numbers")
-    written.unlink()
-    written.mkdir()  # root may write everywhere else
-    with pytest.raises(PlanError, match=r"cannot be written next to it: .*directory") as error:
-        loader.mask("code", ids_file=ids)
-    assert "tokshard scan CORPUS --ids FILE --numbers OUT" in error.value.hint
-    assert not loader.cursor.masks
 
 
 @pytest.mark.parametrize("num_tokens", [None, 1 << 20, 1 << 40])

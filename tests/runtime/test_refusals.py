@@ -260,7 +260,7 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
 # masks
 
 NUMBERS = "give a file with one document number in each line, or a .npy file of integers"
-NO_NUMBERS = f"{NUMBERS}; a list of ids or of records is for ids_file= (or mask_ids), or tokshard scan --numbers"
+NO_NUMBERS = f"{NUMBERS}; a list of ids becomes a view with tokshard select, and numbers with tokshard diff"
 
 
 def masked(content: Any) -> None:
@@ -289,8 +289,6 @@ LISTS: list[tuple[Any, str]] = [
     (np.array([1.5]), "it holds float64 [1], expected document numbers"),
     (np.array([2**63], np.uint64), "it holds uint64 [1], expected document numbers"),
 ]
-
-MIX = 'corpora = { a = "a" }\nseq_len = 4\nmask_ids = { a = ["gone.csv"] }\n'
 
 CALLS: dict[str, Callable[[], Any]] = {
     "a plan of a list of paths": lambda: Plan(["a", "b"], seq_len=4),
@@ -347,10 +345,6 @@ CALLS: dict[str, Callable[[], Any]] = {
         os.truncate("list", (1 << 30) + 1),
         loader().mask("a", "list"),
     ],
-    "ids of a corpus in memory": lambda: loader().mask("a", ids_file="ids"),
-    "a mask in a mix": lambda: [Path("mix.toml").write_text(MIX), StreamPlan.load("mix.toml")],
-    "a mask without a list": lambda: loader().mask("a"),
-    "a mask with two lists": lambda: loader().mask("a", "x", ids_file="y"),
 }
 """What is refused once."""
 

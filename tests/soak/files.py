@@ -140,7 +140,6 @@ def write_toml(path: Path, fields: Any) -> Path:
 def mix_of(here: Path) -> dict[str, Any]:
     """A mix that says all that a mix may say."""
     (here / "out.txt").write_text("1\n5\n")
-    (here / "ids.jsonl").write_text('{"id": "n3"}\n')
     return {
         "corpora": corpora_of(here),
         "weights": WEIGHTS,
@@ -156,7 +155,6 @@ def mix_of(here: Path) -> dict[str, Any]:
         "start_epoch": {"chat": 1},
         "uneven": "pad",
         "mask": {"text": [str(here / "out.txt")]},
-        "mask_ids": {"text": [str(here / "ids.jsonl")]},
         "schedule": [[100, {"text": 0.25, "chat": 0.75}]],
         "memory_bytes": "1GiB",
         "cache_bytes": "1GiB",
@@ -262,9 +260,13 @@ def lists(here: Path) -> Attempt:
         name = rng.choice(sorted(contents))
         path = place / name
         path.write_bytes(other_bytes(rng, contents[name]))
+        if not name.startswith("numbers"):
+            check_command(
+                ["select", corpora_of(here)["text"], "--drop-ids", str(path), "--out", str(place / "view"), "--quiet"]
+            )
+            return
         loader = NumpyLoader(plan_of(here), global_batch_size=4)
-        argument = "file" if name.startswith("numbers") else "ids_file"
-        outcome(lambda: loader.mask("text", **{argument: path}), names=path)
+        outcome(lambda: loader.mask("text", path), names=path)
         next(iter(loader))
 
     return attempt

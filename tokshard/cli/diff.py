@@ -9,26 +9,43 @@ import click
 
 from tokshard.cli.document_text import difference_text
 from tokshard.cli.inspect import is_mix
-from tokshard.cli.options import debug_option, json_option, print_json
+from tokshard.cli.options import debug_option, json_line, json_option, print_json
+from tokshard.cli.output_file import is_stdout, output_file
 from tokshard.cli.progress import byte_progress
 from tokshard.errors import UsageError
 from tokshard.format.opening import open_corpus
+from tokshard.format.shared import numbers_left_out
 from tokshard.inspect.corpus.difference import Difference, compare_corpora, compare_mixes
 from tokshard.inspect.corpus.places import corpora_at, short_names
 from tokshard.inspect.verify.verification import check_hashes
 from tokshard.run_files.plan_file import load_mix
 from tokshard.store import open_store
+from tokshard.wording import counted, one_line
 
 
 @click.command()
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
 @click.option("--hash", "is_hashed", is_flag=True, help="Hash every shard, and compare it with the manifest.")
+@click.option(
+    "--numbers",
+    metavar="FILE",
+    help="Compare nothing: write the number of each document of A that the view B leaves out, as loader.mask takes it.",
+)
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Show hashes and long values, too.")
 @json_option
 @debug_option
 @click.pass_context
-def diff(context: click.Context, *, first: str, second: str, is_hashed: bool, is_verbose: bool, as_json: bool) -> None:
+def diff(
+    context: click.Context,
+    *,
+    first: str,
+    second: str,
+    is_hashed: bool,
+    numbers: str | None,
+    is_verbose: bool,
+    as_json: bool,
+) -> None:
     """List the differences between two corpora, or say that they hold the same tokens; or between two mixes.
 
     A and B are two corpora; or two folders with corpora of the same names, such as train and validation; or two mixes,
@@ -41,7 +58,13 @@ def diff(context: click.Context, *, first: str, second: str, is_hashed: bool, is
     \b
     tokshard diff shards/code other/code
     tokshard diff mix.toml other/mix.toml
+    tokshard diff shards/web views/web-without --numbers left-out.txt
     """  # noqa: D301 - click's mark for lines that are kept
+    if numbers is not None:
+        if is_hashed:
+            raise UsageError("--hash does nothing with --numbers", hint="leave it out; tokshard verify hashes a corpus")
+        _write_numbers(first, second, numbers, as_json=as_json)
+        return
     if is_mix(first) != is_mix(second):
         mix, corpus = (first, second) if is_mix(first) else (second, first)
         raise UsageError(
@@ -64,6 +87,21 @@ def diff(context: click.Context, *, first: str, second: str, is_hashed: bool, is
             width = shutil.get_terminal_size().columns
             click.echo(heading + difference_text(difference, short_names(pair), is_verbose=is_verbose, width=width))
     context.exit(0 if all(difference.is_equal for difference in found) else 1)
+
+
+def _write_numbers(corpus: str, view: str, path: str, *, as_json: bool) -> None:
+    """Write the numbers of the documents that a view leaves out, and say how many."""
+    count = 0
+    with (
+        open_corpus(corpus) as one,
+        open_corpus(view) as other,
+        output_file(path, option="--numbers", inputs=[corpus, view]) as file,
+    ):
+        for numbers in numbers_left_out(one, other):
+            count += len(numbers)
+            file.write(b"".join(b"%d\n" % number for number in numbers.tolist()))
+    said = f"{one_line(view)} leaves out {counted(count, 'document')} of {one_line(corpus)}"
+    click.echo(json_line({"left_out": count}) if as_json else said, err=is_stdout(path))
 
 
 def _compare(first: str, second: str, *, is_hashed: bool) -> Difference:

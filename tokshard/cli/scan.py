@@ -1,16 +1,14 @@
-"""``tokshard scan``: find documents that contain items of benchmarks, or that are on a list."""
+"""``tokshard scan``: find documents that contain items of benchmarks."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 import numpy as np
-from click.core import ParameterSource
 from numpy.typing import NDArray
 
 from tokshard.cli.options import debug_option, json_line, json_option
@@ -22,7 +20,6 @@ from tokshard.errors import UsageError
 from tokshard.forking import cpu_count
 from tokshard.format.corpus import Corpus
 from tokshard.format.decode import read_tokenizer
-from tokshard.format.document_list import find_listed
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.scan import (
     Benchmarks,
@@ -43,8 +40,6 @@ _NAME_WIDTH = 50
 _TEXT = "text"
 _CONVERSATION = (MESSAGES, TURNS, PROMPT, COMPLETION)
 """Fields of an item that has no text: those that ``build --chat`` reads."""
-_OF_ITEMS = ("fields", "ngram", "workers")
-"""Parameters that say how items of a benchmark are read and compared."""
 
 
 @click.command()
@@ -52,6 +47,7 @@ _OF_ITEMS = ("fields", "ngram", "workers")
 @click.option(
     "--against",
     multiple=True,
+    required=True,
     metavar="FILE",
     help="A benchmark: JSON lines, csv, tsv or parquet, or a text with an item in each line; may be given again.",
 )
@@ -71,11 +67,9 @@ _OF_ITEMS = ("fields", "ngram", "workers")
     metavar="N",
     help="Tokens in a row that a document has to share with an item.",
 )
-@click.option("--ids", metavar="FILE", help="In place of --against: find the documents that FILE lists by their ids.")
 @click.option(
     "--out", metavar="FILE", help="Write a line of JSON for each document found, as select --drop-ids takes it."
 )
-@click.option("--numbers", metavar="FILE", help="Write the number of each document found, as loader.mask takes it.")
 @click.option("--workers", type=POSITIVE_COUNT, metavar="N", help="Number of processes.  [default: one per CPU]")
 @json_option
 @debug_option
@@ -85,13 +79,11 @@ def scan(
     against: tuple[str, ...],
     fields: tuple[str, ...],
     ngram: int,
-    ids: str | None,
     out: str | None,
-    numbers: str | None,
     workers: int | None,
     as_json: bool,
 ) -> None:
-    """Find the documents of each CORPUS that share N tokens in a row with an item of a benchmark, or are on a list.
+    """Find the documents of each CORPUS that share N tokens in a row with an item of a benchmark.
 
     Items are encoded with the tokenizer of the corpus. Matches are exact: tokens are compared, not only hashes.
     Items of fewer than N tokens are not scanned, only counted.
@@ -99,63 +91,15 @@ def scan(
     \b
     tokshard scan shards/web --against evals.jsonl --text-field question --out leaked.jsonl
     tokshard select shards/web --out views/clean --drop-ids leaked.jsonl
-    tokshard scan shards/web --ids opted-out.txt --numbers opted-out-numbers.txt
     """  # noqa: D301 - click's mark for lines that are kept
-    if bool(against) == (ids is not None):
-        problem = "--against and --ids exclude each other" if against else "scan needs something to find"
-        raise UsageError(problem, hint="give either --against FILE, or --ids FILE")
-    if ids is not None and (ignored := [name for name in _OF_ITEMS if _is_given(name)]):
-        option = "--text-field" if ignored[0] == "fields" else f"--{ignored[0]}"
-        raise UsageError(f"{option} has no meaning for a list of ids", hint=f"leave {option} out, or give --against")
-    if numbers is not None and len(corpora) > 1:
-        raise UsageError("--numbers is for one corpus: numbers do not say of which", hint="give one CORPUS, or --out")
-    if out is not None and numbers is not None and os.path.realpath(out) == os.path.realpath(numbers):
-        raise UsageError("--out and --numbers are the same file", hint="give each a FILE of its own")
     with contextlib.ExitStack() as stack:
-        inputs = [*corpora, *against, *([] if ids is None else [ids])]
-        rows, lines = (
-            None if path is None else stack.enter_context(output_file(path, option=option, inputs=inputs))
-            for path, option in ((out, "--out"), (numbers, "--numbers"))
-        )
-        if ids is not None:
-            results = [_find(location, ids, rows, lines) for location in corpora]
-            shown = json.dumps(results) if as_json else "\n".join(map(_listed_text, results))
-        else:
-            tally, processes = Tally(ngram), workers or cpu_count()
-            for location in corpora:
-                _scan(location, against, tally, rows, lines, fields=fields, workers=processes)
-            report = tally.report()
-            shown = json_line(report) if as_json else _text(report)
-    click.echo(shown, err=any(path is not None and is_stdout(path) for path in (out, numbers)))
-
-
-def _is_given(name: str) -> bool:
-    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
-
-
-def _find(location: str, ids: str, rows: OutputFile | None, lines: OutputFile | None) -> dict[str, Any]:
-    with open_corpus(location) as corpus, byte_progress(f"ids of {location}", unit="documents") as on_progress:
-        found = find_listed(corpus, ids, on_progress)
-        for document in found.documents.tolist():
-            own = corpus.metadata(document).get("id") if rows is not None else None
-            _write(
-                rows, lines, {"document": document, "id": own, "fingerprint": corpus.fingerprint, "corpus": location}
-            )
-    return {
-        "corpus": location,
-        "documents": len(found.documents),
-        "num_missing": found.num_missing,
-        "missing": list(found.missing),
-    }
-
-
-def _listed_text(result: dict[str, Any]) -> str:
-    text = f"{one_line(result['corpus'])}: {counted(result['documents'], 'document')} listed"
-    if result["num_missing"]:
-        shown = ", ".join(map(one_line, result["missing"]))
-        more = "" if result["num_missing"] == len(result["missing"]) else ", ..."
-        text += f"\n{counted(result['num_missing'], 'row')} without a document: {shown}{more}"
-    return text
+        inputs = [*corpora, *against]
+        rows = None if out is None else stack.enter_context(output_file(out, option="--out", inputs=inputs))
+        tally, processes = Tally(ngram), workers or cpu_count()
+        for location in corpora:
+            _scan(location, against, tally, rows, fields=fields, workers=processes)
+    report = tally.report()
+    click.echo(json_line(report) if as_json else _text(report), err=out is not None and is_stdout(out))
 
 
 def _scan(
@@ -163,7 +107,6 @@ def _scan(
     against: Sequence[str],
     tally: Tally,
     rows: OutputFile | None,
-    lines: OutputFile | None,
     *,
     fields: Sequence[str],
     workers: int,
@@ -182,8 +125,11 @@ def _scan(
     with byte_progress(f"scan {location}", unit="tokens") as on_progress:
         for found in scan_corpus(location, benchmarks.grams, on_progress, workers=workers):
             tally.add(found)
-            row = {"document": found.document, "id": found.id, "fingerprint": fingerprint, "corpus": location}
-            _write(rows, lines, {**row, "items": list(_items(benchmarks, found))} if rows is not None else row)
+            if rows is not None:
+                own = {} if found.id is None else {"id": found.id}
+                place = {"document": found.document, **own, "fingerprint": fingerprint, "corpus": location}
+                row = json.dumps({**place, "items": list(_items(benchmarks, found))}, ensure_ascii=False)
+                rows.write(row.encode("utf-8", "backslashreplace") + b"\n")
 
 
 def _encoder(corpus: Corpus) -> Encode:
@@ -208,14 +154,6 @@ def _items(benchmarks: Benchmarks, found: SharedItems) -> Iterator[dict[str, Any
             "shared": shared,
             "ngrams": int(benchmarks.grams.num_of_item[index]),
         }
-
-
-def _write(rows: OutputFile | None, lines: OutputFile | None, row: dict[str, Any]) -> None:
-    if rows is not None:
-        shown = {name: value for name, value in row.items() if name != "id" or value is not None}
-        rows.write(json.dumps(shown, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
-    if lines is not None:
-        lines.write(b"%d\n" % row["document"])
 
 
 def _text(found: ScanReport) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import array
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -30,7 +30,6 @@ MAX_ROWS = 1 << 26
 """Rows that a list may have: 24 bytes of memory for each, in every process."""
 
 _HASH_BYTES = 16
-_SHOWN_ROWS = 5
 _HINT = (
     "give a text with one id in each line, or JSON lines, csv or parquet with a column 'id', or with 'document' and "
     "'fingerprint'"
@@ -168,50 +167,6 @@ def rows_not_found(
     wanted = set(missing[:most].tolist())
     rows = islice(listed_rows(location), max(wanted) + 1 if wanted else 0)
     return len(missing), [str(one) for row, one in enumerate(rows) if row in wanted]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedDocuments:
-    """The documents of a corpus that a list names.
-
-    Args:
-        documents: int64 [n], ascending: their numbers.
-        num_missing: rows of the list that name no document.
-        missing: the first of them.
-    """
-
-    documents: NDArray[np.int64]
-    num_missing: int
-    missing: Sequence[str]
-
-
-def find_listed(corpus: Corpus, file: str, on_progress: Callable[[int, int], None] | None = None) -> ListedDocuments:
-    """Find the documents that a list names, by number or id. Reads no token, and all ids where there are ids to find.
-
-    Args:
-        on_progress: called with the number of documents that are done, and of all.
-
-    Raises:
-        UsageError: the file is not a list.
-        CorpusError: the corpus cannot be read.
-    """
-    listed = read_document_list(file, [corpus])
-    documents, rows = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for index in range(len(corpus.shards)):
-        first, stop = map(int, corpus.shards.first_documents[index : index + 2])
-        shard = corpus.shard(index) if len(listed.ids) else None
-        for batch in range(1 if shard is None else shard.num_batches):
-            count = stop - first if shard is None else len(shard.bounds(batch)[0])
-            numbers = np.arange(first, first + count)
-            is_listed, of_rows = listed.find(0, numbers, None if shard is None else shard.columns(batch).get(ID))
-            documents.append(numbers[is_listed])
-            rows.append(of_rows)
-            first += count
-        corpus.close()
-        if on_progress is not None:
-            on_progress(stop, corpus.num_documents)
-    num_missing, missing = rows_not_found(file, listed, np.concatenate(rows), most=_SHOWN_ROWS)
-    return ListedDocuments(documents=np.concatenate(documents), num_missing=num_missing, missing=missing)
 
 
 def listed_rows(location: str) -> Iterator[ListedRow]:

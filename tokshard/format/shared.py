@@ -1,12 +1,14 @@
-"""How many documents two corpora share, where that is known without reading tokens."""
+"""Which documents two corpora share, where that is known without reading tokens."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.files import map_file
@@ -44,6 +46,31 @@ def num_in_both(
     order = np.argsort(edges, kind="stable")
     depth = np.cumsum(steps[order])[:-1]
     return int(np.diff(edges[order])[depth == 2].sum())
+
+
+def numbers_left_out(corpus: Corpus, view: Corpus) -> Iterator[NDArray[np.int64]]:
+    """The documents of a corpus that a view leaves out: their numbers in the corpus, ascending, in parts.
+
+    What was appended to the corpus after the view was made is not left out.
+
+    Args:
+        corpus: the base of the view, or another view of it.
+
+    Raises:
+        UsageError: the view is of another corpus.
+    """
+    base = corpus.base if isinstance(corpus, View) else corpus
+    if not isinstance(view, View) or not (
+        view.base.fingerprint in base.content_fingerprints or base.fingerprint in view.base.content_fingerprints
+    ):
+        raise UsageError(
+            f"{view.location} is not a view of {base.location}",
+            hint=f"make one with tokshard select {shlex.quote(corpus.location)}, which takes --drop-ids FILE",
+        )
+    for start in range(0, corpus.num_documents, _ROWS_AT_ONCE):
+        numbers = np.arange(start, min(start + _ROWS_AT_ONCE, corpus.num_documents))
+        in_base = corpus.kept.in_base(numbers) if isinstance(corpus, View) else numbers
+        yield numbers[(view.kept.of_base(in_base) < 0) & (in_base < view.base.num_documents)]
 
 
 def _ranges(corpus: Corpus) -> tuple[str, NDArray[np.int64], NDArray[np.int64]]:

@@ -20,9 +20,9 @@ from tokshard.runtime.order.windows import Pack
 from tokshard.runtime.rows.steps import Deal
 from tokshard.store import is_uri
 
-_HINT = "the keys are the arguments of StreamPlan, and global_batch_size, uneven, deal, mask and mask_ids of its loader"
+_HINT = "the keys are the arguments of StreamPlan, and global_batch_size, uneven, deal and mask of its loader"
 
-_NOT_OF_PLANS = {"global_batch_size", "uneven", "deal", "mask", "mask_ids", "memory_bytes", "cache_dir", "cache_bytes"}
+_NOT_OF_PLANS = {"global_batch_size", "uneven", "deal", "mask", "memory_bytes", "cache_dir", "cache_bytes"}
 """Keys of a mix that are arguments of a loader or of its cache."""
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -39,7 +39,6 @@ class Mix:
         uneven: whether ranks that do not divide the batch are refused or padded.
         deal: which rank gets which rows of a step: in their order, or so that the cost of attention is even.
         mask: name to files that list documents which are out of the loss, one number in each line or as .npy.
-        mask_ids: name to files that list such documents by id, as `tokshard select --drop-ids` takes them.
         memory_bytes: limit in the memory of each process, for corpora in buckets and on web servers, those that a
             trainer evaluates on included. 2.5 windows of each corpus should fit.
     """
@@ -70,9 +69,6 @@ class Mix:
     mask: dict[str, list[str]] = field(
         default_factory=dict, metadata=key('mask = { code = ["opted-out.txt"] }', is_path=True)
     )
-    mask_ids: dict[str, list[str]] = field(
-        default_factory=dict, metadata=key('mask_ids = { code = ["takedowns.jsonl"] }', is_path=True)
-    )
     allow_small_blocks: bool = field(default=False, metadata=key("allow_small_blocks = true"))
     allow_overlap: bool = field(default=False, metadata=key("allow_overlap = true"))
     memory_bytes: int = field(default=MEMORY_BYTES, metadata=key('memory_bytes = "2GiB"', read=read_bytes))
@@ -91,10 +87,9 @@ class Mix:
         empty = {name: given[name] or None for name in ("weights", "repeats", "epochs")}  # which say nothing
         return given | empty | {"cache": cache}
 
-    def masks(self) -> Iterator[tuple[str, dict[str, str]]]:
-        """A corpus, and the argument of `mask` that lists its documents, for each list."""
-        for argument, lists in (("file", self.mask), ("ids_file", self.mask_ids)):
-            yield from ((name, {argument: file}) for name, files in lists.items() for file in files)
+    def masks(self) -> Iterator[tuple[str, str]]:
+        """A corpus, and a file that lists documents of it, for each file."""
+        yield from ((name, file) for name, files in self.mask.items() for file in files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

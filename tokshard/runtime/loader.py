@@ -299,13 +299,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                 self._ranks = ranks
                 self._discard()
 
-    def mask(
-        self,
-        corpus: str,
-        file: str | os.PathLike[str] | None = None,
-        *,
-        ids_file: str | os.PathLike[str] | None = None,
-    ) -> None:
+    def mask(self, corpus: str, file: str | os.PathLike[str]) -> None:
         """Take documents out of the loss from the next batch on, on record in the state. Every rank must call it.
 
         All labels of their tokens become -100; order, positions and all other labels stay. It cannot be undone. Masking
@@ -314,20 +308,17 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
 
         Args:
             corpus: its name in the plan. Other corpora of the plan with the same content are masked, too.
-            file: their numbers in the corpus, one in each line, or a .npy file of integers. The state keeps its path,
-                and length and hash of the part that counts: every resume must find that part there, or in a file that
-                was masked before the state was loaded. Lines may be appended; they count from the next call on.
-            ids_file: a list of ids instead, as `tokshard select --drop-ids` takes it. The first call finds their
-                numbers, which costs 4 us for each document of the corpus, and writes them beside the list, into the
-                file that the state keeps. Later calls find that file. A warning counts rows that name no document. A
-                changed list is another list.
+            file: their numbers in the corpus, one in each line as `tokshard diff --numbers` writes them, or a .npy file
+                of integers. The state keeps its path, and length and hash of the part that counts: every resume must
+                find that part there, or in a file that was masked before the state was loaded. Lines may be appended;
+                they count from the next call on.
 
         Raises:
-            PlanError: the corpus or a document does not exist, the documents cannot be read, the file has other changes
-                than appended lines, or the directory of `ids_file` is not writable.
+            PlanError: the corpus or a document does not exist, the documents cannot be read, or the file has other
+                changes than appended lines.
         """
         with self._exclusive():
-            self._position.move(self.plan.masking(self.cursor, corpus, file, ids_file=ids_file))
+            self._position.move(self.plan.masking(self.cursor, corpus, file))
             self._discard()
 
     def stats(self) -> dict[str, Any]:

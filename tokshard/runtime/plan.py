@@ -180,7 +180,7 @@ class StreamPlan:
 
         Raises:
             UsageError: the file does not exist or is not TOML, a key is unknown, or a value has the wrong type.
-            PlanError: a value is refused, or the file has a `mask` or `mask_ids`, which belong to a loader.
+            PlanError: a value is refused, or the file has a `mask`, which belongs to a loader.
             CorpusError: a corpus cannot be opened.
         """
         # late, because the room of files that describe a job is above the runtime; `plan_file` itself knows no plans
@@ -188,10 +188,10 @@ class StreamPlan:
 
         absent = MAX_SAMPLE + 1  # which no loader would accept
         mix = load_mix(os.fspath(path), defaults={"global_batch_size": absent})
-        if mix.mask or mix.mask_ids:
+        if mix.mask:
             raise PlanError(
                 f"{os.fspath(path)} has a mask, and a plan has all documents in the loss",
-                hint="leave mask and mask_ids out of the file, and call loader.mask(corpus, file)",
+                hint="leave mask out of the file, and call loader.mask(corpus, file)",
             )
         plan = StreamPlan(**mix.arguments())
         plan.global_batch_size = None if mix.global_batch_size == absent else mix.global_batch_size
@@ -422,21 +422,9 @@ class StreamPlan:
         ends = [*(length.of_corpora[number].tolist() for length in cursor.lengths[1:]), None]
         return occurrences(list(zip(readers, ends, strict=True)), self.mixture(cursor), number, document, checked)
 
-    def masking(
-        self,
-        cursor: Cursor,
-        corpus: str,
-        file: str | os.PathLike[str] | None = None,
-        *,
-        ids_file: str | os.PathLike[str] | None = None,
-    ) -> Cursor:
+    def masking(self, cursor: Cursor, corpus: str, file: str | os.PathLike[str]) -> Cursor:
         """The cursor after documents are taken out of the loss, as `StreamingLoader.mask` does it, with its errors."""
         source = self.sources[self._number_of(corpus)]
-        if (file is None) == (ids_file is None):
-            raise PlanError("mask needs one list of documents", hint="give either a file of numbers, or ids_file=")
-        file = source.numbers_file(corpus, ids_file) if ids_file is not None else file
-        if file is None:
-            return cursor
         masks = masking(cursor.masks, file, sample=cursor.sample, fingerprint=source.fingerprint, name=corpus)
         after = replace(cursor, masks=masks)
         self.masked(after)  # refuses what does not exist

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
 from tokshard.errors import TokshardError
@@ -48,19 +47,18 @@ class Batches:
     def after(self, step: int) -> Iterator[Batch | None]:
         """The batch of each step after `step`, to the end of the pass; None for a skipped step.
 
-        The documents of `data.mask` and `data.mask_ids` are out of the loss, from the first of these steps on if they
-        were not before.
+        The documents of `data.mask` are out of the loss, from the first of these steps on if they were not before.
 
         Raises:
             TokshardError: these documents cannot be read, or are not the same on all ranks; the same error on all.
         """
         self._mask()
-        if self._settings.data.mask or self._settings.data.mask_ids:
+        if self._settings.data.mask:
             say(f"{self.loader.stats()['masked_documents']:,} documents are out of the loss")
         check_same(
             json.dumps(self.loader.state_dict()),
             "the masked documents differ from rank 0",
-            hint="give each rank the same files in data.mask and data.mask_ids, at the same paths",
+            hint="give each rank the same files in data.mask, at the same paths",
         )
         batches, is_first = iter(self.loader), True
         while True:
@@ -143,11 +141,9 @@ class Batches:
         return end > cursor.sample
 
     def _mask(self) -> None:
-        for is_rank_0 in (True, False):  # rank 0 makes files of numbers, and the others find them
-            with together():
-                if (distributed.get_rank() == 0) == is_rank_0:
-                    for name, listed in self._settings.data.masks():
-                        self.loader.mask(name, **listed)
+        with together():
+            for name, file in self._settings.data.masks():
+                self.loader.mask(name, file)
 
     def _resize(self, size: int) -> Iterator[Batch]:
         with together():

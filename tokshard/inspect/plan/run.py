@@ -287,7 +287,7 @@ def open_run(
     if checkpoint is None and is_checkpoint(location):
         checkpoint = location
     # a checkpoint has those of its recipe in its state
-    is_known = checkpoint == location and not (options.get("mask") or options.get("mask_ids"))
+    is_known = checkpoint == location and not options.get("mask")
     lists = [] if is_known else list(mix.masks())
     if checkpoint is not None:
         state = read_state(checkpoint)
@@ -298,13 +298,13 @@ def open_run(
         else:
             changes["weights"] = "cursor"
         listing = plan.cursor()
-        for name, listed in lists:
-            listing = plan.masking(listing, name, **listed)
+        for name, file in lists:
+            listing = plan.masking(listing, name, file)
         files = [*mask_files, *(mask.file for mask in listing.masks)]
         cursor, done = load_state(plan, {"cursor": state.cursor}, mask_files=files, **changes), state.step
         record = _NO_RECORD if done is None else _read_record(checkpoint, done, cursor.sample)
-    for name, listed in lists:
-        cursor = plan.masking(cursor, name, **listed)  # from here on, unless they were masked before
+    for name, file in lists:
+        cursor = plan.masking(cursor, name, file)  # from here on, unless they were masked before
     run = Run(
         plan=plan,
         global_batch_size=mix.global_batch_size,

@@ -18,7 +18,6 @@ from tokshard.format.opening import base_location, open_base, open_corpus, read_
 from tokshard.format.shared import num_shared
 from tokshard.format.view import View
 from tokshard.runtime.bytes.cache import Cache
-from tokshard.runtime.bytes.listed import numbers_of_list
 from tokshard.runtime.bytes.mapped import MappedCorpus
 from tokshard.runtime.bytes.ranged import RangedCorpus, stride_tokens_of
 from tokshard.runtime.bytes.source import DocumentSpan, ReadCounts, TokenSource
@@ -98,11 +97,6 @@ class CorpusSource(TokenSource):
 
     # which both have; here they let type checkers accept the constructor
     _begin = read = ends = targets = _document_at = _bounds_of = _of_its_kind
-
-    def numbers_file(self, name: str, ids_file: str | os.PathLike[str]) -> str | None:
-        """The file of document numbers for a list of ids; see `numbers_of_list`."""
-        with open_corpus(self.location, generation=self.corpus.num_generations - 1) as corpus:  # apart from the reader
-            return numbers_of_list(corpus, name, ids_file)
 
     def num_shared(self, other: TokenSource) -> int | None:
         """How many documents another corpus has, too, as `tokshard.format.shared` finds it; None: not known."""

@@ -7,7 +7,6 @@ tokens in memory maps, files or an object store, or compute them.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from tokshard.errors import PlanError
 
 _REQUESTS_AT_ONCE = 32
 
@@ -130,19 +127,6 @@ class TokenSource(ABC):
     @abstractmethod
     def place_of(self, document: int) -> DocumentSpan:
         """A document by its number; IndexError if the corpus has no such document."""
-
-    def numbers_file(self, name: str, ids_file: str | os.PathLike[str]) -> str | None:
-        """The file with the numbers of documents that a list names by id; None if it names none of the corpus.
-
-        Args:
-            name: of the corpus in the plan, for messages.
-
-        Raises:
-            PlanError: the list cannot be read, or documents have no ids.
-        """
-        raise PlanError(
-            f"{name!r} is not a corpus on disk, so it has no ids such as {ids_file} lists", hint="give their numbers"
-        )
 
     @abstractmethod
     def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

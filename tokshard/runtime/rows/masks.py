@@ -35,7 +35,7 @@ of documents, they are found by bisection."""
 
 _NPY = b"\x93NUMPY"
 _HINT = "give a file with one document number in each line, or a .npy file of integers"
-_NOT_NUMBERS = f"{_HINT}; a list of ids or of records is for ids_file= (or mask_ids), or tokshard scan --numbers"
+_NOT_NUMBERS = f"{_HINT}; a list of ids becomes a view with tokshard select, and numbers with tokshard diff"
 _LINE = re.compile(rb"[0-9]*\r?")
 
 Calls = tuple[tuple[int, int], ...]
