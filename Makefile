@@ -10,10 +10,9 @@ LOADERS := megatron streaming litdata datatrove trl
 PEERS := datasets grain lance bridge
 PEER := .venv-peers
 NEWER_TOKENIZERS := $(PEER)-tokenizers
-# the newest release of these needs Python 3.12 (their constraints say so)
-NEWER_PYTHON := $(INTEROP)-megatron $(PEER)-bridge
-PYTHON312 ?= $(shell for each in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python; do \
-	$$each -c 'import venv' 2>/dev/null && echo $$each && break; done)
+# the newest release of these needs a newer Python, which their constraints name: '# Python 3.12'
+NEWER_PYTHON := $(patsubst constraints/%.txt,.venv-%,$(shell grep -l '^. Python 3' constraints/*.txt))
+NEEDED = $(shell sed -n 's/^. Python //p' constraints/$*.txt)
 TRAINERS := .venv-trainers
 REMOTE := .venv-remote
 RAY := .venv-ray
@@ -23,8 +22,9 @@ BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip --python $(@D)/bin/python install --quiet --no-compile
 # All that a list names, and no more. The index of Python packages has torch for CUDA, which can't be imported without
 # gigabytes of other packages, so torch comes first, from where there are builds for the CPU.
-PIP_INSTALL_LIST = $(PIP_INSTALL) --no-deps --retries 1 --index-url https://download.pytorch.org/whl/cpu \
-	$$(grep ^torch== $(1)) || echo "$(@D): no torch for the CPU from download.pytorch.org, so one from the index"; \
+PIP_INSTALL_LIST = ! torch=$$(grep ^torch== $(1)) || \
+	$(PIP_INSTALL) --no-deps --retries 1 --index-url https://download.pytorch.org/whl/cpu $$torch || \
+	echo "$(@D): no torch for the CPU from download.pytorch.org, so one from the index"; \
 	$(PIP_INSTALL) --no-deps --requirement $(1)
 # compiles what the tests import, before several of their processes do it at once
 COMPILE := -c 'import hypothesis, torch._dynamo, tokshard.cli.main, tokshard.trainer.loop'
@@ -240,12 +240,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$@ -m pip install --quiet --upgrade --constraint constraints/default.txt pip
 
-$(NEWER_PYTHON:%=%/bin/python): | $(BIN)/python
-	@if [ "$(PYTHON312)" ]; then rm -rf $(patsubst %/bin/python,%,$@); \
-		"$(PYTHON312)" -m venv --without-pip $(patsubst %/bin/python,%,$@); \
-	else mkdir -p $(patsubst %/bin/python,%,$@); \
-		echo "needs Python 3.12, which is not here: install python3.12 and its venv, or give PYTHON312=/path/to/python3.12" \
-		| tee $(patsubst %/bin/python,%,$@)/failed.txt | sed 's,^,$(patsubst %/bin/python,%,$@): ,'; fi
+$(NEWER_PYTHON:%=%/bin/python): .venv-%/bin/python: | $(BIN)/python
+	@for each in $(PYTHON$(subst .,,$(NEEDED))) python$(NEEDED) $(HOME)/.pyenv/versions/$(NEEDED).*/bin/python; do \
+		$$each -c 'import venv' 2>/dev/null && rm -rf .venv-$* && exec $$each -m venv --without-pip .venv-$*; done; \
+	mkdir -p .venv-$*; echo "needs Python $(NEEDED), which is not here: install python$(NEEDED) and its venv, or give" \
+		"PYTHON$(subst .,,$(NEEDED))=/path/to/python$(NEEDED)" | tee .venv-$*/failed.txt | sed 's,^,.venv-$*: ,'
 
 $(LOWEST)/bin/python $(INTEROP)/bin/python $(TRAINERS)/bin/python $(REMOTE)/bin/python $(RAY)/bin/python \
 $(filter-out $(NEWER_PYTHON:%=%/bin/python),$(LOADERS:%=$(INTEROP)-%/bin/python) $(PEERS:%=$(PEER)-%/bin/python)): | $(BIN)/python

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 
-from benchmark.peers.environments import ENVIRONMENTS, SECTIONS
+from benchmark.peers.environments import SECTIONS
 from benchmark.processes import ROOT
 
 PACKAGES = {
@@ -54,9 +54,8 @@ def problems(sections: Iterable[str], newest: Newest = newest) -> list[str]:
         elif pinned is None or pinned[1] != latest:
             found.append(
                 f"constraints/{name}.txt has {package} {pinned[1] if pinned else 'nowhere'}, and {latest} is the"
-                f" newest: pin it there with what it requires, write '# Python 3.x' if it needs a newer Python (and"
-                f" {ENVIRONMENTS[peer]} into NEWER_PYTHON of the Makefile), and measure its rows again with"
-                f" 'python -m benchmark.peers --peers {peer} --write'"
+                f" newest: pin it there with what it requires, write '# Python 3.x' if it needs a newer Python, and"
+                f" measure its rows again with 'python -m benchmark.peers --peers {peer} --write'"
             )
     return found
 
