@@ -7,7 +7,7 @@ INTEROP := .venv-interop
 # loaders that exclude each other's versions of numpy, transformers or huggingface_hub: each has an environment of its own
 LOADERS := megatron streaming litdata datatrove trl
 # what `make benchmark-peers` compares besides; tokenizers 1.x alone, for peers that are to encode with it
-PEERS := datasets grain lance bridge
+PEERS := datasets grain lance guideloom bridge
 PEER := .venv-peers
 NEWER_TOKENIZERS := $(PEER)-tokenizers
 # the newest release of these needs a newer Python, which their constraints name: '# Python 3.12'

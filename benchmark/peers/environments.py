@@ -28,6 +28,7 @@ ENVIRONMENTS = {
     "datasets": ".venv-peers-datasets",
     "grain": ".venv-peers-grain",
     "lance": ".venv-peers-lance",
+    "guideloom": ".venv-peers-guideloom",
     "torchtitan": ".venv-trainers",
     "bridge": ".venv-peers-bridge",
     "memmap": ".venv",
@@ -37,11 +38,11 @@ ENVIRONMENTS = {
 
 SECTIONS = {
     "building": ("datatrove", "megatron", "litdata", "streaming", "datasets", "tokenizers"),
-    "loading": ("streaming", "litdata", "megatron", "grain", "lance", "datasets"),
+    "loading": ("streaming", "litdata", "megatron", "grain", "lance", "guideloom", "datasets"),
     "store": ("streaming", "litdata", "seaweedfs"),
     "chat": ("trl", "torchtitan", "bridge"),
     "faults": ("datatrove", "megatron", "litdata", "streaming", "datasets"),
-    "growth": ("megatron", "datasets", "streaming"),
+    "growth": ("megatron", "datasets", "streaming", "guideloom"),
 }
 """The peers of each section; all have tokshard as well."""
 

@@ -31,6 +31,7 @@ NAMES = {
     "megatron": "megatron-core, GPTDataset",
     "datasets": "datasets, `shuffle`",
     "streaming": "MosaicML streaming, `shuffle=True`",
+    "guideloom": "GuideLoom, FeistelShuffler",
 }
 
 
@@ -39,7 +40,7 @@ def run(frame: Frame) -> Section:
     most = 10**7 if frame.quick else 10**8
     rows = []
     for peer, name in NAMES.items():
-        counts = (10**6, 10**8, MANY) if peer == "tokshard" else (10**6, most)
+        counts = (10**6, most) if peer in NEEDS else (10**6, 10**8, MANY)
         made = side_by_side([functools.partial(_made, frame, peer, count) for count in counts])
         for count, found in zip(counts, made, strict=True):
             rows.append(Row(label=f"{name}: {count:,} documents", runs=_runs(frame, peer, count, found)))
@@ -55,8 +56,8 @@ def run(frame: Frame) -> Section:
                 " *written* what a start leaves on disk for the next one, *state* what a checkpoint keeps."
                 f" Documents have {DOCUMENT_TOKENS} tokens. tokshard's shards are links to one file, so 10^10 documents"
                 " fit on a disk; manifest, tables and hashes are those of a corpus of that size. MosaicML streaming's"
-                " shards are links, too; megatron-core's `.bin` is a hole; the rows of datasets have one byte. What"
-                " grows is the same as with text."
+                " shards are links, too; megatron-core's `.bin` and the shards of GuideLoom are holes; the rows of"
+                " datasets have one byte. What grows is the same as with text."
             )
         ],
         columns={
@@ -70,6 +71,11 @@ def run(frame: Frame) -> Section:
         notes=[
             "All states are small. To use one, a peer needs its index again, from disk or made anew.",
             "megatron-core and datasets find the index that an earlier start wrote, and start faster then.",
+            (
+                "GuideLoom's stream has tokens and no documents: it has as many tokens, in shards as large as"
+                " tokshard's. Most of its start is the compiler of its order, in each process; the rest is a look at"
+                " each shard."
+            ),
             "datasets can also shuffle a buffer of rows, which costs nothing at the start, and mixes only near rows.",
         ],
     )

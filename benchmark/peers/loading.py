@@ -22,6 +22,7 @@ PEERS = {
     "megatron_loading": "Megatron-core GPTDataset",
     "grain_loading": "Grain ElasticIterator",
     "lance_loading": "LanceDB StreamingDataset",
+    "guideloom_loading": "GuideLoom StreamDataset",
     "datasets_loading": "datasets, StatefulDataLoader",
     "memmap": "memory-mapped random crop",
 }
@@ -54,8 +55,8 @@ def _speeds(frame: Frame) -> Section:
                 f"{num_tokens:,} tokens in documents of {DOCUMENT_TOKENS} on average, shuffled, in rows of"
                 f" {SEQ_LEN:,}, {ROWS} rows a batch; the files are in the page cache. A loop takes batches and does"
                 " nothing else. tokshard and Megatron-core cut rows from shuffled documents or blocks while they"
-                " read; the others read rows that were cut before, but for litdata, which cuts them from its"
-                " chunks, and LanceDB's `pack_sequences`."
+                " read; the others read rows that were cut before, but for litdata and GuideLoom, which cut them from"
+                " their chunks and shards, and LanceDB's `pack_sequences`."
             ),
             (
                 "A full batch of tokshard has input_ids, labels and position_ids as int64, and the bounds of"
@@ -85,6 +86,13 @@ def _speeds(frame: Frame) -> Section:
             (
                 "A process that Grain or LanceDB starts as a worker imports its packages anew, which is"
                 " most of the time to their first batch; the workers of the others are forks."
+            ),
+            (
+                "GuideLoom is measured without torch, of which the index of Python packages has no build for Python"
+                " 3.13 without CUDA, so without its own loader. The program reads its StreamDataset by memory map in"
+                " the order of that loader, with that loader's state, and stacks rows with numpy. GuideLoom compiles"
+                " the order in each process, which is nearly all of the time to its first batch; a resume in the same"
+                " process finds it compiled."
             ),
         ],
         plot="tokens_per_second",
@@ -143,7 +151,7 @@ def _merged(row: Row, made: Found) -> Row:
     return Row(label=row.label, runs=[made])
 
 
-WITHOUT_WORKERS = ("tokshard_loading", "memmap")
+WITHOUT_WORKERS = ("tokshard_loading", "guideloom_loading", "memmap")
 CHANGES = {
     "whole": ("an epoch without a stop", {}),
     "same": ("the same sizes", {}),
@@ -194,6 +202,10 @@ def _ledgers(frame: Frame) -> Section:
             (
                 "Megatron-core has the data set but no sampler. The program has one of 10 lines, which works as the"
                 " one in Megatron-LM: its state is the number of samples read."
+            ),
+            (
+                "GuideLoom's loader needs torch and is not run. The program deals rows to ranks as that loader does;"
+                " its state is the number of rows read. Its workers are not tried."
             ),
         ],
     )

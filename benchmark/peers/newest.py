@@ -24,6 +24,7 @@ PACKAGES = {
     "datasets": ("peers-datasets", "datasets"),
     "grain": ("peers-grain", "grain"),
     "lance": ("peers-lance", "lancedb"),
+    "guideloom": ("peers-guideloom", "guideloom"),
     "torchtitan": ("trainers", "torchtitan"),
     "bridge": ("peers-bridge", "megatron-bridge"),
 }
