@@ -153,7 +153,7 @@ test-browser: $(VENV)/stamp-browser
 	$(BIN)/python -m pytest -m browser
 
 test-remote: $(REMOTE)/stamp-test
-	$(REMOTE)/bin/python -m pytest -n 2 -m remote tests/store tests/pipeline
+	$(REMOTE)/bin/python -m pytest -n 2 -m "remote and not ray" tests/store tests/pipeline
 
 # one cluster at a time
 test-ray: $(RAY)/stamp-test

@@ -56,6 +56,13 @@ _SIZES: Mapping[str, tuple[str, ...]] = {
     ),
     "hash_stride": ("tokshard.format.stride_hashes.HASH_STRIDE", "tokshard.runtime.bytes.ranged.HASH_STRIDE"),
     "whole_table_bytes": ("tokshard.format.tables._WHOLE_BYTES",),
+    "view_rows": (
+        "tokshard.format.view._RANGES_AT_ONCE",
+        "tokshard.format.view._FEWEST_AT_ONCE",
+        "tokshard.inspect.verify.view_check._ROWS_AT_ONCE",
+        "tokshard.runtime.bytes.view._SORTED_FROM",
+    ),
+    "view_joined": ("tokshard.runtime.bytes.view._JOINED_DOCUMENTS",),
     "dealt_rows": ("tokshard.runtime.rows.steps._MAX_DEALT_ROWS",),
     "memory_seconds": ("tokshard.inspect.plan.bench._MEMORY_SECONDS",),
 }

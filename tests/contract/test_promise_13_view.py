@@ -13,18 +13,29 @@ from hypothesis import strategies as st
 
 from tests.contract.builds import select
 from tests.contract.conversations import Hand, built, targets_of
+from tests.contract.small import shrink
 from tests.contract.test_promise_12_loss import plan_of, read
 from tests.corpora import TINY_TOKENIZER, Source, append_generation, write_corpus
 from tests.examples import crossed, examples
+from tests.format.edits import table_says
 from tests.refusals import tokshard
 from tests.runtime.sources import ListSource
 from tokshard import copy_corpus, open_corpus, select_corpus
 from tokshard.errors import CorpusError, DamagedCorpusError, PlanError
+from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.runtime import CorpusSource, NumpyLoader, StreamingLoader, StreamPlan
 from tokshard.testing import assert_exact_resume
 
 WIDE = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_tables():
+    """Tables are read in several parts, and looked up in both ways."""
+    with pytest.MonkeyPatch.context() as patch:
+        shrink(patch.setattr, view_rows=7, view_joined=3)
+        yield
 
 
 @settings(max_examples=examples(30))
@@ -143,6 +154,26 @@ def test_damage_of_the_base_is_named_and_never_read(tmp_path):
     shard.unlink()
     with pytest.raises(CorpusError, match=f"is a view of .*{shard.name} is missing"):
         open_corpus(view)
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "value", "named"),
+    [
+        ("document", 9, 3, 9),
+        ("document", 7, 12, 7),
+        ("number", 8, 7, 7),
+        ("token", 21, 20, 20),
+        ("document", 40, 81, 39),
+        ("position", 40, 0, 39),
+    ],
+)
+def test_a_table_whose_stretches_are_not_in_order_is_refused_with_the_row(column, row, value, named, tmp_path):
+    base = write_corpus(tmp_path / "base", ListSource([1] * 90).documents(), tokenizer=TINY_TOKENIZER)
+    view = select(base, tmp_path / "view", list(range(0, 80, 2)))
+    assert verify_corpus(view).is_ok
+    table_says(column, value, row=row).make(view / names.KEPT)
+    (problem,) = verify_corpus(view).problems
+    assert (problem.file, f"in row {named} " in str(problem)) == (names.KEPT, True), problem
 
 
 def test_weights_by_temperature_and_repeats_follow_the_tokens_of_each_corpus(mixed):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.small import shrink
 from tests.corpora import write_corpus
 from tokshard import build_corpus, open_corpus, select_corpus
 from tokshard.format.shared import num_shared
@@ -35,7 +36,9 @@ def test_equal_texts_are_counted_once_by_the_hashes_of_builds(tmp_path, first, s
     assert shared(one, one) == len(first)
 
 
-def test_of_views_the_tables_say_it_and_of_builds_without_hashes_nothing_does(tmp_path):
+@pytest.mark.parametrize("rows_at_once", [1, 1_000])
+def test_of_views_the_tables_say_it_and_of_builds_without_hashes_nothing_does(rows_at_once, tmp_path, monkeypatch):
+    shrink(monkeypatch.setattr, view_rows=rows_at_once)
     base = built(tmp_path / "base", range(40), dedup="none")
     for name, where in (("low", "id<2"), ("some", "id!=1"), ("high", "id>=2")):
         select_corpus(base, out=tmp_path / name, where=where, workers=1)

@@ -12,7 +12,7 @@ from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.files import map_file
-from tokshard.format.view import View
+from tokshard.format.view import Kept, View, ranges_of
 
 _FENCE_ROWS = 1_024
 _ROWS_AT_ONCE = 1 << 20
@@ -28,24 +28,25 @@ def num_shared(one: Corpus, other: Corpus) -> int | None:
     """
     if one.fingerprint == other.fingerprint:
         return one.num_documents
-    ours, theirs = (_ranges(corpus) for corpus in (one, other))
-    if ours[0] == theirs[0] and (isinstance(one, View) or isinstance(other, View)):
-        return num_in_both(*ours[1:], *theirs[1:])
+    views = [corpus for corpus in (one, other) if isinstance(corpus, View)]
+    if views and _stored(one).fingerprint == _stored(other).fingerprint:
+        return views[0].num_documents if len(views) == 1 else num_in_both(*(view.kept for view in views))
     files = [list(_texts(corpus)) for corpus in (one, other)]
     if not all(files):
         return None
     return sum(_num_equal(first, second) for first in files[0] for second in files[1])
 
 
-def num_in_both(
-    starts: NDArray[np.int64], stops: NDArray[np.int64], others: NDArray[np.int64], other_stops: NDArray[np.int64]
-) -> int:
-    """How many numbers two lists of ranges share; those of each list do not overlap."""
-    edges = np.concatenate([starts, stops, others, other_stops])
-    steps = np.repeat([1, -1, 1, -1], [len(starts), len(stops), len(others), len(other_stops)])
-    order = np.argsort(edges, kind="stable")
-    depth = np.cumsum(steps[order])[:-1]
-    return int(np.diff(edges[order])[depth == 2].sum())
+def num_in_both(one: Kept, other: Kept) -> int:
+    """How many documents two views of one corpus share."""
+    total = 0
+    for ranges in ranges_of([one, other]):
+        edges = np.concatenate([bounds for of_view in ranges for bounds in of_view])
+        steps = np.repeat([1, -1, 1, -1], [len(bounds) for of_view in ranges for bounds in of_view])
+        order = np.argsort(edges, kind="stable")
+        depth = np.cumsum(steps[order])[:-1]
+        total += int(np.diff(edges[order])[depth == 2].sum())
+    return total
 
 
 def numbers_left_out(corpus: Corpus, view: Corpus) -> Iterator[NDArray[np.int64]]:
@@ -59,7 +60,7 @@ def numbers_left_out(corpus: Corpus, view: Corpus) -> Iterator[NDArray[np.int64]
     Raises:
         UsageError: the view is of another corpus.
     """
-    base = corpus.base if isinstance(corpus, View) else corpus
+    base = _stored(corpus)
     if not isinstance(view, View) or not (
         view.base.fingerprint in base.content_fingerprints or base.fingerprint in view.base.content_fingerprints
     ):
@@ -73,11 +74,9 @@ def numbers_left_out(corpus: Corpus, view: Corpus) -> Iterator[NDArray[np.int64]
         yield numbers[(view.kept.of_base(in_base) < 0) & (in_base < view.base.num_documents)]
 
 
-def _ranges(corpus: Corpus) -> tuple[str, NDArray[np.int64], NDArray[np.int64]]:
-    """The content fingerprint of the corpus that stores the documents, and the ranges of them."""
-    if isinstance(corpus, View):
-        return corpus.base.fingerprint, *corpus.kept.ranges()
-    return corpus.fingerprint, np.zeros(1, np.int64), np.array([corpus.num_documents])
+def _stored(corpus: Corpus) -> Corpus:
+    """The corpus that has the shards."""
+    return corpus.base if isinstance(corpus, View) else corpus
 
 
 def _texts(corpus: Corpus) -> Iterator[NDArray[np.bytes_]]:

@@ -10,6 +10,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import IO, Any, Literal
 
 import numpy as np
@@ -37,6 +38,9 @@ KEPT_SCHEMA = pa.schema(
 )
 """Of the first document of each stretch: its number and the position of its first token, in the base and in the view,
 each without its high 32 bits; then the ends of the last stretch. All rows are in one record batch."""
+
+_RANGES_AT_ONCE, _FEWEST_AT_ONCE = 1 << 20, 1 << 10
+"""Ranges that are compared at once, of all views together, but at least so many of each."""
 
 Stretches = NDArray[np.int64]
 """int64 [stretches, 4]: the first document of each in the base, the position of its first token there, and how many
@@ -95,11 +99,21 @@ class Kept:
     def __len__(self) -> int:
         return len(self.documents) - 1
 
-    def ranges(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The kept documents as ranges of their numbers in the base: starts and stops, int64 [stretches] each."""
-        rows = np.arange(len(self) + 1)
+    def ranges(self, low: int, high: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The kept documents among some of the base, as ranges of their numbers there.
+
+        Args:
+            low, high: number of the first of these documents, and of the one after the last.
+
+        Returns:
+            starts and stops: int64 [ranges] each, ascending.
+        """
+        first, stop = self.documents.searchsorted(np.array([low, high])).tolist()
+        rows = np.arange(max(0, first - 1), min(stop, len(self)) + 1)  # the one before may reach into them
         starts = self.documents[rows[:-1]]
-        return starts, starts + np.diff(self.numbers[rows])
+        stops = np.minimum(starts + np.diff(self.numbers[rows]), high)
+        starts = np.maximum(starts, low)
+        return starts[starts < stops], stops[starts < stops]
 
     def stretch_of_document(self, number: NDArray[np.int64]) -> NDArray[np.int64]:
         """The stretches of documents of the view."""
@@ -120,6 +134,18 @@ class Kept:
         behind = document - self.documents[stretch]
         found = self.numbers[stretch] + behind
         return np.where((behind >= 0) & (found < self.numbers[stretch + 1]), found, -1)
+
+
+def ranges_of(tables: Sequence[Kept]) -> Iterator[list[tuple[NDArray[np.int64], NDArray[np.int64]]]]:
+    """What several views of one corpus keep, side by side. Memory does not grow with them.
+
+    Yields:
+        For one part of the base after another the ranges of each view, as `Kept.ranges` gives them.
+    """
+    at_once = max(_FEWEST_AT_ONCE, _RANGES_AT_ONCE // len(tables))
+    borders = [kept.documents[np.append(np.arange(0, len(kept), at_once), len(kept))] for kept in tables]
+    for low, high in pairwise(np.unique(np.concatenate(borders)).tolist()):
+        yield [kept.ranges(low, high) for kept in tables]
 
 
 class ViewTable(ShardTable):

@@ -22,21 +22,26 @@ def check_apart(names: Sequence[str], sources: Sequence[TokenSource]) -> None:
         if (kept := source.kept) is not None:
             groups.setdefault(kept.base, []).append((name, kept))
             if kept.base in wholes:
-                raise _shared(wholes[kept.base], name, int(kept.starts[0]))
+                raise _shared(wholes[kept.base], name, int(kept.documents.documents[np.zeros(1, np.int64)][0]))
     for found in groups.values():
         cells = {kept.cell for _, kept in found}
         if len(cells) == len(found) and len({kept.division for _, kept in found}) == 1 and "" not in cells:
             continue  # cells of one division: the ranges of a thousand of them need not be compared
-        starts, stops = (np.concatenate(parts) for parts in zip(*(kept[1:3] for _, kept in found), strict=True))
-        owners = np.repeat(np.arange(len(found)), [len(kept.starts) for _, kept in found])
-        order = np.argsort(starts, kind="stable")
-        overlap = np.flatnonzero(np.maximum.accumulate(stops[order])[:-1] > starts[order][1:])
-        for place in overlap[:1].tolist():
-            second = int(order[place + 1])
-            holds = (starts <= starts[second]) & (stops > starts[second]) & (owners != owners[second])
-            pair = sorted({int(owners[second]), int(owners[np.flatnonzero(holds)[0]])})
-            one, other = (found[number][0] for number in pair)
-            raise _shared(one, other, int(starts[second]))
+        if len(found) == 1:
+            continue
+        from tokshard.format.view import ranges_of  # here, for plans that open no corpus
+
+        for ranges in ranges_of([kept.documents for _, kept in found]):
+            starts, stops = map(np.concatenate, zip(*ranges, strict=True))
+            owners = np.repeat(np.arange(len(found)), [len(of_view) for of_view, _ in ranges])
+            order = np.argsort(starts, kind="stable")
+            overlap = np.flatnonzero(np.maximum.accumulate(stops[order])[:-1] > starts[order][1:])
+            for place in overlap[:1].tolist():
+                second = int(order[place + 1])
+                holds = (starts <= starts[second]) & (stops > starts[second]) & (owners != owners[second])
+                pair = sorted({int(owners[second]), int(owners[np.flatnonzero(holds)[0]])})
+                one, other = (found[number][0] for number in pair)
+                raise _shared(one, other, int(starts[second]))
 
 
 def _shared(one: str, other: str, document: int) -> PlanError:

@@ -11,10 +11,12 @@ from tokshard.format import names
 from tokshard.format.files import read_file
 from tokshard.format.manifest import Base, Manifest
 from tokshard.format.opening import open_base
-from tokshard.format.view import KeptDigest, View
+from tokshard.format.view import KeptDigest, View, ranges_of
 from tokshard.inspect.verify.manifest_check import Tally, check_sources, false_claims
 from tokshard.inspect.verify.shard_check import Problem, ShardFindings, problem_of
 from tokshard.store import Store
+
+_ROWS_AT_ONCE = 1 << 20
 
 
 def check_view(store: Store, manifest: Manifest, base: Base, *, has_sources: bool) -> Iterator[Problem]:
@@ -39,7 +41,8 @@ def check_view(store: Store, manifest: Manifest, base: Base, *, has_sources: boo
         view.close()
     lengths, counts = manifest.document_lengths, np.trim_zeros(tally.lengths, "b").tolist()
     kept, digest = view.kept, KeptDigest(view.base.fingerprint)
-    digest.add(*kept.ranges())
+    for ((starts, stops),) in ranges_of([kept]):
+        digest.add(starts, stops)
     claims: list[tuple[str, object, object]] = [
         ("fingerprints.content", view.fingerprint, digest.finish(view.num_documents, view.num_tokens)),
     ]
@@ -57,19 +60,23 @@ def check_view(store: Store, manifest: Manifest, base: Base, *, has_sources: boo
 def _order_faults(view: View) -> Iterator[Problem]:
     """Stretches without documents, out of order, or beyond the base."""
     kept = view.kept
-    rows = np.arange(len(kept) + 1)
-    documents, positions = kept.documents[rows], kept.positions[rows]
-    counts, lengths = np.diff(kept.numbers[rows]), np.diff(kept.tokens[rows])
-    stops = documents[:-1] + counts
-    is_wrong = (counts < 1) | (lengths < counts)
-    is_wrong[1:] |= documents[1:-1] < stops[:-1]
-    is_wrong[-1] |= (documents[-1], positions[-1]) != (stops[-1], positions[-2] + lengths[-1])
-    for row in np.flatnonzero(is_wrong)[:1].tolist():
-        yield Problem(
-            names.KEPT,
-            f"has in row {row} {counts[row]} documents from {documents[row]} on with {lengths[row]} tokens, "
-            "expected documents after those of the row before, each with tokens",
-        )
+    before = 0
+    for first in range(0, len(kept), _ROWS_AT_ONCE):
+        rows = np.arange(first, min(first + _ROWS_AT_ONCE, len(kept)) + 1)
+        documents, positions = kept.documents[rows], kept.positions[rows]
+        counts, lengths = np.diff(kept.numbers[rows]), np.diff(kept.tokens[rows])
+        stops = documents[:-1] + counts
+        is_wrong = (counts < 1) | (lengths < counts) | (documents[:-1] < np.append(before, stops[:-1]))
+        if rows[-1] == len(kept):
+            is_wrong[-1] |= (documents[-1], positions[-1]) != (stops[-1], positions[-2] + lengths[-1])
+        for row in np.flatnonzero(is_wrong)[:1].tolist():
+            yield Problem(
+                names.KEPT,
+                f"has in row {first + row} {counts[row]} documents from {documents[row]} on with {lengths[row]} "
+                "tokens, expected documents after those of the row before, each with tokens",
+            )
+            return
+        before = stops[-1]
 
 
 def _findings(view: View, index: int) -> ShardFindings:

@@ -11,10 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # a source of one's own opens no corpus
+    from tokshard.format.view import Kept
 
 _REQUESTS_AT_ONCE = 32
 
@@ -78,14 +81,13 @@ class KeptDocuments(NamedTuple):
 
     Args:
         base: content fingerprint of that corpus.
-        starts, stops: int64 [ranges], ascending: ranges of their numbers there.
+        documents: the table of a view.
         cell: what it shares no document with: another cell of the same division. Empty if it is none.
         division: what all cells of one division have in common.
     """
 
     base: str
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
+    documents: Kept
     cell: str = ""
     division: str = ""
 

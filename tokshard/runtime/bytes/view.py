@@ -21,6 +21,10 @@ _JOINED_DOCUMENTS = 50
 """Stretches of a base in memory that are at most about so many documents apart are looked at in one call: a call costs
 as much as so many ends of documents."""
 
+_SORTED_FROM = 1 << 20
+"""Stretches from which places are looked up in order: a table that does not fit in the cache is then read once through,
+at 0.2 to 0.8 us a place. In any order it is 2 us."""
+
 _SAMPLED = 1 << 16
 """Stretches from which `ViewSource.read_factor` is computed."""
 
@@ -45,11 +49,9 @@ class ViewedCorpus:
         """Which documents of the base these are."""
         manifest = self.corpus.manifest
         assert manifest.base is not None, "it is a view"
-        starts, stops = self.corpus.kept.ranges()
         return KeptDocuments(
             base=manifest.base.content,
-            starts=starts,
-            stops=stops,
+            documents=self.corpus.kept,
             cell=repr(manifest.base.cell or ""),
             division=manifest.fingerprints.recipe,
         )
@@ -57,6 +59,15 @@ class ViewedCorpus:
     def _shifts(self, stretch: NDArray[np.int64]) -> NDArray[np.int64]:
         """How far the tokens of stretches lie from their places in the base."""
         return self.corpus.kept.positions[stretch] - self.corpus.kept.tokens[stretch]
+
+    def _shifts_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How far the tokens at positions of the view lie from their places in the base."""
+        kept = self.corpus.kept
+        if len(kept) < _SORTED_FROM:
+            return self._shifts(kept.stretch_of_token(positions))
+        order, found = np.argsort(positions), np.empty_like(positions)
+        found[order] = self._shifts(kept.stretch_of_token(positions[order]))
+        return found
 
     def _touched(
         self, starts: NDArray[np.int64], stops: NDArray[np.int64]
@@ -84,7 +95,7 @@ class ViewedCorpus:
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any], at: NDArray[np.int64]
     ) -> None:
         """Copy the tokens of pieces, as `TokenSource.read` does."""
-        self.base.read(starts + self._shifts(self.corpus.kept.stretch_of_token(starts)), lengths, out, at)
+        self.base.read(starts + self._shifts_at(starts), lengths, out, at)
 
     def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where documents end in stretches of the view, as `TokenSource.ends` does."""
@@ -145,7 +156,7 @@ class ViewedCorpus:
 
     def targets(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> SpansIn:
         """The loss spans in stretches of the view, each of which lies within one document."""
-        shifts = self._shifts(self.corpus.kept.stretch_of_token(starts))
+        shifts = self._shifts_at(starts)
         found = self.base.targets(starts + shifts, stops + shifts)
         of_span = shifts[found.stretches]
         return SpansIn(found.stretches, found.starts - of_span, found.stops - of_span, found.weights)
@@ -167,7 +178,7 @@ class ViewedCorpus:
 
     def document_at(self, position: int) -> DocumentSpan:
         """The document that holds a token."""
-        shift = int(self._shifts(self.corpus.kept.stretch_of_token(np.array([position])))[0])
+        shift = int(self._shifts_at(np.array([position]))[0])
         found = self.base.document_at(position + shift)
         number = int(self.corpus.kept.of_base(np.array([found.document]))[0])
         return DocumentSpan(found.shard, number, found.start - shift, found.stop - shift)
