@@ -213,6 +213,20 @@ def reads_that_hang(file_name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def rows_of_views() -> Iterator[list[int]]:
+    """How many rows of the tables of views are read, a number for each time."""
+    numbers, read = [], _get("tokshard.format.view.Ascending").__getitem__
+
+    def counted(column: Any, rows: Any) -> Any:
+        numbers.append(len(rows))
+        return read(column, rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tokshard.format.view.Ascending.__getitem__", counted)
+        yield numbers
+
+
+@contextlib.contextmanager
 def when_a_status_has_read_what_was_asked_for(call: int, act: Callable[[], object]) -> Iterator[None]:
     """Do something at the moment after a status has read, for the first or another time, which build it is about."""
     place = "tokshard.pipeline.status.load_request"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.contract.builds import select
+from tests.contract.small import rows_of_views
+from tests.corpora import TINY_TOKENIZER, write_corpus
 from tests.runtime.loaders import expected_rows, rows_of, take
-from tests.runtime.sources import PeriodicSource
+from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.runtime import StreamingLoader, StreamPlan
 
 FAR = 10**12
@@ -62,6 +66,21 @@ def test_a_corpus_of_10_to_the_14_tokens_needs_no_more_than_one_of_a_million(ski
     assert huge.num_scanned <= 2 * small.num_scanned
     assert huge.num_reads <= small.num_reads + 100  # the thread may be some steps ahead, in both
     assert huge_seconds < 10 * small_seconds + 0.5
+
+
+def test_plans_over_views_of_thousands_of_documents_look_at_those_of_a_window(tmp_path: Path) -> None:
+    base = write_corpus(tmp_path / "base", ListSource([2, 1, 3] * 2_000).documents(), tokenizer=TINY_TOKENIZER)
+    views = {name: select(base, tmp_path / name, list(range(first, 6_000, 4))) for name, first in (("a", 0), ("b", 1))}
+    for corpora in ({"a": views["a"]}, views):
+        with rows_of_views() as numbers:
+            plan = StreamPlan(corpora, seq_len=8, block_tokens=64, window_blocks=2, allow_small_blocks=True)
+            if len(corpora) == 1:  # two are compared with each other
+                assert sum(numbers) < 50
+            numbers.clear()
+            loader = StreamingLoader(plan, global_batch_size=2, dp_rank=0, dp_world_size=1, prefetch_factor=1)
+            take(loader, 1)
+            loader.close()
+        assert sum(numbers) < 1_000 * len(corpora)
 
 
 @pytest.mark.parametrize("num_streams", [1, 2, 64])

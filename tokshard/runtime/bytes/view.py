@@ -212,7 +212,8 @@ class ViewedCorpus:
 
     def kept_bytes(self, num_blocks: int, block_tokens: int) -> int:
         """Bytes that so many blocks take in that memory."""
-        return int(self.base.kept_bytes(num_blocks, block_tokens) * self.read_factor)
+        found = self.base.kept_bytes(num_blocks, block_tokens)
+        return int(found * self.read_factor) if found else 0
 
     @property
     def read_factor(self) -> float:
