@@ -17,9 +17,9 @@ TOKENIZER = ROOT / "recipes/tokenizer"
 
 
 def build(directory: Path, **options: Any) -> tuple[Path, list[list[int]]]:
-    """A corpus of several shards, with its documents; the paragraphs of the longest page are documents, too."""
+    """A corpus of several shards, with its documents; the paragraphs of one page are documents, too."""
     pages = [path.read_text(encoding="utf-8") for path in sorted(ROOT.rglob("*.md")) if ".venv" not in str(path)]
-    texts = pages + max(pages, key=len).split("\n\n")
+    texts = pages + max((page.split("\n\n") for page in pages), key=len)
     build_corpus(
         ({"text": text, "page": number} for number, text in enumerate(texts)),
         tokenizer=str(TOKENIZER),
