@@ -42,6 +42,9 @@ each without its high 32 bits; then the ends of the last stretch. All rows are i
 _RANGES_AT_ONCE, _FEWEST_AT_ONCE = 1 << 20, 1 << 10
 """Ranges that are compared at once, of all views together, but at least so many of each."""
 
+_MASKED_BELOW = 1_000
+"""Tokens from one stretch to the next, on average, below which a mask of all tokens is faster than a slice for each."""
+
 Stretches = NDArray[np.int64]
 """int64 [stretches, 4]: the first document of each in the base, the position of its first token there, and how many
 documents and tokens it has. The documents ascend."""
@@ -251,8 +254,8 @@ class ViewShard(Shard):
         if len(kept) == len(offsets) - 1:
             return offsets, values
         found = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.diff(offsets)[kept])])
-        parts = [values[start:stop] for start, stop in zip(*_joined(offsets[kept], offsets[kept + 1]), strict=True)]
-        return found, np.concatenate([values[:0], *parts])
+        starts, stops = _joined(offsets[kept], offsets[kept + 1])
+        return found, _pieces(values, starts, stops)
 
     def columns(self, index: int) -> dict[str, pa.Array]:
         """The columns of the kept documents of one record batch."""
@@ -327,11 +330,22 @@ class View(Corpus):
         self.base.close()
 
 
-def _joined(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+def _pieces(values: NDArray[Any], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[Any]:
+    """Ranges of an array, ascending and apart, as one array."""
+    if len(starts) and stops[-1] - starts[0] < _MASKED_BELOW * len(starts):
+        runs = np.diff(np.stack([starts, stops], axis=1).ravel())
+        is_wanted = np.repeat(np.arange(len(runs)) % 2 == 0, runs)
+        found: NDArray[Any] = values[starts[0] : stops[-1]][is_wanted]
+        return found
+    parts = [values[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    return np.concatenate([values[:0], *parts])
+
+
+def _joined(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Ranges of which those that follow each other are one."""
     is_first = np.ones(len(starts), np.bool_)
     is_first[1:] = starts[1:] != stops[:-1]
-    return starts[is_first].tolist(), stops[np.append(is_first[1:], True) if len(stops) else is_first].tolist()
+    return starts[is_first], stops[np.append(is_first[1:], True) if len(stops) else is_first]
 
 
 def load_kept(store: Store, manifest: Manifest, base: Corpus, load: LoadFile = map_file) -> Kept:
@@ -378,16 +392,16 @@ class KeptDigest:
         first, last = self._open
         begins, ends = _joined(np.append(first, starts), np.append(last, stops))
         self._hash(begins[:-1], ends[:-1])
-        self._open = begins[-1], ends[-1]
+        self._open = int(begins[-1]), int(ends[-1])
 
     def finish(self, num_documents: int, num_tokens: int) -> str:
         """The fingerprint, 64 hexadecimal digits."""
-        self._hash(*([bound] for bound in self._open))
+        self._hash(*(np.array([bound]) for bound in self._open))
         self._digest.update(canonical_json({"num_documents": num_documents, "num_tokens": num_tokens}))
         return self._digest.hexdigest()
 
-    def _hash(self, starts: Sequence[int], stops: Sequence[int]) -> None:
-        pairs = np.stack([np.array(starts, np.int64), np.array(stops, np.int64)], axis=1)
+    def _hash(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        pairs = np.stack([starts, stops], axis=1)
         self._digest.update(pairs[pairs[:, 0] >= 0].astype("<i8").tobytes())
 
 
