@@ -62,6 +62,7 @@ _SIZES: Mapping[str, tuple[str, ...]] = {
         "tokshard.inspect.verify.view_check._ROWS_AT_ONCE",
         "tokshard.runtime.bytes.view._SORTED_FROM",
     ),
+    "view_masked": ("tokshard.format.view._MASKED_BELOW",),
     "view_joined": ("tokshard.runtime.bytes.view._JOINED_DOCUMENTS",),
     "dealt_rows": ("tokshard.runtime.rows.steps._MAX_DEALT_ROWS",),
     "memory_seconds": ("tokshard.inspect.plan.bench._MEMORY_SECONDS",),

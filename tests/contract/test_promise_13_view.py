@@ -32,9 +32,9 @@ WIDE = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_tables():
-    """Tables are read in several parts, and looked up in both ways."""
+    """Tables are read in several parts, and what has two ways goes both."""
     with pytest.MonkeyPatch.context() as patch:
-        shrink(patch.setattr, view_rows=7, view_joined=3)
+        shrink(patch.setattr, view_rows=7, view_joined=3, view_masked=40)
         yield
 
 
