@@ -20,11 +20,11 @@ BIN := $(VENV)/bin
 # One pip, that of .venv, installs into the environment that the target lies in. What is imported is compiled then, once:
 # most of torch never is, and compiling it takes as long as unpacking it.
 PIP_INSTALL = $(BIN)/python -m pip --python $(@D)/bin/python install --quiet --no-compile
-# All that a list names, and no more. The index of Python packages has torch for CUDA, which can't be imported without
-# gigabytes of other packages, so torch comes first, from where there are builds for the CPU.
+# All that a list names, and no more. The index of Python packages has torch for CUDA, which needs gigabytes of other
+# packages, so torch comes first, from where there are builds for the CPU. Where they can't be had, it comes with all that.
 PIP_INSTALL_LIST = ! torch=$$(grep ^torch== $(1)) || \
 	$(PIP_INSTALL) --no-deps --retries 1 --index-url https://download.pytorch.org/whl/cpu $$torch || \
-	echo "$(@D): no torch for the CPU from download.pytorch.org, so one from the index"; \
+	{ echo "$(@D): no torch for the CPU from download.pytorch.org, so one from the index"; $(PIP_INSTALL) $$torch; }; \
 	$(PIP_INSTALL) --no-deps --requirement $(1)
 # compiles what the tests import, before several of their processes do it at once
 COMPILE := -c 'import hypothesis, torch._dynamo, tokshard.cli.main, tokshard.trainer.loop'
@@ -144,9 +144,10 @@ soak: $(VENV)/stamp-dev $(if $(LONG),$(RAY)/stamp-test)
 
 test-interop: $(INTEROP)/stamp-test $(TRAINERS)/stamp-test $(LOADERS:%=$(INTEROP)-%/stamp-test)
 	$(INTEROP)/bin/python -m pytest -n 2 -m interop $(addprefix --ignore=,$(BY_TRAINERS) $(BY_LOADERS))
-	set -e; for loader in $(LOADERS); do \
+	failed=; for loader in $(LOADERS); do \
 		if [ -e $(INTEROP)-$$loader/failed.txt ]; then echo "test_with_$$loader.py: $$(cat $(INTEROP)-$$loader/failed.txt)"; \
-		else $(INTEROP)-$$loader/bin/python -m pytest -m interop tests/interop/test_with_$$loader.py; fi; done
+		else $(INTEROP)-$$loader/bin/python -m pytest -m interop tests/interop/test_with_$$loader.py || failed=1; fi; done; \
+		[ -z "$$failed" ]
 	$(TRAINERS)/bin/python -m pytest -n 2 -m interop $(BY_TRAINERS) tests/interop/test_recipes.py
 
 test-browser: $(VENV)/stamp-browser

@@ -231,6 +231,7 @@ def test_a_run_that_masks_what_a_view_leaves_out_learns_from_the_others_alone_al
     append_generation(base, sources=new, columns=columns, tokenizer=WIDE)  # which no view leaves out
     corpus, numbers = tmp_path / reads, tmp_path / "left-out.txt"
     assert tokshard("diff", corpus, given, "--numbers", numbers).exit_code == 0
+    assert "give the corpus first" in tokshard("diff", given, base, "--numbers", numbers).hint
     assert numbers.read_text() == {"base": "2\n9\n32\n", "even": "1\n16\n"}[reads]
 
     def loader() -> NumpyLoader:

@@ -39,19 +39,24 @@ _RUN_OPTIONS = ("as_json", "dry_run", "job_index", "num_jobs", "quiet", "verbose
 _SAMPLE_TOKENS = 32
 
 
-def run_all(context: click.Context, requests: Sequence[CorpusRequest], *, reads: str) -> None:
+def run_all(context: click.Context, requests: Sequence[CorpusRequest], *, reads: str, are_cells: bool = False) -> None:
     """Build corpora one after another, or estimate them, or run a job of one; print the result.
+
+    Args:
+        are_cells: there may be hundreds of them: by default one table shows all.
 
     Raises:
         UsageError: options contradict each other.
     """
     given = {name: context.params.get(name) for name in _RUN_OPTIONS}
     is_recipe = bool(requests[0].name)
+    as_table = are_cells and not (given["as_json"] or given["verbose"] or given["dry_run"])
+    done_cells = [("cell", "documents", "tokens")]
     job = _job(given, is_recipe=is_recipe)
     fits = True
     display = BuildDisplay(is_quiet=bool(given["quiet"]), is_verbose=bool(given["verbose"]))
     for number, request in enumerate(requests):
-        if is_recipe and not given["as_json"]:
+        if is_recipe and not given["as_json"] and not as_table:
             click.echo(f"{'' if not number else chr(10)}{one_line(request.name)}")
         options = {name: value for name, value in request.options.items() if name not in _RUN_OPTIONS}
         tokenizer, out = options.pop("tokenizer", ""), options.pop("out")
@@ -75,6 +80,10 @@ def run_all(context: click.Context, requests: Sequence[CorpusRequest], *, reads:
                 _show(job_lines(done), given, facts, progress_of(done.written), tasks=len(done.receipts))
             else:
                 result = run_build(list(request.sources), asked, display)
+                if as_table:
+                    (made,) = (corpus.manifest for corpus in result.corpora)
+                    done_cells.append((one_line(request.name), f"{made.num_documents:,}", f"{made.num_tokens:,}"))
+                    continue
                 show_result(
                     result,
                     display,
@@ -82,6 +91,8 @@ def run_all(context: click.Context, requests: Sequence[CorpusRequest], *, reads:
                     is_verbose=bool(given["verbose"]),
                     more=_sample(result) if reads == TOKENS else {},
                 )
+    if as_table:
+        click.echo(table(done_cells, width=None))
     if not fits:
         context.exit(1)
 
@@ -102,11 +113,8 @@ def copy_cells(context: click.Context, folders: Sequence[str], options: Mapping[
             f"{folders[0]} is not a folder of cells: {names.MIX} cannot be read: {error.strerror or error}",
             hint="leave out --cells, or divide a corpus with 'tokshard select CORPUS --by COLUMN'",
         ) from error
-    requests = [
-        one_corpus([source.where(cell)], {**options, "out": out.where(cell)}, name=f"{options['out']}: {cell}")
-        for cell in cells
-    ]
-    run_all(context, requests, reads=DOCUMENTS)
+    requests = [one_corpus([source.where(cell)], {**options, "out": out.where(cell)}, name=cell) for cell in cells]
+    run_all(context, requests, reads=DOCUMENTS, are_cells=True)
     if not options["dry_run"]:
         out.put(names.MIX, mix)
 

@@ -64,10 +64,10 @@ def numbers_left_out(corpus: Corpus, view: Corpus) -> Iterator[NDArray[np.int64]
     if not isinstance(view, View) or not (
         view.base.fingerprint in base.content_fingerprints or base.fingerprint in view.base.content_fingerprints
     ):
-        raise UsageError(
-            f"{view.location} is not a view of {base.location}",
-            hint=f"make one with tokshard select {shlex.quote(corpus.location)}, which takes --drop-ids FILE",
-        )
+        hint = f"make one with tokshard select {shlex.quote(corpus.location)}, which takes --drop-ids FILE"
+        if isinstance(corpus, View) and corpus.base.fingerprint in view.content_fingerprints:
+            hint = "give the corpus first, and its view second"
+        raise UsageError(f"{view.location} is not a view of {corpus.location}", hint=hint)
     for start in range(0, corpus.num_documents, _ROWS_AT_ONCE):
         numbers = np.arange(start, min(start + _ROWS_AT_ONCE, corpus.num_documents))
         in_base = corpus.kept.in_base(numbers) if isinstance(corpus, View) else numbers

@@ -61,7 +61,7 @@ class Joined:
         if self.by_id and ID not in corpus.manifest.columns:
             raise UsageError(
                 f"{file} lists ids, and the corpus has no column 'id'",
-                hint="list documents by their numbers ('document' and 'fingerprint')",
+                hint="build it with --id-field, or list documents by their numbers ('document' and 'fingerprint')",
             )
         if not self.by_id:
             table = self._of_this(table, corpus)
