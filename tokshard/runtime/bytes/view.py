@@ -78,18 +78,13 @@ class ViewedCorpus:
 
     def _parts(
         self, starts: NDArray[np.int64], stops: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Parts of the view, cut into those of stretches.
-
-        Returns:
-            int64 [parts] each: number of the part of the view, start and stop in the base, and the shift.
-        """
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Starts and stops in the base of parts of the view, each cut at the ends of stretches."""
         kept = self.corpus.kept
         owners, stretches = self._touched(starts, stops)
         shifts = self._shifts(stretches)
-        begins = np.maximum(starts[owners], kept.tokens[stretches]) + shifts
-        ends = np.minimum(stops[owners], kept.tokens[stretches + 1]) + shifts
-        return owners, begins, ends, shifts
+        begins = np.maximum(starts[owners], kept.tokens[stretches])
+        return begins + shifts, np.minimum(stops[owners], kept.tokens[stretches + 1]) + shifts
 
     def read(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any], at: NDArray[np.int64]
@@ -186,14 +181,12 @@ class ViewedCorpus:
     def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """Have the base fetch the stretches of blocks ahead of need."""
         if len(starts):
-            _, begins, ends, _ = self._parts(starts, stops)
-            self.base.will_read(begins, ends)
+            self.base.will_read(*self._parts(starts, stops))
 
     def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """Have the base forget them."""
         if len(starts):
-            _, begins, ends, _ = self._parts(starts, stops)
-            self.base.has_read(begins, ends)
+            self.base.has_read(*self._parts(starts, stops))
 
     @property
     def reading(self) -> str | None:
