@@ -87,8 +87,8 @@ LINES = [
 @pytest.mark.parametrize(
     ("columns", "shown"),
     [
-        (60, " 824 of 824 B, 3 left out, 0:00 left"),
-        (80, " 824 of 824 B, 5 of 5 files, 3 left out, 3 tokens/s, 0:00 left"),
+        (64, " 824 of 824 B, 3 left out, 0:00 left"),
+        (79, " 824 of 824 B, 5 of 5 files, 3 left out, 3 tokens/s, 0:00 left"),
         (200, " 824 of 824 B, 5 of 5 files, 45 documents, 3 left out, 3 tokens/s, 1:12 elapsed, 0:00 left"),
     ],
 )

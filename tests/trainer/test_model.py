@@ -131,5 +131,6 @@ def test_presets_have_the_size_of_their_name(preset: str) -> None:
 
 def test_the_vocabulary_is_rounded_up_to_a_multiple_of_128_unless_the_recipe_names_one(tmp_path: Path) -> None:
     plan = StreamPlan(next(iter(corpora(tmp_path).values())), seq_len=8)  # of 64 ids
-    assert model_shape(Model(), vocabulary_of(plan)).vocab_size == 128
+    sizes = [model_shape(Model(), needed).vocab_size for needed in (vocabulary_of(plan), 128, 129)]
+    assert sizes == [128, 128, 256]
     assert model_shape(Model(vocab_size=65), vocabulary_of(plan)).vocab_size == 65
