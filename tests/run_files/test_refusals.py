@@ -221,7 +221,7 @@ REFUSALS = [
     of_key("sed = 3", "no key sed", "did you mean seed?"),
     of_key("xyzzy = 3", "no key xyzzy", "known here: corpora, seq_len, *"),
     of_key('seed = "3"', "Expected `int`, got `str` - at `seed`", "for example: seed = 17"),
-    of_key("seed = true", "Expected `int`, got `bool` - at `seed`", "for example: seed = 17"),
+    of_key("seed = { a = 1 }", "Expected `int`, got `object` - at `seed`", "for example: seed = 17"),
     of_key("weights = [1]", "Expected `object`, got `array` - at `weights`", SHARES),
     of_key('take = "all"', "Expected `*`, got `str` - at `take`", "for example: take = { code = 0.1 }"),
     of_key("schedule = [[1]]", "Expected `array` of length 2, got 1 - at `schedule[0]`", SCHEDULE),

@@ -11,7 +11,7 @@ import pytest
 from tests.damage import Change, Damage, check, cut, damaged, flipped, grown
 from tests.trainer.checkpoints import FIRST, alone, latest, load, save, seal, trained, unchanged
 from tokshard.errors import LoaderError, TrainerError
-from tokshard.run_files.checkpoint_directory import COMPLETE, STATE_FILE
+from tokshard.run_files.checkpoint_directory import COMPLETE, STATE_FILE, check_hashes
 from tokshard.trainer.hugging_face import CONFIG, INDEX, load_weights, name_of, write_config
 
 IS_DAMAGED = f"DIR/{FIRST} is damaged or not a complete checkpoint: "
@@ -19,6 +19,10 @@ IS_DAMAGED = f"DIR/{FIRST} is damaged or not a complete checkpoint: "
 
 def load_all(directory: Path) -> None:
     load(directory / FIRST)
+
+
+def hash_all(directory: Path) -> None:
+    check_hashes(str(directory / FIRST))
 
 
 def load_sealed(directory: Path) -> None:
@@ -91,13 +95,14 @@ DAMAGE = [
     of_checkpoint(COMPLETE, "without tensors", listing("__0_0.distcp", None), "COMPLETE does not list '__0_0.distcp'"),
     of_checkpoint(COMPLETE, "elsewhere", listing(ELSEWHERE, {"bytes": 44, "sha256": ""}), f"'{ELSEWHERE}' is missing"),
     *(
-        of_checkpoint(name, what, change, problem.format(name))
+        of_checkpoint(name, what, change, problem.format(name), read=read)
         for name in (".metadata", "__0_0.distcp", STATE_FILE)
-        for what, change, problem in (
-            ("a flipped bit", flipped(0.5), "{} has SHA-256 *, expected *"),
-            ("cut", cut, "{} has * bytes, expected *"),
-            ("grown", grown, "{} has * bytes, expected *"),
-            ("gone", None, "'{}' is missing"),
+        for what, change, problem, read in (
+            ("a flipped bit", flipped(0.5), "{} has SHA-256 *, expected *", load_all),
+            ("a flipped bit, for an export", flipped(0.5), "{} has SHA-256 *, expected *", hash_all),
+            ("cut", cut, "{} has * bytes, expected *", load_all),
+            ("grown", grown, "{} has * bytes, expected *", load_all),
+            ("gone", None, "'{}' is missing", load_all),
         )
     ),
     *(

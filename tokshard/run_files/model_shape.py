@@ -54,7 +54,7 @@ class Shape:
 
 _of_llama_3 = partial(Shape, num_kv_heads=8, vocab_size=128_256, rope_theta=500_000.0)
 PRESETS = {
-    # parameters with this vocabulary: 11.5M, 162M, 1.50B, 6.74B, 8.03B, 11.3B
+    # parameters with this vocabulary: 11.5M, 162M, 1.50B, 6.74B, 8.03B, 11.2B
     "10M": Shape(dim=256, num_layers=4, num_heads=4, num_kv_heads=2, hidden_dim=768, vocab_size=16_384),
     "160M": Shape(dim=768, num_layers=12, num_heads=12, num_kv_heads=12, hidden_dim=2_048, vocab_size=50_304),
     "1B": _of_llama_3(dim=2_048, num_layers=16, num_heads=32, hidden_dim=8_192),

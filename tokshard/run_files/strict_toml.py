@@ -109,8 +109,6 @@ def convert(fields: Mapping[str, Any], kind: type[Settings], *, where: str, hint
         return msgspec.convert(ready, kind)
     except msgspec.ValidationError as error:
         text = str(error).replace("`$.", f"`{prefix}")
-        if prefix and " - at " not in text:
-            text += f" - at `{prefix.rstrip('.')}`"
         found = _KEY.search(str(error))
         example = example_of(kind, found[1]) if found else ""
         raise UsageError(f"{where}: {text}", hint=f"for example: {example}" if example else hint) from error
