@@ -68,7 +68,6 @@ COMMANDS = [
     ("inspect corpus --grep a --where b=c", "the corpora have no kept column 'b'", "kept columns: id, score"),
     ("inspect corpus --grep main --where score", "'score' is not a condition", "give one such as lang=en, *"),
     ("inspect corpus --where id=a", "--where is for --grep", HELP),
-    ("inspect corpus --document 3 -i", "--ignore-case is for --grep", HELP),
     ("inspect corpus --workers 2", "--workers is for --grep", HELP),
     ("diff corpus corpus --numbers n", "corpus is not a view of corpus", "make one with tokshard select *"),
     ("diff corpus a --hash --numbers n", "--hash does nothing with --numbers", "leave it out; *"),
@@ -78,12 +77,9 @@ COMMANDS = [
     ("scan corpus --against missing.jsonl", "missing.jsonl cannot be read: No such file or directory", FILES),
     ("scan corpus --against i.jsonl --out i.jsonl", "--out i.jsonl is i.jsonl, which this command reads", OTHER),
     ("report one.toml --out x --tokens 4611686018427387905", "sample * is beyond 2**62, *", "ask for an earlier one"),
-    ("report corpus --out x --tokens 5", "--tokens is for the page of a plan", WITHOUT),
     ("report run --out x --tokens 5", "--tokens is for the page of a plan", WITHOUT),
-    ("report mix.toml corpus --out x", "a page shows corpora, or one mix, or one run", "make a page of each"),
     ("report run mix.toml --out x", "a page shows corpora, or one mix, or one run", "make a page of each"),
     ("report run --out run/metrics.jsonl", "--out * is run/metrics.jsonl, which this command reads", OTHER),
-    ("report corpus --out no/page.html", "no/page.html cannot be written: No such file or directory", OTHER),
 ]
 LINE_1 = "./metrics.jsonl: line 1 is not one of a training run: "
 REMOVE = "give the metrics.jsonl of tokshard's trainer, or remove that line"

@@ -44,13 +44,6 @@ def reading_a_mix(text: str) -> Callable[[Path], object]:
     return read
 
 
-def planning_with_a_mask(_: Path) -> object:
-    from tokshard.runtime import StreamPlan
-
-    Path("mix.toml").write_text(MIX + 'mask = { code = ["out.txt"] }\n', encoding="utf-8")
-    return StreamPlan.load("mix.toml")
-
-
 def reading_a_checkpoint_without_torch(_: Path) -> object:
     Path("ck.pt").write_bytes(b"PK")
     with patch.dict(sys.modules, {"torch": None}):
@@ -189,9 +182,6 @@ REFUSALS = [
         "give a recipe, such as recipes/*.toml",
     ),
     Refusal(
-        "a recipe that is not valid TOML", reading_a_recipe(text="[data"), UsageError, "recipe.toml is not *", OF_TOML
-    ),
-    Refusal(
         "a recipe without a length of samples",
         reading_a_recipe(text=RECIPE.replace("seq_len = 64", "")),
         UsageError,
@@ -256,13 +246,6 @@ REFUSALS = [
         "pip install 'tokshard[torch]'",
     ),
     Refusal("a missing mix", lambda _: load_mix("nowhere.toml"), UsageError, NO_FILE, A_MIX),
-    Refusal(
-        "a plan of a mix with a mask",
-        planning_with_a_mask,
-        PlanError,
-        "mix.toml has a mask, and a plan has all documents in the loss",
-        "leave mask out of the file, and call loader.mask(corpus, file)",
-    ),
     Refusal(
         "a path with a zero byte in a TOML file",
         lambda _: path_beside("recipes/mix.toml", "a\0b"),
