@@ -190,7 +190,7 @@ def zipped(path: Path, *, is_zip: bool = True) -> Path:
     [(zipped, 5), (partial(zipped, is_zip=False), 5), (lambda path: Path(saved(path / "ck")) / ".metadata", 1)],
     ids=["zip", "pickle", "index"],
 )
-def test_damaged_bytes_anywhere_are_no_checkpoint_or_change_nothing(
+def test_damaged_bytes_anywhere_raise_no_error_but_those_of_files(
     tmp_path: Path, write: Callable[[Path], Path], step: int
 ) -> None:
     file = write(tmp_path)
@@ -211,10 +211,10 @@ def test_the_same_state_of_every_rank_is_one_state_and_those_of_two_loaders_are_
         read_state(str(tmp_path / "state.json"))
 
 
-def test_a_state_in_json_that_is_nested_as_deeply_as_it_can_be_is_found(tmp_path: Path) -> None:
-    for depth in (500, 900, 100_000):
+def test_a_state_in_json_is_found_at_any_depth_that_json_can_be_read_to(tmp_path: Path) -> None:
+    for depth, refused in ((500, contextlib.nullcontext()), (100_000, pytest.raises(UsageError, match="is not a"))):
         (tmp_path / "state.json").write_text('{"a":' * depth + json.dumps(cursor()) + "}" * depth)
-        with contextlib.suppress(UsageError):
+        with refused:
             assert read_state(str(tmp_path / "state.json")).cursor == cursor()["cursor"]
 
 
