@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -26,6 +27,7 @@ from tests.corpora import (
     documents_of,
     rewrite_manifest,
     sign_files,
+    sign_shards,
     write_corpus,
 )
 from tests.damage import Damage, Edit, check, cut, damaged, flipped, grown
@@ -116,6 +118,20 @@ def no_files(file: Path) -> None:
     file.with_name(names.SOURCE_TABLE).mkdir()
 
 
+def two_bytes_later(file: Path) -> None:
+    """The tokens of a batch begin where Arrow lets no buffer begin, and all agree on it."""
+    with open_corpus(file.parent) as corpus:
+        (place,) = corpus.shards.batch_places(0)
+    content, start = bytearray(file.read_bytes()), place.values_position
+    stop = start + 2 * place.num_tokens
+    content[start : stop + 2] = bytes(2) + content[start:stop]
+    within = struct.pack("<q", start - place.offsets_position)
+    content[content.rindex(within, 0, place.offsets_position)] += 2
+    file.write_bytes(content)
+    sign_shards(file.parent)
+    table_says("batch_values_position", [start + 2]).make(file.with_name(names.SHARD_TABLE))
+
+
 def becomes_a_pipe(file: Path) -> None:
     file.unlink()
     os.mkfifo(file)
@@ -201,6 +217,7 @@ OTHERS = [
     (names.SHARD_TABLE, "a record twice", Edit(second_record), "*go back to record 5 of source 1, expected 6 or later"),
     *((names.SHARD_TABLE, f"runs that start at {starts}", runs_at(*starts), ASCEND) for starts in NO_RUNS),
     (names.SHARD_TABLE, "any byte, with another file", Edit(of_no_table), NO_TABLE),
+    (FIRST, "tokens between words", Edit(two_bytes_later), f"{FIRST} batch 0: tokens at byte *"),
     (names.STRIDE_HASHES, "a hash", Edit(other_hash), f"stride-hashes.bin has SHA-256 *\n{STRIDE}"),
     (names.STRIDE_HASHES, "a hash, and that of the file", signed(other_hash), STRIDE),
     (names.STRIDE_HASHES, "missing", None, "stride-hashes.bin is missing"),

@@ -368,4 +368,5 @@ def test_a_damaged_table_is_found(corpus, tmp_path, what):
     change, message = DAMAGE[what]
     change(tmp_path / "view")
     report = verify_corpus(tmp_path / "view")
-    assert any(message in f"{problem.file} {problem.message}" for problem in report.problems), report.problems
+    found = [problem for problem in report.problems if message in f"{problem.file} {problem.message}"]
+    assert len(found) == 1, report.problems
