@@ -349,6 +349,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "beyond the base": (edited("document", -1, 10**6), "kept.arrow"),
     "not from the first": (edited("number", 0, 1), "kept.arrow"),
     "another end": (edited("position", -1, 1), "expected documents after"),
+    "another longest document": (lambda view: longest(view, 99), "manifest.json says that document_lengths is"),
     "carries beyond the rows": (lambda view: carry(view, "token", [1, 99]), "kept.arrow has no carries of token"),
     "carries of no column": (lambda view: carry(view, "tokens", [1]), "kept.arrow has no carries of tokens"),
 }
@@ -356,6 +357,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 def flip(path: Path) -> None:
     path.write_bytes(flipped(0.5)(path.read_bytes()))
+
+
+def longest(view: Path, num_tokens: int) -> None:
+    rewrite_manifest(view, lambda fields: fields["document_lengths"].update(longest=num_tokens))
 
 
 def carry(view: Path, column: str, rows: list[int]) -> None:
