@@ -34,7 +34,7 @@ def test_every_form_of_batches_is_shown_and_the_speed_of_one_process(shell, mix)
     lines, shown = out.splitlines(), " ".join(out.split())
     assert re.match(r"speed [\d.]+[kMB]? tokens/s in one process: \d+% of the limit, at which one core copies", shown)
     assert "mix         code 75.0%, prose 25.0%" in lines
-    assert "plan 64 tokens x 8 samples a step, seed 0: " in shown
+    assert re.search("plan 64 tokens x 8 samples a step, seed 0: [0-9a-f]{12} ", shown)
     assert "data        90,800 tokens in documents of 53 on average" in lines
     assert [line.split("  ")[0] for line in lines if " ms (" in line] == ["full", "compact", "one row"]
     assert "batches tokens/s first batch median step longest step" in shown

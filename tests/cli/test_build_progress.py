@@ -7,6 +7,7 @@ import io
 import itertools
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from tokshard import build_corpus
 from tokshard.cli import build_progress as progress
 from tokshard.cli.build_progress import StageDisplay, fitting
 from tokshard.cli.main import run
+from tokshard.cli.progress import byte_progress
 
 
 class Terminal(io.StringIO):
@@ -99,12 +101,21 @@ def test_a_bar_fits_the_terminal_and_leaves_out_the_last_ranks(shell, five_files
     head, bar, text = line.split("|")
     assert (code, head, text) == (0, "100%", shown)
     assert len(line) == columns - 1
-    assert len(bar) >= 10
+    assert bar == "#" * max(10, len(bar))
 
 
 def test_parts_are_left_out_from_the_last_rank_on():
     parts = [(0, "aa"), (2, "bb"), (1, "cc")]
     assert [fitting(parts, width) for width in (10, 9, 6, 5, 0)] == ["aa, bb, cc", "aa, cc", "aa, cc", "aa", "aa"]
+
+
+def test_a_bar_of_bytes_is_where_the_work_is(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with byte_progress("verify c") as show:
+        show(1, 4)
+        time.sleep(0.11)  # a bar is drawn ten times a second
+        show(4, 4)
+        assert "100%" in sys.stderr.getvalue()
 
 
 def test_verbose_shows_a_line_for_each_task(shell, five_files):
