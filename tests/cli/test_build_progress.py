@@ -19,7 +19,7 @@ from tests.contract.small import stopped_before_the_corpus
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, write_byte_tokenizer
 from tokshard import build_corpus
 from tokshard.cli import build_progress as progress
-from tokshard.cli.build_progress import StageDisplay, fitting
+from tokshard.cli.build_progress import FileCount, StageDisplay, fitting
 from tokshard.cli.main import run
 from tokshard.cli.progress import byte_progress
 
@@ -116,6 +116,15 @@ def test_a_bar_of_bytes_is_where_the_work_is(monkeypatch):
         time.sleep(0.11)  # a bar is drawn ten times a second
         show(4, 4)
         assert "100%" in sys.stderr.getvalue()
+
+
+def test_a_file_is_done_when_each_of_its_tasks_is_and_a_task_that_fails_or_runs_again_adds_nothing():
+    files = FileCount(SimpleNamespace(key=(0, segment), is_group=False) for segment in (0, 1))
+    found = []
+    for segment, failure in ((0, None), (0, None), (1, "a bad record"), (1, None), (1, None)):
+        files.add(SimpleNamespace(key=(0, segment), failure=failure))
+        found.append(files.done)
+    assert (found, files.total) == ([0, 0, 0, 1, 1], 1)
 
 
 def test_verbose_shows_a_line_for_each_task(shell, five_files):
