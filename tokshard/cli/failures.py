@@ -92,7 +92,6 @@ def show(failure: Failure, *, as_json: bool) -> None:
             shown = asdict(failure)
             del shown["label"]
             click.echo(json.dumps(shown))
-            sys.stdout.flush()
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

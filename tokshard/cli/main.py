@@ -178,7 +178,6 @@ def _invoke(arguments: Sequence[str]) -> int:
             cli.invoke(context)
     except click.exceptions.Exit as done:
         exit_code = done.exit_code
-    sys.stdout.flush()  # a reader that is gone shows here, not when the interpreter exits
     return exit_code
 
 
