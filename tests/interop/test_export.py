@@ -85,6 +85,7 @@ def test_an_export_holds_every_document_in_order_with_or_without_eos(corpus, tmp
         assert bool(list((tmp_path / out).rglob("*0001*"))) == (file_bytes is not None)
     assert DIGESTS.get(kind) in (None, digest(tmp_path / "out"))
     if kind == "fms":
+        assert done.num_files == 7  # a document takes 256 bytes besides its ids
         counts = f"dataset/filename,documents,tokens\n/corpus/part-00000.arrow,10,{sum(LENGTHS)}\n"
         assert (tmp_path / "out/meta/combined_counts.csv").read_text() == counts
     if kind != "olmo":
