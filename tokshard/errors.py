@@ -12,7 +12,7 @@
     │  ├─ BadSourceError               an input is damaged or gone
     │  ├─ CutSourceError               a limit needs more of a stream than was read: the build reads on by itself
     │  └─ BadRecordError               a record cannot become a document
-    ├─ StoreError                      a bucket or server does not answer, or refuses what is asked
+    ├─ StoreError                      a bucket or server does not answer, or refuses a request
     ├─ BuildError                      the build cannot continue: disk, worker, lock
     ├─ ExportError                     an export cannot be written or uploaded
     ├─ LoaderError                     the loader cannot continue: a worker died, a read hangs, a checkpoint is damaged
@@ -21,7 +21,7 @@
        ├─ MissingCorpusError           exit 2: there is no corpus at the path
        ├─ UnfinishedCorpusError        a corpus lacks its manifest, or is not complete yet
        ├─ UnsupportedFormatError       written by a newer tokshard
-       └─ DamagedCorpusError           a file differs from what the manifest says
+       └─ DamagedCorpusError           a file differs from the manifest
 
 Wrong arguments to a Python function raise a plain `ValueError`, `TypeError` or `IndexError`.
 """
@@ -36,7 +36,7 @@ RESTORE = "restore the file from a copy, or rebuild with 'tokshard build --force
 """The hint for a damaged file of a corpus."""
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not what was expected. Bad UTF-8 and nesting are errors of Python."""
+"""The exceptions of msgspec for unexpected bytes. Bad UTF-8 and deep nesting raise errors of Python."""
 
 
 class TokshardError(Exception):
@@ -75,7 +75,7 @@ class PlanError(UsageError):
 
 
 class PlanMismatchError(UsageError):
-    """A checkpoint was taken on another plan than the one that should continue it."""
+    """A checkpoint was taken on a plan that differs from the current one."""
 
 
 class ConfigurationChangedError(UsageError):
@@ -83,7 +83,7 @@ class ConfigurationChangedError(UsageError):
 
 
 class SourceError(TokshardError):
-    """An input is damaged, gone, or not what it was when the build began."""
+    """An input is damaged, gone, or has changed since the build began."""
 
 
 class BadSourceError(SourceError):
@@ -123,7 +123,7 @@ class CorpusError(TokshardError):
 
 
 class MissingCorpusError(CorpusError):
-    """The path does not exist, or holds something else than a corpus, which is wrong usage and not damage."""
+    """The path does not exist, or does not hold a corpus: wrong usage, not damage."""
 
     exit_code = 2
 
@@ -137,7 +137,7 @@ class UnsupportedFormatError(CorpusError):
 
 
 class DamagedCorpusError(CorpusError):
-    """A file of the corpus differs from what the manifest says. There is one thing to do about most of them."""
+    """A file of the corpus differs from the manifest. Most have the same remedy."""
 
     def __init__(self, problem: str, *, hint: str = RESTORE) -> None:
         super().__init__(problem, hint=hint)

@@ -1,4 +1,4 @@
-"""Packages that are installed, and those that only some installations have."""
+"""Versions of installed packages, and modules that need an extra of tokshard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPUs of this process, and a lock and properties computed once that do not wait in a forked child for a thread.
+"""The CPUs of this process; a lock and cached properties that never wait for a parent's thread in a forked child.
 
 DataLoader forks its workers by default on Linux up to Python 3.13, while the prefetch thread of a loader may run.
 """
@@ -20,7 +20,7 @@ else:
     class cached_property(functools.cached_property):  # noqa: N801, TID251 - as functools names it
         """`functools.cached_property` without its lock, as from Python 3.12 on: two threads may compute the same value.
 
-        The lock is one for all objects of a class, and held while the value is computed.
+        All objects of a class share that lock, and it is held while a value is computed.
         """
 
         def __init__(self, function: Any) -> None:
@@ -34,7 +34,7 @@ def cpu_count() -> int:
 
 
 class Renewed(Protocol):
-    """What is begun anew in a forked child."""
+    """An object that is reset in a forked child."""
 
     def renew(self) -> None:
         """Forget what belongs to the parent: its threads, and locks that they hold."""
@@ -62,7 +62,7 @@ _renewed: WeakSet[Renewed] = WeakSet()
 
 
 def renew_in_children(one: Renewed) -> None:
-    """Renew this in every child that is forked while it exists."""
+    """Renew an object in every child that is forked while the object exists."""
     _renewed.add(one)
 
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 from tokshard.errors import UsageError
 
 Numbers = TypeVar("Numbers", bound=Any)
-"""Whole numbers: an int, or an array of numpy, of int64 or of Python's where they exceed 2**63."""
+"""Whole numbers: an int, or a numpy array of int64, or of Python integers where they exceed 2**63."""
 
 DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
-"""What other tools may store ids as; always little-endian."""
+"""The types in which other tools may store ids; always little-endian."""
 
 _NUMBER = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?)[ ]?([A-Za-z]*)", re.ASCII)
 _MAX_CHARACTERS = 40
@@ -28,8 +28,8 @@ _BYTES = {
 
 
 def ceil_div(number: Numbers, by: Any) -> Numbers:
-    """How many parts of the size `by` hold `number`: the quotient, rounded up; of arrays, each."""
-    quotient: Numbers = -(-number // by)  # `//` rounds towards -inf, so what is negated before and after rounds up
+    """The quotient, rounded up: the parts of size `by` that hold `number`; element by element for arrays."""
+    quotient: Numbers = -(-number // by)  # `//` rounds towards -inf, so negating before and after rounds up
     return quotient
 
 
@@ -77,7 +77,7 @@ def read_bytes(text: str) -> int:
     ``kB`` is 1,000 bytes and ``KiB`` 1,024; upper and lower case are the same.
 
     Raises:
-        UsageError: it is not a whole number of bytes, or its unit is not one of bytes: ``256M`` may be two sizes.
+        UsageError: it is not a whole number of bytes, or its unit is not a unit of bytes: ``256M`` may be two sizes.
     """
     number, unit = _parts(text)
     if unit.removesuffix("I") in _BINARY:

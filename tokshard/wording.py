@@ -1,4 +1,4 @@
-"""How numbers and foreign names are written for people, the same everywhere: bytes, counts, plurals, safe text."""
+"""Numbers and foreign names as text for people, the same everywhere: bytes, counts, plurals, safe text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LABEL_WIDTH = 12
 
 _MIN_WIDTH = 40
 
-# C0 and C1 controls but tab and newline, what turns the direction of text, line separators, lone surrogates
+# C0 and C1 controls except tab and newline, marks of text direction, line separators, lone surrogates
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _LINE_BREAKING = re.compile("[\t\n]")
 
@@ -27,7 +27,7 @@ def one_line(text: str) -> str:
 
 
 def aligned(lines: Iterable[tuple[str, str]], *, width: int) -> str:
-    """Lines of ``label   value``; long values go on below, under their start."""
+    """Lines of ``label   value``; long values continue below, under their start."""
     return "\n".join(
         line
         for label, value in lines
@@ -48,7 +48,7 @@ def wrapped(line: str, *, width: int, indent: str) -> list[str]:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """``1 shard``, ``2 shards``; a plural that is not made with an s is given."""
+    """``1 shard``, ``2 shards``; an irregular plural is given."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"
 
 

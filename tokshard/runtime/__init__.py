@@ -1,4 +1,4 @@
-"""Which samples a job reads, in which order: ORDER.md specifies it, README.md explains it. Start with plan.py.
+"""The samples that a job reads, and their order. ORDER.md specifies it, README.md explains it. Start with plan.py.
 
 The public names are imported when they are first used. Only those of `tensors.py` need torch.
 """

@@ -28,14 +28,14 @@ MAX_SAMPLE = 1 << 62
 """The largest sample number. It leaves room in 64 bits for batches made ahead."""
 
 Count = Annotated[int, Meta(ge=0, le=MAX_SAMPLE + 1)]
-"""Samples or an index in a state: a run may have read the largest sample number, and stands behind it then."""
+"""A number of samples or an index in a state. A run that has read the largest sample number stands one after it."""
 
 SeqLen = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
 
 MAX_SEGMENTS = 16
-"""So many started segments are saved. Earlier ones are saved as their balance, so states stay small."""
+"""Started segments that are saved. Earlier ones are saved as their balance, so states stay small."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Schedule:
         return _fingerprint(self.after(sample))
 
     def fingerprint_from(self, sample: int) -> str:
-        """The same hash, of the weights in force at a sample as if they started there, and of those that follow."""
+        """The same hash, of the weights in force at a sample, as if they started there, and of all later ones."""
         now = Segment(start=sample, weights=self.at(sample).weights)
         return _fingerprint((now, *self.after(sample)))
 
@@ -134,7 +134,7 @@ class Length(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The length of samples from some sample on.
 
     Args:
-        sample: the first one.
+        sample: the first sample of this length.
         bases: for each stream, the samples of each corpus that it had before; empty: the run starts there.
     """
 
@@ -222,7 +222,7 @@ class Cursor:
         return Mixture(seed=seed, num_streams=num_streams, segments=self.segments, balance=self.balance)
 
     def compacted(self, mixture: Mixture) -> Cursor:
-        """The same future with a shorter past: of the started segments the last 16, and a balance of those before."""
+        """The same future with a shorter past: the last 16 started segments, and the balance before them."""
         num_dropped = self.num_started - MAX_SEGMENTS
         if num_dropped <= 0:
             return self
@@ -234,7 +234,7 @@ class Cursor:
 
         Args:
             counts: samples of each, from the start of the run to the cursor.
-            seq_len: of a run that did not change it.
+            seq_len: tokens of a sample, for a run that did not change it.
         """
         sizes = [length.seq_len for length in self.lengths] or [seq_len]
         at_changes = [[sum(of_streams) for of_streams in zip(*one.bases, strict=True)] for one in self.lengths[1:]]

@@ -46,7 +46,7 @@ class LoopPosition:
     """The position of a loop in a plan, and the end of its pass.
 
     Args:
-        plan: what is read.
+        plan: the plan that is read.
         global_batch_size: samples of a step over all ranks.
 
     Attributes:
@@ -76,7 +76,7 @@ class LoopPosition:
         self._was_moved = True
 
     def begin(self) -> None:
-        """Begin a loop: after a whole pass of this loader, at its start."""
+        """Begin a loop; after a whole pass of this loader, begin the pass again."""
         most = self._plan.at(self.cursor).num_samples
         if most is None or self.cursor.sample < most:
             return
@@ -125,7 +125,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     A thread makes batches ahead, starting with the first request. A new cursor closes it and starts another thread.
 
     Args:
-        plan: what to read.
+        plan: the plan to read.
         ranks: the rows of a step that it reads.
         finish: turns rows into a batch, in memory from the recycler; called in the thread.
         prefetch_factor, timeout_seconds: as for `StreamingLoader`.
@@ -149,7 +149,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         self._prefetch: Prefetch[tuple[Batch, int, int]] | None = None
         self._memory: tuple[StreamPlan, Recycler] | None = None  # tables and arrays of the thread
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # held by the thread that is in here
+        self._lock = threading.RLock()  # held by the thread that uses the loader
         self._num_batches = self._num_masked_tokens = self._num_read_tokens = 0
         self._wait_seconds = 0.0
 
@@ -202,7 +202,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
 
     @property
     def plan(self) -> StreamPlan:
-        """What is read."""
+        """The plan that is read."""
         return self._plan
 
     @property
@@ -225,20 +225,20 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         """Continue where a state was taken.
 
         Args:
-            weights: ``"same"``: the run continues with the weights of the state, also those of `set_weights`; a plan
-                that sets other weights from here on than the plan that saved the state is refused. ``"plan"``: the
-                weights of this plan are in force from here on. ``"cursor"``: those of the state stay in force whatever
-                this plan sets, but its planned changes must equal the plan's.
+            weights: ``"same"``: the run continues with the weights of the state, including those of `set_weights`; a
+                plan that sets other weights from here on than the plan that saved the state is refused. ``"plan"``: the
+                weights of this plan are in force from here on. ``"cursor"``: the weights of the state stay in force
+                whatever this plan sets, but its planned changes must equal the plan's.
             corpora: ``"same"``: other corpora than before are refused; ``"plan"``: read the corpora of this plan, with
                 its weights. A corpus of both plans continues where it was; the state records added and removed corpora.
                 If the corpora are the same, this equals ``"same"``.
             seq_len: ``"same"``: a plan with another `seq_len` than before is refused; ``"plan"``: samples have the
-                plan's `seq_len` from here on. Nothing is read twice. If it is a multiple of the length before, rows
-                that windows had left are joined, and nothing is left out (with several streams, little); else a warning
-                says what is, `stats` counts it, and the next epoch reads it.
+                plan's `seq_len` from here on. Nothing is read twice. If it is a multiple of the earlier length, the
+                rows left in windows are joined, and nothing is left out (with several streams, little). Otherwise, a
+                warning and `stats` count the tokens left out, and the next epoch reads them.
 
-        A list of masked documents is known by its length and hash. If it is not where it was, `mask` it before, at its
-        new place. What else was masked before is not in the state: mask it again.
+        A list of masked documents is known by its length and hash. If it was moved, `mask` it at its new place first.
+        Other documents masked before are not in the state: mask them again.
 
         A plan that was not given `block_tokens` or `window_blocks` takes those of the run.
 
@@ -283,11 +283,11 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                 self._discard()
 
     def resize(self, dp_rank: int, dp_world_size: int) -> None:
-        """Read as this one of so many ranks from the next batch on. All ranks call it between two steps.
+        """Read as rank `dp_rank` of `dp_world_size` from the next batch on. All ranks call it between two steps.
 
-        No sample is lost or read twice: what a step reads does not depend on the ranks. Tables and tokens of windows
-        are kept, so batches that were made ahead are made again in a moment. A rank that joins loads the state of
-        another one before.
+        No sample is lost or read twice: the samples of a step do not depend on the ranks. Tables and tokens of windows
+        are kept, so batches that were made ahead are made again in a moment. A rank that joins first loads the state of
+        another.
 
         Raises:
             PlanError: the ranks do not divide the batch, or there is no such rank.
@@ -308,8 +308,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
 
         Args:
             corpus: its name in the plan. Other corpora of the plan with the same content are masked, too.
-            file: their numbers in the corpus, one in each line as `tokshard diff --numbers` writes them, or a .npy file
-                of integers. The state keeps its path, and length and hash of the part that counts: every resume must
+            file: their numbers in the corpus, one per line as `tokshard diff --numbers` writes them, or a .npy file of
+                integers. The state keeps its path, and the length and hash of the part that counts. Every resume must
                 find that part there, or in a file that was masked before the state was loaded. Lines may be appended;
                 they count from the next call on.
 
@@ -326,12 +326,12 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
 
         Returns:
             batches and wait_seconds since it was made; queue, the number of batches that are ready; bytes_read, the
-            bytes of token ids that these batches copied, in their stored width, with labels that are no inputs and
-            without padding; samples of the plan so far and skipped_samples among them; per corpus samples, tokens,
-            left_out (tokens that changes of `seq_len` left out) and epoch (both over the tokens of an epoch), all with
-            the padding of rows and with skipped samples, and the weight at the next sample. fetched: reads of this
-            process from corpora that are not mapped, as in `ReadCounts`. masked_documents in the
-            plan's corpora, and masked_tokens among the inputs of the batches since it was made.
+            bytes of token ids copied for these batches, as stored, including labels that are no inputs, without
+            padding; samples of the plan so far, and skipped_samples among them. corpora, by name: samples; tokens;
+            left_out (tokens that changes of `seq_len` left out); epoch (tokens and left_out over the tokens of an
+            epoch); and the weight at the next sample. All but the weight include skipped samples and the padding of
+            rows. fetched: reads of this process from corpora that are not mapped, as in `ReadCounts`. masked_documents
+            in the plan's corpora, and masked_tokens among the inputs of the batches since it was made.
         """
         plan, masked = self.plan, self.plan.masked(self.cursor)
         counts = plan.mixture(self.cursor).counts_before(self.cursor.sample)
@@ -390,7 +390,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         reader, recycler = self._memory
         steps = partial(narrow_batches, reader, self._ranks, self._position.cursor, self._position.stop.sample)
         return Prefetch(
-            partial(_batches, steps, self._finish, recycler),  # without this object, which nobody could free then
+            partial(_batches, steps, self._finish, recycler),  # without this object, which could then not be freed
             depth=self._depth,
             timeout_seconds=self._timeout_seconds,
             reading=partial(_reading, self._plan),
@@ -524,9 +524,9 @@ def _single_process() -> tuple[int, int]:
 def narrow_batches(plan: StreamPlan, ranks: RankRows, cursor: Cursor, end: int | None = None) -> Iterator[NarrowBatch]:
     """Every step from a cursor on, as one rank reads it.
 
-    The first layouts have one step, until there was a row for each corpus: most of their time makes tables of windows.
-    Each later one has twice as many, up to some thousand pieces. So the first batches come soon, and later ones share
-    the cost of a layout. The tokens of a step may be overwritten by the next one.
+    Layouts have one step until every corpus has had a row: most of their time goes into tables of windows. Each later
+    one has twice as many, up to some thousand pieces. So the first batches come soon, and later ones share the cost of
+    a layout. The tokens of a step may be overwritten by the next one.
 
     Args:
         end: the sample that ends the pass; None: it is endless.
@@ -580,7 +580,7 @@ def steps_laid_out(
 
 
 def dealt_samples(plan: StreamPlan, ranks: RankRows, cursor: Cursor, start: int, end: int | None) -> NDArray[np.int64]:
-    """Who reads which sample of a step, among the ranks that a rank shares its rows with.
+    """The samples of a step by rank, among the ranks that a rank shares its rows with.
 
     Args:
         start: the first sample of the step.

@@ -39,7 +39,7 @@ def integer(
     """An argument as a Python integer. numpy integers are accepted, floats never.
 
     Args:
-        example: for the hint, where the value shows no number that may be meant.
+        example: for the hint, if the value suggests no number.
 
     Raises:
         PlanError: it is not an integer, or out of range.
@@ -273,7 +273,7 @@ def _per_corpus(
 
 
 def _of_plan(argument: str, given: Any, names: Collection[str], values: str) -> Mapping[str, Any]:
-    """Check that values by corpus name the corpora of the plan."""
+    """Check that values by corpus use only names of the plan."""
     if not isinstance(given, Mapping) or set(given) - set(names):
         raise PlanError(
             f"{argument} is {given!r:.100}; the plan has {', '.join(names)}",
@@ -299,7 +299,7 @@ def packs_of(names: Sequence[str], sources: Sequence[TokenSource], pack: Any) ->
 
 
 def check_takes(names: Sequence[str], corpora: Sequence[CorpusOrder]) -> None:
-    """Refuse parts that are none, or have no block."""
+    """Refuse shares outside of ``(0, 1]``, and shares of less than a block."""
     for name, corpus in zip(names, corpora, strict=True):
         if not 0 < corpus.take <= 1:
             raise PlanError(f"take is {corpus.take} for corpus {name!r}", hint="give a part above 0 and at most 1")
@@ -405,7 +405,7 @@ def schedule_of(
 
 
 TEMPERATURE = "temperature"
-"""The one name of weights by a power of the tokens: at 1 as the tokens, at 0 the same for all corpora."""
+"""The only key of weights by a power of the tokens: 1 is by tokens, 0 the same for all corpora."""
 
 
 def _tempered(weights: Any, tokens: Mapping[str, float]) -> Weights:

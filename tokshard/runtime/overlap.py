@@ -14,7 +14,7 @@ def check_apart(names: Sequence[str], sources: Sequence[TokenSource]) -> None:
     """Refuse two views of one corpus that share documents, and a view beside its corpus.
 
     Raises:
-        PlanError: with the two.
+        PlanError: names the two.
     """
     wholes = {source.fingerprint: name for name, source in zip(names, sources, strict=True) if source.kept is None}
     groups: dict[str, list[tuple[str, KeptDocuments]]] = {}

@@ -51,7 +51,7 @@ class StreamPlan:
         seed: seed of all shuffling.
         weights: name to weight, the shares of the samples; default: the corpora's token counts. 0 is allowed.
             ``{"temperature": t}`` gives a corpus of n tokens the weight n ** t: 1 is by tokens, 0 the same for all.
-        repeats: in place of weights: name to how often a corpus is read while one that is not named is read once.
+        repeats: in place of weights: name to how often a corpus is read while an unnamed one is read once.
         epochs: for a finite pass over one corpus; None: endless.
         generations: name to the last generation of a grown corpus that is read; 0 is its first. Default: the newest
             when the plan is made.
@@ -82,10 +82,11 @@ class StreamPlan:
         names, sources, corpora, readers: in plan order; `corpora` are the orders, and `readers` find the pieces.
         shape, seq_len: seq_len, block_tokens and window_blocks, with their defaults.
         schedule: the weights, and their planned changes.
-        num_samples: of a finite pass, the last one perhaps short; None: endless.
+        num_samples: samples of a finite pass, the last one perhaps short; None: endless.
         max_epochs: how often each corpus may be read, in plan order; infinity: any number of times.
         identity: the settings that determine the samples at a cursor.
-        global_batch_size: of loaders that are not given one; None: they have to be. Only a file has it, see `load`.
+        global_batch_size: for loaders that are not given one; None: they need one. Only plans from files have it, see
+            `load`.
         has_default_windows: whether `window_blocks` was not given.
 
     Raises:
@@ -176,7 +177,7 @@ class StreamPlan:
     def load(path: str | os.PathLike[str]) -> StreamPlan:
         """The plan in a file, as for `tokshard plan` and `trace`: a mix.toml, or the recipe of a training run.
 
-        Its `global_batch_size` is that of loaders which are not given another. `uneven` is their argument.
+        Loaders use its `global_batch_size` unless they are given another. `uneven` is their argument.
 
         Raises:
             UsageError: the file does not exist or is not TOML, a key is unknown, or a value has the wrong type.
@@ -198,7 +199,7 @@ class StreamPlan:
         return plan
 
     def _schedule_of(self, corpora: Sequence[CorpusOrder]) -> Schedule:
-        """The weights; by default a corpus has its tokens, which depend on the size of blocks with `take`."""
+        """The weights; by default the tokens of each corpus, which depend on the size of blocks with `take`."""
         tokens = {name: float(corpus.num_tokens) for name, corpus in zip(self.names, corpora, strict=True)}
         return options.schedule_of(tokens, self._given_weights, self._repeats, self._changes)
 
@@ -267,7 +268,7 @@ class StreamPlan:
         return plan
 
     def _after(self, length: Length, before: StreamPlan) -> StreamPlan:
-        """The plan from a change of the length on, given that until then."""
+        """The plan from a change of the length on, given the plan before it."""
         for kept, plan in self._kept_lengths:
             if kept is length:
                 return plan
@@ -344,7 +345,7 @@ class StreamPlan:
             cursor: the weights; default: weights of the plan.
 
         Returns:
-            A batch of one row as `StreamingLoader` lists it, in arrays of numpy. input_ids, labels and position_ids are
+            A batch of one row as `StreamingLoader` lists it, in numpy arrays. input_ids, labels and position_ids are
             [seq_len].
 
         Raises:
@@ -453,7 +454,7 @@ class StreamPlan:
     def knows_steps(self, ranks: RankRows) -> bool:
         """Whether a rank can count the targets of a whole step.
 
-        A transform may change them, and a rank looks at no window of streams that others read.
+        Not if a transform may change them, or if other ranks read streams of their own.
         """
         is_all_read = ranks.world_size == 1 or not any(corpus.is_dealt for corpus in self.corpora)
         return not self.transforms and is_all_read
@@ -465,7 +466,7 @@ class StreamPlan:
             cursor: the weights, and the documents that are out of the loss.
             samples: int64 [n], global samples of one length, ascending within each stream; `PADDING_INDEX` for rows of
                 padding.
-            is_sequential: the following samples will be read next.
+            is_sequential: whether the following samples are read next.
 
         Raises:
             CorpusError: a shard is missing, or differs from its manifest.

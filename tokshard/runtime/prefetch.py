@@ -28,7 +28,7 @@ class Prefetch(Generic[Item]):
         items: makes the iterator, in the thread.
         depth: items that are made ahead; 0: each is made when it is requested, without a thread.
         timeout_seconds: the longest wait for one item.
-        reading: returns what is read, for the error after too long a wait.
+        reading: names the files being read, for the error after a time-out.
 
     Attributes:
         pid: the process that the thread runs in.
@@ -39,14 +39,14 @@ class Prefetch(Generic[Item]):
     ) -> None:
         self.pid = os.getpid()
         self._timeout_seconds, self._reading = timeout_seconds, reading
-        # an entry is room for one item more. Not a semaphore: the finalizer may run while this thread is in it, and of
-        # both only a SimpleQueue can be put into then
+        # an entry is room for one more item. Not a semaphore: the finalizer may run while this thread is inside of it,
+        # and only a SimpleQueue accepts an entry then
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Item | BaseException] = queue.SimpleQueue()
         self._is_closed = threading.Event()
         for _ in range(depth):
             self._room.put(None)
-        arguments = (items, self._room, self._ready, self._is_closed)  # not self, which nobody could free then
+        arguments = (items, self._room, self._ready, self._is_closed)  # not self, which could then not be freed
         self._thread = threading.Thread(target=_run, args=arguments, name="tokshard-prefetch", daemon=True)
         # also when it is forgotten without close, or the interpreter ends; in a forked child it does nothing
         self._finalizer = Finalize(
@@ -128,6 +128,6 @@ def _run(
 
 def _stop(room: queue.SimpleQueue[None], is_closed: threading.Event, thread: threading.Thread) -> None:
     is_closed.set()
-    room.put(None)  # a thread that waits for room looks, and ends
+    room.put(None)  # wakes a thread that waits for room, which then ends
     if thread.ident is not None and thread is not threading.current_thread():
         thread.join(STOP_SECONDS)

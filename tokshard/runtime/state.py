@@ -161,7 +161,7 @@ def plan_of_run(plan: StreamPlan, state: Any) -> StreamPlan:
 
 
 class OtherWeights(NamedTuple):
-    """What a plan sets at the sample of a state, in place of what its run reads with.
+    """The weights that a plan sets at the sample of a state, where its run has others.
 
     Args:
         sample: of the state.
@@ -174,7 +174,7 @@ class OtherWeights(NamedTuple):
 
 
 def other_weights(plan: StreamPlan, state: Any) -> OtherWeights | None:
-    """What a plan changes of the weights from a state on; None: nothing, or it reads other corpora.
+    """The change of weights that a plan makes at a state; None: no change, or it reads other corpora.
 
     Weights that were set in the run itself are no change: the plan is compared with the plan that saved the state.
 
@@ -228,7 +228,7 @@ def load_state(
     """The cursor of a state; arguments as for `BatchLoader.load_state_dict`.
 
     Args:
-        mask_files: where else to look for lists of masked documents that are not where they were.
+        mask_files: new places of lists of masked documents that were moved.
 
     Raises:
         PlanMismatchError: it is not a state of tokshard, was changed or damaged, or belongs to another plan.
@@ -467,7 +467,7 @@ def _resized(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
 
 
 def _warn_of_left_out(plan: StreamPlan, before: Cursor, now: Cursor) -> None:
-    """Warn of what a change of the length leaves out of each corpus."""
+    """Warn of the tokens of each corpus that a change of the length leaves out."""
     left_out = [after - earlier for earlier, after in zip(plan.left_out(before), plan.left_out(now), strict=True)]
     found = [
         f"{count:,} tokens of {name!r} ({count / order.padded_tokens:.1%} of an epoch)"

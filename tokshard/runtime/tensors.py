@@ -56,14 +56,14 @@ class StreamingLoader(BatchLoader[Batch]):
       It is 0 where the label is -100, as it is outside of the spans, and 1 if the corpus has no weights.
     - ``step_targets``: int64 [], ``step_weight``: float32 []: the labels of the whole step, over all ranks, that are
       not -100, and the sum of their weights. Absent if the plan has transforms, which may change them, and on several
-      ranks if a corpus is dealt to ``num_streams``: a rank looks at no window of streams that others read.
+      ranks if a corpus is dealt to ``num_streams``: a rank reads no windows of other ranks' streams.
 
     With ``compact=True`` a batch has a tenth of the size, and `tokshard.runtime.expand` makes the batch above on a
     device:
 
     - ``input_ids``: uint16 or uint32 [rows, seq_len], as the corpora store them; no ``labels`` and ``position_ids``.
     - ``next_tokens``: int64 [n - 1], the label of the last token of each piece, -100 for none. Padding of a row is a
-      piece of its own, and what repeats the last boundary repeats the last label.
+      piece of its own. Where the last boundary is repeated, so is the last label.
     - ``num_tokens``: int32 [rows], tokens of each row that are not padding.
     - ``masked``: bool [n - 1], whether no token of the piece has a label; only once documents are masked.
     - ``loss_bounds``: int32 [m], and ``loss_weights``: float32 [m - 1], only if a corpus has loss spans: the labels of
@@ -71,8 +71,8 @@ class StreamingLoader(BatchLoader[Batch]):
     - ``corpus_index``, ``sample_index``, ``cu_seqlens``, ``max_seqlen``, ``step_targets``, ``step_weight``: as above.
 
     Args:
-        plan: what to read.
-        global_batch_size: samples of a step over all ranks; default: that of the file of `StreamPlan.load`.
+        plan: the plan to read.
+        global_batch_size: samples of a step over all ranks; default: from the file of `StreamPlan.load`.
         dp_rank, dp_world_size: default: from `dp_mesh`, else from torch.distributed, else 0 and 1.
         dp_mesh: the data-parallel device mesh; with several dimensions (HSDP), all count.
         prefetch_factor: batches made ahead; 0: none, and no thread.
@@ -124,7 +124,7 @@ class StreamingLoader(BatchLoader[Batch]):
 class StreamDataset(Dataset[Batch]):
     """The same batches without a state, for DataLoader of torch and StatefulDataLoader of torchdata.
 
-    Use it so, in a script with ``if __name__ == "__main__"``::
+    Use it as follows, in a script with ``if __name__ == "__main__"``::
 
         DataLoader(
             dataset,
@@ -169,7 +169,7 @@ class StreamDataset(Dataset[Batch]):
 
     @property
     def plan(self) -> StreamPlan:
-        """What is read."""
+        """The plan that is read."""
         return self.sampler.plan
 
     def __getitem__(self, step: Step) -> Batch:
@@ -202,7 +202,7 @@ class StreamDataset(Dataset[Batch]):
         """For a worker process that is not forked; it opens the corpora itself.
 
         Raises:
-            PlanError: a part does not pickle; it is named.
+            PlanError: names a part that does not pickle.
         """
         for part in (*self.plan.transforms, *self.plan.sources):
             try:
@@ -225,8 +225,8 @@ class StepSampler(Sampler["Step"]):
     reads ahead of the loop. Its iterators have one, which StatefulDataLoader saves and loads step by step.
 
     Attributes:
-        plan: what is read. One that was not given sizes of blocks and windows takes those of a state that it loads.
-        is_second: whether the current loop began before the one before it had ended.
+        plan: the plan that is read. If it was not given sizes of blocks and windows, it takes those of a loaded state.
+        is_second: whether the current loop began before the previous one had ended.
         num_made: the batches that this process made of its steps. Workers make theirs elsewhere.
     """
 
@@ -237,7 +237,7 @@ class StepSampler(Sampler["Step"]):
         self._is_under_way = self.is_second = False
 
     def __iter__(self) -> Iterator[Step]:
-        """Begin a loop, at the beginning of the pass if the one before ended it."""
+        """Begin a loop; if the previous one reached the end of the pass, begin the pass again."""
         loop = _Loop(self)
         self.is_second = self._is_under_way
         self._loop = weakref.ref(loop)
@@ -261,8 +261,8 @@ class StepSampler(Sampler["Step"]):
         The state of a StatefulDataLoader may come from another number of workers, which its own method refuses.
 
         Raises:
-            LoaderError: workers have steps of a loop under way, which they would still give; or the state was taken
-                between two snapshots of a StatefulDataLoader.
+            LoaderError: workers are still making batches of earlier steps, which would come first; or the state was
+                taken between two snapshots of a StatefulDataLoader.
             PlanMismatchError: the state belongs to another plan.
         """
         if self._num_ahead() > 0:
@@ -276,7 +276,7 @@ class StepSampler(Sampler["Step"]):
         self.plan, self._is_under_way, self.is_second = plan, False, False
 
     def _num_ahead(self) -> int:
-        """The steps that workers of a loop have, which still exists, or had."""
+        """Steps of the current loop that went to workers, finished or not."""
         loop = self._loop() if self._loop is not None else None
         return 0 if loop is None else loop.num_given - (self.num_made - loop.num_made_before)
 
@@ -323,7 +323,8 @@ class _Loop(Iterator["Step"]):
         """The next step.
 
         Raises:
-            LoaderError: the loop before did not end. This loop would not continue it, because a DataLoader reads ahead.
+            LoaderError: the previous loop did not end. This loop would not continue it, because a DataLoader reads
+                ahead.
             PlanError: the step would reach beyond sample 2**62.
         """
         if self._sampler.is_second:
@@ -381,7 +382,7 @@ class Step(NamedTuple):
 
 
 def belong_to_the_loop(worker_id: int) -> None:
-    """Make a worker of a DataLoader end with the process of the loop, and not earlier: ``worker_init_fn`` for it.
+    """``worker_init_fn`` of a DataLoader: makes workers end with the process of the loop, and not earlier.
 
     Ctrl-C and SIGTERM, which launchers and Slurm send to all processes of a job, are for the loop, which may still need
     batches before it saves. torch's workers die of SIGTERM, and miss a parent that was killed while they started.
@@ -398,7 +399,7 @@ def belong_to_the_loop(worker_id: int) -> None:
 
 
 def _ignored(*_: object) -> None:
-    """Not SIG_IGN, which would keep the signal from whoever waits for it."""
+    """A handler that does nothing. Not SIG_IGN, which would keep the signal from a thread that waits for it."""
 
 
 def _end_with(loop: multiprocessing.process.BaseProcess) -> None:

@@ -1,4 +1,4 @@
-"""For your tests: what stops and resumes reads on as if it had not, and a source of your own keeps its word."""
+"""Checks for your tests: a job resumes exactly, and your own `TokenSource` keeps its contract."""
 
 from tokshard.testing.resume import Job, Loader, MakeLoader, assert_exact_resume
 from tokshard.testing.sources import assert_token_source

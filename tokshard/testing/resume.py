@@ -1,4 +1,4 @@
-"""For tests of training programs: a job that stops and resumes must read what it would have read without a stop."""
+"""A check for tests of training programs: a job that stops and resumes must read the same as one that never stops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = dict[str, NDArray[Any]]
 
 
 class Job(NamedTuple):
-    """A job between two stops: so many steps, of so many samples, on so many ranks."""
+    """A job between two stops: its steps, its batch size and its ranks."""
 
     num_steps: int
     global_batch_size: int
@@ -29,7 +29,7 @@ class Job(NamedTuple):
 
 
 class Loader(Protocol):
-    """What is tested. Its batches have `sample_index`, as those of tokshard's loaders."""
+    """The loader under test. Its batches have `sample_index`, like the batches of tokshard's loaders."""
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
     def state_dict(self) -> dict[str, Any]: ...
@@ -54,8 +54,8 @@ def assert_exact_resume(
 
     One loader reads without a stop. Then all ranks read, stop, pass their state on through JSON, and resume with
     another world size and batch size. In each step the ranks together must have the next samples, each once, and all
-    values of a sample (tokens, labels, weights, and what else has a row for each) must equal those of the first loader.
-    All ranks must save the same state.
+    values of a sample (every array with a row per sample: tokens, labels, weights) must equal those of the first
+    loader. All ranks must save the same state.
 
     ::
 
@@ -72,16 +72,17 @@ def assert_exact_resume(
             assert_exact_resume(plan, make_my_loader)
 
     Args:
-        plan: what is read, to the end of its pass at most. It should be small: each sample is read four times or so.
+        plan: the plan to read, at most to the end of its pass. It should be small: each sample is read about four
+            times.
         make_loader: called for each rank of each job, with the keywords `global_batch_size`, `dp_rank` and
             `dp_world_size`.
-        jobs: one after the other. None: some histories are drawn, and the first one stops after every step. World sizes
-            go up to 4 and divide the batch size, as the number of streams does.
-        num_steps: of each history that is drawn.
-        seed: of what is drawn.
+        jobs: the jobs, in order. None: some histories are drawn, the first of which stops after every step. World sizes
+            go up to 4; they and the number of streams divide the batch size.
+        num_steps: steps of each drawn history.
+        seed: seed of the drawn histories.
 
     Raises:
-        AssertionError: it names the step, the rank, the row, and what differs.
+        AssertionError: names the step, the rank, the row and the difference.
     """
     histories = [jobs] if jobs is not None else _drawn(plan.num_streams, num_steps, np.random.default_rng(seed))
     num_samples = max(sum(job.num_steps * job.global_batch_size for job in history) for history in histories)

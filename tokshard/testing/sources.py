@@ -1,4 +1,4 @@
-"""For tests of sources: what is asked of a `TokenSource` together is what its tokens say one by one."""
+"""A check for tests of sources: a `TokenSource` gives the same answers in bulk as token by token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tokshard.runtime.bytes.source import DocumentSpan, ReadCounts, TokenSource
 
 _DOCUMENTS, _PIECE_TOKENS, _THREADS = 5, 200, 4
-"""Documents in a row that are looked at, tokens of the longest piece that is read, and threads that read at once."""
+"""Consecutive documents that are looked up, tokens of the longest piece, and threads that read at once."""
 
 _is_hash = re.compile("[0-9a-f]{64}").fullmatch
 
@@ -24,11 +24,11 @@ Array = NDArray[Any]
 
 
 def assert_token_source(source: TokenSource, *, num_places: int = 20, seed: int = 0) -> None:
-    """Check that a source of your own does what `TokenSource` says, so that every plan over it is exact.
+    """Check that your own source keeps the contract of `TokenSource`, so that every plan over it is exact.
 
-    Some documents in a row are looked up from each of some places on, and at both ends of the corpus. Their ends,
-    tokens and loss spans are asked for in stretches and pieces of many sizes, in any order, together and one by one,
-    and by several threads. If the source pickles, so is a copy.
+    Consecutive documents are looked up from several places on, and at both ends of the corpus. Their ends, tokens and
+    loss spans are requested in stretches and pieces of many sizes, in any order, together and one by one, and by
+    several threads. If the source pickles, a copy is checked, too.
 
     ::
 
@@ -39,12 +39,12 @@ def assert_token_source(source: TokenSource, *, num_places: int = 20, seed: int 
             assert_token_source(MySource("..."))
 
     Args:
-        source: of any number of tokens; some thousand of them are read.
-        num_places: how many places are tried.
-        seed: of what is drawn.
+        source: the source, of any size; a few thousand tokens are read.
+        num_places: the number of places to try.
+        seed: seed of the drawn places and pieces.
 
     Raises:
-        AssertionError: it names the member, what it was asked, and what is wrong with its answer.
+        AssertionError: names the member, its arguments and the error in its answer.
     """
     _check_facts(source)
     rng, last = np.random.default_rng(seed), source.num_tokens - 1
@@ -70,7 +70,7 @@ def _expect(is_right: bool | np.bool_, problem: str) -> None:
 
 
 def _check_facts(source: TokenSource) -> None:
-    """Check the members that are no methods."""
+    """Check the members that do not look at tokens."""
     facts: dict[str, tuple[Any, bool, str]] = {
         "num_tokens": (n := source.num_tokens, type(n) is int and n >= 1, "an int of at least 1"),
         "fingerprint": (h := source.fingerprint, bool(_is_hash(str(h))), "64 hexadecimal digits in lower case"),
@@ -89,7 +89,7 @@ def _check_facts(source: TokenSource) -> None:
 
 
 def _documents_from(source: TokenSource, place: int) -> list[DocumentSpan]:
-    """Some documents in a row: the one that holds a token, and those after it."""
+    """Consecutive documents, from the one that holds a token on."""
     found: list[DocumentSpan] = []
     while len(found) < _DOCUMENTS and place < source.num_tokens:
         one, asked = source.document_at(place), f"document_at({place})"
@@ -227,7 +227,7 @@ def _weights(source: TokenSource, starts: Array, stops: Array) -> Array:
 def _check_threads(
     source: TokenSource, rows: Sequence[Sequence[DocumentSpan]], starts: Array, lengths: Array, expected: Array
 ) -> None:
-    """Read in several threads, and with hints before and meanwhile."""
+    """Read in several threads, with hints before and during the reads."""
     blocks = tuple(
         np.array(bounds, np.int64) for bounds in zip(*((row[0].start, row[-1].stop) for row in rows), strict=True)
     )
