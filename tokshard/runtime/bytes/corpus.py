@@ -28,7 +28,7 @@ _SHARDS_AT_ONCE = 32
 
 
 class CorpusSource(TokenSource):
-    """A corpus as one sequence of tokens, shard after shard. What is made is one of the three kinds below.
+    """A corpus as one sequence of tokens, shard after shard. The constructor makes one of the three kinds below.
 
     Shards on disk are memory-mapped. In an object store, on a web server, or with ``access="pread"``, blocks are read
     by range, many at a time and ahead of need, into a cache; their tokens are checked against the hashes of the corpus.
@@ -42,7 +42,7 @@ class CorpusSource(TokenSource):
         access: ``"mmap"`` or ``"pread"``.
         generation: read the documents up to this generation; default: the newest. A copy in another process reads the
             same, whatever is appended meanwhile.
-        cache: for reads by range; corpora may share one. Default: one of its own.
+        cache: for reads by range; corpora may share one. Default: its own.
 
     Attributes:
         corpus: the open corpus.
@@ -99,7 +99,7 @@ class CorpusSource(TokenSource):
     _begin = read = ends = targets = _document_at = _bounds_of = _of_its_kind
 
     def num_shared(self, other: TokenSource) -> int | None:
-        """How many documents another corpus has, too, as `tokshard.format.shared` finds it; None: not known."""
+        """The number of documents that another corpus has, too, by `tokshard.format.shared`; None: not known."""
         with contextlib.suppress(OSError):
             return num_shared(self.corpus, other.corpus) if isinstance(other, CorpusSource) else None
         return None
@@ -160,7 +160,7 @@ class CorpusSource(TokenSource):
 
 
 def _kind(store: Store, access: str) -> type[CorpusSource]:
-    """What reads a corpus."""
+    """The class that reads a corpus."""
     try:
         store.stat(names.KEPT)
     except OSError:
@@ -200,7 +200,7 @@ _bases: WeakValueDictionary[tuple[str, str, str, int], CorpusSource] = WeakValue
 
 
 class ViewSource(ViewedCorpus, CorpusSource):
-    """Some documents of a corpus, read through a source for that."""
+    """Some documents of a corpus, read through a source of that corpus."""
 
     corpus: View
 

@@ -74,7 +74,7 @@ class Fetchers:
     """Threads that start with the first task, and end with this object.
 
     Args:
-        num_threads: how many at most.
+        num_threads: the most threads.
     """
 
     def __init__(self, num_threads: int) -> None:

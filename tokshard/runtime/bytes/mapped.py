@@ -45,7 +45,7 @@ class MappedTokens:
         return len(self._values)
 
     def missing(self, batches: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The record batches that were not added, among some."""
+        """Those of some record batches that were not added."""
         found: NDArray[np.int64] = batches[self._addresses[batches] == 0]
         return found
 
@@ -163,7 +163,7 @@ class MappedCorpus:
         self._ready(batches).read(batches, starts, lengths, out, at)
 
     def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where documents end in stretches of the corpus, as `TokenSource.ends` does.
+        """The ends of documents in stretches of the corpus, as in `TokenSource.ends`.
 
         Raises:
             DamagedCorpusError: a shard is missing, or differs from the manifest.

@@ -40,7 +40,7 @@ _RUN_STRIDES = 128
 
 
 class Strides:
-    """Where the strides of a corpus lie, and which chunks they are. Chunks are numbered through the corpus.
+    """The places of the strides of a corpus, and their chunks. Chunks are numbered through the corpus.
 
     Args:
         first_tokens: int64 [shards + 1], position of the first token of each shard, and the end of the corpus.
@@ -117,7 +117,7 @@ class Strides:
 
 
 class RangedShard:
-    """Where the tokens and offsets of one shard are, and how to read the offsets.
+    """The places of the tokens and offsets of one shard, and how to read the offsets.
 
     Reads nothing, except `rows` and `num_ends` in a corpus whose shard table is read in parts. Tokens and documents
     count from the first of the shard.
@@ -319,7 +319,7 @@ class RangedCorpus:
             self.cache.release(self._chunks_of_blocks(starts, stops))
 
     def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where documents end in stretches of the corpus, as `TokenSource.ends` does.
+        """The ends of documents in stretches of the corpus, as in `TokenSource.ends`.
 
         Raises:
             DamagedCorpusError: a shard is missing, or differs from the manifest.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # a source of one's own opens no corpus
+if TYPE_CHECKING:  # a user's source opens no corpus
     from tokshard.format.view import Kept
 
 _REQUESTS_AT_ONCE = 32
@@ -77,13 +77,13 @@ class SpansIn(NamedTuple):
 
 
 class KeptDocuments(NamedTuple):
-    """Which documents of a corpus a source has.
+    """The documents of a base corpus that a source has.
 
     Args:
-        base: content fingerprint of that corpus.
+        base: content fingerprint of the base.
         documents: the table of a view.
-        cell: what it shares no document with: another cell of the same division. Empty if it is none.
-        division: what all cells of one division have in common.
+        cell: its cell, which shares no document with another one of the same division; empty if it is no cell.
+        division: identifies the division, equal for all of its cells.
     """
 
     base: str
@@ -95,9 +95,9 @@ class KeptDocuments(NamedTuple):
 class TokenSource(ABC):
     """The tokens of a corpus, shard after shard, as one sequence. Positions count its tokens from 0.
 
-    A plan reads any subclass: set the first four attributes, and define the four abstract methods. The others have a
-    default: hints are ignored, nothing is kept in memory, and there are no loss spans. Several threads may call all of
-    them at once. `tokshard.testing.assert_token_source` tries a source.
+    A plan reads any subclass: set the first four attributes, and define the four abstract methods. All others have
+    defaults: hints are ignored, nothing is kept in memory, and there are no loss spans. Several threads may call all of
+    them at once. `tokshard.testing.assert_token_source` checks a source.
 
     Attributes:
         num_tokens: tokens in the corpus.
@@ -107,8 +107,8 @@ class TokenSource(ABC):
         is_in_memory: whether a read never waits for longer than a page fault. Changes only speed. If all sources of a
             plan are in memory, several batches are read at once, which takes fewer calls. Otherwise each batch is read
             by itself, so none waits for the reads of later ones.
-        tokens_at_once: tokens of later batches that are read with one although the source is not in memory; for sources
-            whose `ends` leaves what it reads at hand. Changes only speed.
+        tokens_at_once: tokens of later batches that are read along with a batch although the source is not in memory;
+            for sources whose `ends` keeps what it reads. Changes only speed.
         earlier_fingerprints: content fingerprints of the corpus before each time that it grew.
         has_spans: whether loss spans say which tokens are targets; if not, all but each document's first are.
     """
@@ -124,7 +124,7 @@ class TokenSource(ABC):
 
     @abstractmethod
     def document_at(self, position: int) -> DocumentSpan:
-        """The document that holds a token. Threads call it at the same time, unless the source `is_in_memory`."""
+        """The document that holds a token. Several threads call it at once, unless the source `is_in_memory`."""
 
     @abstractmethod
     def place_of(self, document: int) -> DocumentSpan:
@@ -132,15 +132,15 @@ class TokenSource(ABC):
 
     @abstractmethod
     def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where documents end in stretches of the corpus.
+        """The ends of documents in stretches of the corpus.
 
         Args:
             starts, stops: int64 [n], each start below its stop.
 
         Returns:
             offsets, int64 [n + 1], and values, int64: the ends in stretch i are, ascending,
-            ``values[offsets[i] : offsets[i + 1]]``. An end is the position after a delimiter; those in
-            ``(start, stop]`` belong to a stretch.
+            ``values[offsets[i] : offsets[i + 1]]``. An end is the position after a delimiter; a stretch has the ends in
+            ``(start, stop]``.
         """
 
     @abstractmethod
@@ -164,7 +164,7 @@ class TokenSource(ABC):
         raise NotImplementedError
 
     def spans_of(self, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where documents start and stop: int64 [n] each; IndexError if the corpus lacks one of them.
+        """Starts and stops of documents: int64 [n] each; IndexError if the corpus lacks one of them.
 
         Args:
             documents: int64 [n], ascending, at least one.
@@ -175,7 +175,7 @@ class TokenSource(ABC):
     def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:  # noqa: B027 - a hint
         """A hint that these blocks of the corpus will be read next, in about this order. Most sources ignore it.
 
-        None is given to a source that `is_in_memory`.
+        A source that `is_in_memory` is given none.
 
         Args:
             starts, stops: int64 [n], positions of the first token of each, and of the one after its last.
@@ -189,16 +189,16 @@ class TokenSource(ABC):
 
     @property
     def kept(self) -> KeptDocuments | None:
-        """Which documents of another corpus these are; None: all of this one."""
+        """The documents of its base that this source has; None: it has no base."""
         return None
 
     def num_shared(self, other: TokenSource) -> int | None:  # noqa: ARG002 - a source that knows its texts says it
-        """How many documents another source has, too; None: not known."""
+        """The number of documents that another source has, too; None: not known."""
         return None
 
     @property
     def read_factor(self) -> float:
-        """About how many tokens are read for each that is used, where it is not read from memory."""
+        """About how many tokens are read for each that is used, if the source is not in memory."""
         return 1.0
 
     @property

@@ -1,7 +1,7 @@
-"""A view as a token source: its places are those of its base, moved.
+"""A view as a token source: it finds places in its base, and reads there.
 
-A stretch of a view is a stretch of its base, so a place is found by one bisection in a table that is mapped. Reading
-costs what reading the base costs, and that bisection.
+A stretch of a view is a stretch of its base, so a place is found by one bisection in a mapped table. Reading costs that
+bisection more than reading the base.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokshard.runtime.bytes.copying import spread
 from tokshard.runtime.bytes.source import DocumentSpan, KeptDocuments, ReadCounts, SpansIn, TokenSource
 
 _JOINED_DOCUMENTS = 50
-"""Stretches of a base in memory that are at most about so many documents apart are looked at in one call: a call costs
+"""Stretches of a base in memory that are at most about so many documents apart are looked up in one call: a call costs
 as much as so many ends of documents."""
 
 _SORTED_FROM = 1 << 20
@@ -34,7 +34,7 @@ class ViewedCorpus:
 
     Attributes:
         corpus: the open view.
-        base: reads the corpus that it is of.
+        base: reads the base of the view.
     """
 
     corpus: View
@@ -46,7 +46,7 @@ class ViewedCorpus:
 
     @property
     def kept(self) -> KeptDocuments:
-        """Which documents of the base these are."""
+        """The documents of the base that the view has."""
         manifest = self.corpus.manifest
         assert manifest.base is not None, "it is a view"
         return KeptDocuments(
@@ -57,11 +57,11 @@ class ViewedCorpus:
         )
 
     def _shifts(self, stretch: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How far the tokens of stretches lie from their places in the base."""
+        """The distances of the tokens of stretches from their places in the base."""
         return self.corpus.kept.positions[stretch] - self.corpus.kept.tokens[stretch]
 
     def _shifts_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How far the tokens at positions of the view lie from their places in the base."""
+        """The distances of the tokens at positions of the view from their places in the base."""
         kept = self.corpus.kept
         if len(kept) < _SORTED_FROM:
             return self._shifts(kept.stretch_of_token(positions))
@@ -93,13 +93,13 @@ class ViewedCorpus:
         self.base.read(starts + self._shifts_at(starts), lengths, out, at)
 
     def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where documents end in stretches of the view, as `TokenSource.ends` does."""
+        """The ends of documents in stretches of the view, as in `TokenSource.ends`."""
         kept = self.corpus.kept
         owners, stretches = self._touched(starts, stops)
         limits = kept.tokens[stretches + 1]
         begins, ends = np.maximum(starts[owners], kept.tokens[stretches]), np.minimum(stops[owners], limits)
         is_whole = ends == limits
-        ends -= is_whole  # the table says where a stretch ends; the base is asked for what ends inside of it
+        ends -= is_whole  # the table has the end of a stretch; the base is asked for the ends inside of it
         has_several = kept.numbers[stretches + 1] - kept.numbers[stretches] > 1
         asked = np.flatnonzero(has_several & (begins < ends))
         counts = np.zeros(len(stretches), np.int64)
@@ -115,7 +115,7 @@ class ViewedCorpus:
         begins: NDArray[np.int64],
         ends: NDArray[np.int64],
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where documents end in parts of the view, each of which lies in one stretch.
+        """The ends of documents in parts of the view, each within one stretch.
 
         Args:
             owners: int64 [parts], ascending. Parts of one owner ascend.
@@ -134,7 +134,7 @@ class ViewedCorpus:
         offsets, values = self.base.ends(lows[first], highs[last])
         if len(first) == len(owners):
             return np.diff(offsets), values - np.repeat(shifts, np.diff(offsets))
-        # of what was asked for at once, only what ends inside of a part; moved so that one begins where another stops
+        # of the ends that were asked for together, only those inside of a part; moved so that parts follow each other
         lengths = highs[last] - lows[first]
         moves = np.cumsum(lengths) - lengths - lows[first]
         bounds = np.stack([lows, highs]) + moves[np.cumsum(is_first) - 1]
@@ -184,7 +184,7 @@ class ViewedCorpus:
             self.base.will_read(*self._parts(starts, stops))
 
     def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        """Have the base forget them."""
+        """Have the base forget blocks."""
         if len(starts):
             self.base.has_read(*self._parts(starts, stops))
 

@@ -24,8 +24,8 @@ GOES_ON, ENDS_DOCUMENT, PADDING = range(3)
 """Kinds of pieces: whether the last token of a piece is the delimiter of its document, or the piece is padding."""
 
 STEP_TOKENS, STEP_PIECES = 1 << 22, 1 << 16
-"""Tokens of which the document ends are asked for in a step, and pieces that are placed in one: some milliseconds.
-Arrays of all pieces would be slower, because they leave the cache."""
+"""Tokens whose document ends are read in a step, and pieces that are placed in one: some milliseconds. Arrays of all
+pieces would be slower, because they leave the cache."""
 
 Chunks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
 """[n] each: unshuffled starts, lengths, and whether each chunk ends its document."""
@@ -240,8 +240,7 @@ class _OpenRows:
     """Open rows by their room; among equals, the row that got a chunk last comes last."""
 
     def __init__(self) -> None:
-        # Two rows without room, which do not exist: `take(-1)` of what has room needs no check for "there is none", and
-        # gives `_PUT_OFF` as the row.
+        # Two dummy rows without room: `take(-1)` needs no check for "no row is left", and gives `_PUT_OFF` as the row.
         self._rows_with, self.rooms = defaultdict(list, {0: [_PUT_OFF, _PUT_OFF]}), [0]
 
     def put(self, row: int, room: int) -> None:

@@ -583,7 +583,7 @@ class PieceReader:
         high = min(len(starts), math.ceil(share * len(starts)))
         if high > done:
             announced[window] = _Blocks(starts, stops, high)
-            # more than that are of a reader at places that do not follow each other
+            # more than that come from a reader at places that do not follow each other
             _release(self.order.source, announced, list(announced)[-_MAX_ANNOUNCED:])
             self.order.source.will_read(starts[done:high], stops[done:high])
         return starts, stops
@@ -627,7 +627,7 @@ def _together(
 
 
 def _since(begun_at: float, after: float) -> float:
-    """Of what is read of a window, the share that is read."""
+    """The share that is read of the part of a window after `begun_at`."""
     return 1.0 if begun_at >= 1 else (after - begun_at) / (1 - begun_at)
 
 

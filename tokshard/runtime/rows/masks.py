@@ -106,7 +106,7 @@ def load_mask(path: str, calls: Calls, sha256: str, *, fingerprint: str, name: s
     """A mask from a state; arguments as for `Mask`.
 
     Args:
-        path: where the list was. It is known by its length and hash, so it may be one of `others` now.
+        path: the earlier path of the list. It is known by its length and hash, so it may be one of `others` now.
 
     Raises:
         PlanMismatchError: none of these files begins with the list.

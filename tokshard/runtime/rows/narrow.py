@@ -81,7 +81,7 @@ class NarrowBatch:
         is_masked: bool [pieces], whether each is out of the loss; None without masks.
         loss: the labels that count, if a corpus of the plan has loss spans.
         num_read_tokens: tokens read for these rows, including labels that are not among them.
-        step: of the step of these rows; None if it is not known.
+        step: the targets of the step of these rows; None if they are not known.
     """
 
     tokens: NDArray[Any]

@@ -202,7 +202,7 @@ class RankRows:
 
 
 def rotations(starts: NDArray[np.int64], world_size: int, num_streams: int) -> NDArray[np.int64]:
-    """By how many ranks the parts of each step are rotated; steps are given by their first samples.
+    """The number of ranks by which the parts of each step are rotated; steps are given by their first samples.
 
     Without that, alternating weights would give a rank the same corpora at every step. 0 with several streams.
     """
@@ -211,7 +211,7 @@ def rotations(starts: NDArray[np.int64], world_size: int, num_streams: int) -> N
 
 
 def steps_per_window(corpora: Sequence[CorpusOrder], weights: Sequence[float], step_tokens: int) -> list[float]:
-    """How many steps a window of each corpus lasts; with streams, a window of each stream.
+    """The steps that a window of each corpus lasts; with streams, a window of each stream.
 
     Infinite where the whole corpus is one window, or its weight is 0.
 
@@ -228,7 +228,7 @@ def steps_per_window(corpora: Sequence[CorpusOrder], weights: Sequence[float], s
 
 
 def steps_of_shortest_window(corpora: Sequence[CorpusOrder], weights: Sequence[float], step_tokens: int) -> int:
-    """The number of steps in a layout that no window is too short for; arguments as for `steps_per_window`."""
+    """The most steps in a layout that every window is long enough for; arguments as for `steps_per_window`."""
     if all(corpus.source.is_in_memory for corpus in corpora):
         return _MAX_LAYOUT_ROWS
     shortest = min(steps_per_window(corpora, weights, step_tokens))
