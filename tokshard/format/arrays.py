@@ -60,7 +60,7 @@ def value_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 _FILL = {pa.string(): "", pa.int64(): 0, pa.float64(): 0.0}
-"""What stands in the place of a null."""
+"""The value stored for a null."""
 
 
 def _bits(values: NDArray[np.bool_]) -> pa.Buffer:

@@ -1,7 +1,7 @@
 """Arrow IPC files, read without copies: no byte of a file can make the reader allocate memory.
 
 The Arrow libraries allocate as much as a compressed buffer claims to hold, so a file of 41 kB can make them allocate
-1.2 GB. They do not tell in advance whether a buffer is compressed, so this module reads the few fields that tell.
+1.2 GB. They do not tell in advance whether a buffer is compressed, so this module reads the few fields that do.
 
 References:
     Arrow columnar format, "IPC File Format" and "Encapsulated message format"; File.fbs, Message.fbs; the layout of
@@ -32,7 +32,7 @@ _RECORD_BATCH = 3
 
 
 class Description(NamedTuple):
-    """Where a record batch of a file is.
+    """The place of a record batch in a file.
 
     Args:
         num_rows: its rows.
@@ -114,7 +114,7 @@ class ArrowFile:
         return [(position, num_bytes) for position, num_bytes, _ in self._blocks]
 
     def description(self, index: int) -> Description:
-        """Where the buffers of a record batch are, within the file.
+        """The places of the buffers of a record batch, within the file.
 
         Raises:
             ValueError: it is compressed, or reaches beyond the file.
@@ -177,7 +177,7 @@ class _Record:
         return _Record(self._content, self._follow(field)) if self.has(field) else None
 
     def structs(self, field: int, kind: struct.Struct) -> tuple[int, list[Any]]:
-        """Where the entries of a vector of structs start, and the entries; none if it is absent."""
+        """The start of the entries of a vector of structs, and the entries; none if it is absent."""
         if not self.has(field):
             return 0, []
         vector = self._follow(field)
@@ -224,7 +224,7 @@ class PartialFile:
         """Read the footer, then the descriptions of all record batches, then all that is not read by row.
 
         Raises:
-            pa.ArrowException, OSError, ValueError: it is not an Arrow IPC file, or another version lies there.
+            pa.ArrowException, OSError, ValueError: it is not an Arrow IPC file, or the file is another version.
         """
         size = self._entry.size
         self._fill([(max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES))])
@@ -243,7 +243,7 @@ class PartialFile:
             array: a view of `content`, without nulls.
 
         Raises:
-            OSError: another version lies there.
+            OSError: the file is another version.
         """
         size = array.type.bit_width // 8
         values = array.buffers()[1]

@@ -17,21 +17,21 @@ from tokshard.format.schema import SUPPORTED_COLUMN_TYPES
 
 
 class Conditions:
-    """Decides which documents meet all of some conditions.
+    """Conditions on kept columns, all of which a document has to meet.
 
     Args:
         texts: the conditions.
         columns: kept columns and their types.
 
     Raises:
-        UsageError: a condition is about a column that is not there, or has no value of its type.
+        UsageError: a condition is on an unknown column, or its value is not of the column's type.
     """
 
     def __init__(self, texts: Sequence[str], columns: Mapping[str, str]) -> None:
         self._conditions = [_condition(text, columns) for text in texts]
 
     def are_met(self, columns: Mapping[str, pa.Array], num_documents: int) -> NDArray[np.bool_]:
-        """Whether each document meets them: bool [documents]. A column that is not there has no values."""
+        """Whether each document meets them: bool [documents]. An absent column has no values."""
         met = np.ones(num_documents, np.bool_)
         for name, sign, value in self._conditions:
             met &= _are_met(columns[name], sign, value) if name in columns else sign == "!="
@@ -56,7 +56,7 @@ _SPELLINGS = {
     **dict.fromkeys(("=<", "≤"), "<="),
     **dict.fromkeys(("=>", "≥"), ">="),
 }
-"""Signs of other languages that mean one of ours."""
+"""Signs of other languages, and ours for each."""
 _COMPARED: Mapping[str, str] = {
     "=": "equal",
     "!=": "not_equal",

@@ -72,7 +72,7 @@ class TokenHash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What consecutive documents hold, as counts and hashes. Contents add up.
+    """The content of consecutive documents, as counts and hashes. Contents add up.
 
     Args:
         tokens: the hash of their tokens.

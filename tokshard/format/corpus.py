@@ -31,7 +31,7 @@ REPLACED = (
     "put the files back that the job began with, or start a new run on what is there now; 'tokshard verify' tells "
     "whether it is whole"
 )
-"""What to do about a corpus that is not the one that was opened."""
+"""The hint for a corpus that was replaced after it was opened."""
 
 _MAX_OPEN_SHARDS = 256
 """Shards kept mapped; a map holds address space, not a file descriptor."""
@@ -51,7 +51,7 @@ class Provenance:
 
 
 class Corpus:
-    """A finished corpus, as `open_corpus` gives it. Documents are numbered in manifest order.
+    """A finished corpus, as `open_corpus` returns it. Documents are numbered in manifest order.
 
     Opening costs the same at any number of tokens. Arrays are read-only views of memory maps, valid after `close` as
     long as they are referenced. Instances may be shared by threads for reading.
@@ -72,12 +72,12 @@ class Corpus:
         self.manifest = manifest = combined_manifest(manifests)
         """The manifest of the corpus; if it grew, with the sums over all generations."""
         self.location = store.location
-        """Where it is: a path or a URI."""
+        """Its location: a path or a URI."""
         self.directory = Path(store.location)
-        """The local directory; of a corpus that is elsewhere, nothing that exists."""
+        """The local directory; of a corpus elsewhere, a path that does not exist."""
         self.num_documents = manifest.num_documents
         self.num_tokens = manifest.num_tokens
-        """Delimiters included."""
+        """The number of tokens, delimiters included."""
         self.vocab_size = manifest.tokenizer.vocab_size
         """1 + the largest id of the tokenizer."""
         self.dtype: np.dtype[Any] = np.dtype(manifest.dtype)
@@ -92,11 +92,11 @@ class Corpus:
         """Whether loss spans say which tokens are targets; if not, all but each document's first are."""
         self._load_table = load_table
         self.num_generations = len(self.manifests)
-        """1, and 1 more for each append that is part of it."""
+        """1, and 1 more for each append that it includes."""
         self.content_fingerprints = _content_fingerprints(self.manifests)
         """The content fingerprint of the documents up to each generation."""
         self.generations = _places(store, self.manifests)
-        """Where each generation lies, and its manifest."""
+        """The store of each generation, and its manifest."""
         self.shards = self._shard_table()
         """The shards in order, with everything that the shard table says about them."""
         self.shard_schema = shard_schema(shard_facts(manifest.tokenizer, manifest.columns))
@@ -186,7 +186,7 @@ class Corpus:
         return self.shard(number).metadata(row)
 
     def loss_spans(self, index: int) -> NDArray[np.int64]:
-        """Which tokens of one document are targets: int64 [spans, 2], start and stop of each, from its first token on.
+        """The targets of one document: int64 [spans, 2], start and stop of each span, counted from its first token.
 
         In a corpus without loss spans these are all tokens but the first.
 
@@ -200,7 +200,7 @@ class Corpus:
     def target_weights(self, index: int) -> NDArray[np.float32]:
         """The weight of each token of one document in the loss, 0 where it is no target: float32 [tokens].
 
-        Errors as `loss_spans`.
+        Raises the errors of `loss_spans`.
         """
         number, row = self.shards.find(index)
         return self.shard(number).target_weights(row)
@@ -254,14 +254,14 @@ class Corpus:
         """The store of its shards."""
         return self.store
 
-    def part_of(self, index: int, shard: Shard) -> Shard:  # noqa: ARG002 - of a view, it tells what is kept
-        """What this corpus has of a shard as it is stored: all of it, unless it is a view."""
+    def part_of(self, index: int, shard: Shard) -> Shard:  # noqa: ARG002 - a view needs it
+        """The part of a stored shard that this corpus has: all of it, unless it is a view."""
         return shard
 
     def check_in_place(self, shard: int) -> None:
         """Refuse another corpus in the place of this one, after reading a file that no hash covers.
 
-        Costs a stat, or a request. The manifest is compared when its file is not the one of the last check.
+        Costs a stat, or a request. The manifest is compared if its file has changed since the last check.
 
         Args:
             shard: a shard of the generation to check.

@@ -64,7 +64,7 @@ def load_decoder(store: Store, manifest: Manifest) -> Decode:
 
 
 def parse_tokenizer(content: bytes) -> dict[str, Any]:
-    """The fields of a ``tokenizer.json``, but for the merges, which only encoding needs: they are empty.
+    """The fields of a ``tokenizer.json``. The merges, which only encoding needs, are empty.
 
     Raises:
         msgspec.MsgspecError, UnicodeDecodeError, RecursionError: it is no JSON, or it or its model is no object.
@@ -94,14 +94,14 @@ def _refusing(what: str, built: str) -> Iterator[None]:
     """Whatever the library raises becomes a `TokenizerError`.
 
     Args:
-        what: what it then did not do.
+        what: what the library failed to do.
         built: the library that built the corpus, with its version.
     """
     try:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # the library raises bare Exception, and its panics are none
+    except BaseException as error:  # the library raises bare Exception, and its panics are not even that
         version = version_of("tokenizers")
         raise TokenizerError(
             f"tokenizers {version} {what}: {error}", hint=f"the corpus was built with {built}; install that"

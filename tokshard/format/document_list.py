@@ -74,8 +74,8 @@ class DocumentList:
         """Which documents are listed: bool [documents], and the rows that name them. Costs 4 us for each id.
 
         Args:
-            corpus: the index of theirs.
-            numbers: int64 [documents]: of each in its corpus.
+            corpus: the index of their corpus.
+            numbers: int64 [documents]: the number of each in the corpus.
             ids: the column of their ids; None if the corpus has none.
         """
         is_listed, rows = np.zeros(len(numbers), np.bool_), [np.empty(0, np.int64)]

@@ -26,13 +26,13 @@ the time of 16 MiB."""
 
 @contextlib.contextmanager
 def readable(path: str, problem: str = " cannot be read") -> Iterator[None]:
-    """Say of a file of a corpus that it is missing, or why it cannot be read.
+    """Report that a file of a corpus is missing, or why it cannot be read.
 
     Args:
-        problem: what is said between the path and the reason.
+        problem: the words between the path and the reason.
 
     Raises:
-        DamagedCorpusError: with the file.
+        DamagedCorpusError: names the file.
     """
     try:
         yield
@@ -62,7 +62,7 @@ def map_file(store: Store, name: str) -> pa.Buffer:
 def map_path(path: str) -> pa.Buffer:
     """`map_file` for a file of this machine that is not empty."""
     with pa.memory_map(os.fsencode(path), "r") as mapped:  # Arrow takes text for UTF-8, which a path need not be
-        # a buffer of the whole file would have all of it read ahead, of which a window of training needs little
+        # a buffer of the whole file would have all of it read ahead, and a window of training needs little of it
         first = mapped.read_buffer(1)
         return pa.foreign_buffer(first.address, mapped.size(), base=first)
 
@@ -103,13 +103,13 @@ class HashingFile:
         for start in range(0, len(view), _WRITTEN_AT_ONCE):
             piece = view[start : start + _WRITTEN_AT_ONCE]
             self._digest.update(piece)
-            while piece:  # a raw file takes less than it is given on a full disk
+            while piece:  # on a full disk, a raw file takes less than it is given
                 piece = piece[self._file.write(piece) :]
         self._position += len(view)
         return len(view)
 
     def buffered(self) -> pa.BufferedOutputStream:
-        """A stream for an Arrow writer, which writes each buffer of each column by itself, many of a few bytes."""
+        """A stream for an Arrow writer, which writes each buffer of each column by itself, many of them tiny."""
         return pa.BufferedOutputStream(pa.PythonFile(self, "w"), _WRITTEN_AT_ONCE)
 
     def tell(self) -> int:

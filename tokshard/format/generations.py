@@ -59,7 +59,7 @@ def check_generation(before: Manifest, before_hash: str, manifest: Manifest, *, 
 
 
 def _shared_facts(manifest: Manifest) -> tuple[object, ...]:
-    """What all generations of a corpus have in common."""
+    """The facts that all generations of a corpus share."""
     tokenizer = manifest.tokenizer
     delimiters = tokenizer.eos_id, tokenizer.bos_id
     return tokenizer.canonical_sha256, delimiters, manifest.dtype, manifest.columns, manifest.build.split

@@ -1,4 +1,4 @@
-"""Loss spans: which tokens of a document are targets, as the columns of a shard hold them. Pure.
+"""Loss spans: the targets of documents, as columns of a shard. Pure.
 
 The column `LOSS` has start, stop, start, stop, ... for each document, counted from its first token. Token ``t`` of a
 document is a *target* if it lies in a span: a model is trained to predict it from the tokens before it. So nothing is

@@ -21,7 +21,7 @@ DAMAGED_INPUT = "damaged input"
 """Reason in `left_out` for an input that was left out whole. It counts as one record."""
 
 IN_OTHER_SPLIT = {names.TRAIN: "in the validation split", names.VALIDATION: "in the train split"}
-"""Split to its reason in `left_out` for the documents that are in the other one."""
+"""Split to its reason in `left_out` for documents of the other split."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Total = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
@@ -61,8 +61,8 @@ class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Args:
         corpora: content fingerprints of the others, in order.
         recipes: their recipe fingerprints.
-        holds: content fingerprints of what else is wholly in them: generations, and corpora that they are copies of.
-        holds_some: content fingerprints of corpora of which some documents are in them.
+        holds: content fingerprints of all else that they contain: generations, and corpora that they are copies of.
+        holds_some: content fingerprints of corpora that they contain in part.
         shuffle: seed of the random order, or None: the order of the others.
     """
 
@@ -74,7 +74,7 @@ class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SelectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which documents of a corpus are in a view.
+    """How the documents of a view were selected from a corpus.
 
     Args:
         where: conditions on columns that documents have to meet, such as ``lang=en``.
@@ -100,10 +100,10 @@ class ChatConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Args:
         template: SHA-256 of the chat template and of the tokens that it reads as variables.
         jinja2: the version that rendered it.
-        loss: what became targets: ``assistant``, ``last``, ``all`` or ``weighted``.
+        loss: the tokens that became targets: ``assistant``, ``last``, ``all`` or ``weighted``.
         chat_date: what ``strftime_now`` formatted, or None.
         overlong: documents over ``max_tokens`` were left out, ``skip``; or cut, ``head``.
-        template_drops: ``count``, or ``fail``: conversations of which the template left something out were bad records.
+        template_drops: ``count``, or ``fail``: a conversation was a bad record if the template left out a part of it.
     """
 
     template: Sha256
@@ -134,10 +134,10 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         min_tokens, max_tokens: shorter and longer documents were left out; delimiters count.
         validation_fraction: share of the documents that went into the validation corpus, or None.
         reads: ``text``; ``tokens``: the sources held documents that another tool had tokenized; ``documents``: the
-            sources were corpora, and the fields that say how texts are read are empty; or ``view``: it is one.
+            sources were corpora, and the fields that say how texts are read are empty; or ``view``: it is a view.
         token_field, token_dtype: of such sources: the column of the ids, and how they were stored; None where the files
             say it.
-        loss_field: of such sources: the column that says which tokens are trained; ``none`` where masks were left out;
+        loss_field: of such sources: the column that says which tokens are targets; ``none`` where masks were left out;
             None for a usual name.
         source_eos: of such sources: an id that ended documents there in place of EOS, or None.
         split: which of the two corpora this is, ``train`` or ``validation``; None if the build wrote one.
@@ -253,10 +253,10 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Base(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The corpus that a view is of.
+    """The base of a view.
 
     Args:
-        path: where it was, from the folder of the view on, or a URI.
+        path: its location when the view was made, from the folder of the view on, or a URI.
         content: its content fingerprint.
         generation: its newest generation at that time.
         cell: of a cell: the values of its columns, name to value; None for a missing value.
@@ -276,7 +276,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Args:
         num_targets: tokens that lie in loss spans, of a corpus that has these; left out of the JSON otherwise.
         generation: the place of an appended corpus in the corpus that grew; left out of the JSON otherwise.
-        base: the corpus that a view is of; left out of the JSON of a corpus with shards.
+        base: the base of a view; left out of the JSON of a corpus with shards.
     """
 
     format_version: int

@@ -16,7 +16,7 @@ STRIDE_HASHES = "stride-hashes.bin"
 HASHES = "hashes.bin"
 """Sorted hashes of the texts of a build with ``--dedup exact``, for the appends that follow."""
 KEPT = "kept.arrow"
-"""Of a view: which documents of its base it has."""
+"""Of a view: the table of its documents."""
 MIX = "mix.toml"
 """Of a view with cells: a mix of all of them."""
 WORK = ".tokshard-build"
@@ -33,7 +33,7 @@ REQUIRED_FILES = frozenset({SHARD_TABLE, STRIDE_HASHES, SOURCE_TABLE, TOKENIZER}
 """Files that every manifest lists with their hash."""
 
 FILES_OF_VIEW = frozenset({KEPT, SOURCE_TABLE, TOKENIZER})
-"""The same of a view."""
+"""The same for a view."""
 
 LAST_TABLES = frozenset({SHARD_TABLE, KEPT})
 """Builds write one of them just before the manifest, so a folder with it was a corpus."""

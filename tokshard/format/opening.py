@@ -68,7 +68,7 @@ def open_corpus(location: str | os.PathLike[str], *, generation: int | None = No
 
 
 def open_base(store: Store, base: Base) -> Corpus:
-    """The corpus that a view is of: where it was, or beside the view.
+    """The base of a view, at its earlier location or beside the view.
 
     Raises:
         CorpusError: it is not there, or is another one.
@@ -96,7 +96,7 @@ def open_base(store: Store, base: Base) -> Corpus:
 
 
 def base_location(store: Store, base: Base) -> str:
-    """Where the corpus of a view was when the view was made."""
+    """The location of a view's base when the view was made."""
     if is_uri(base.path):
         return base.path
     scheme, separator, place = store.location.rpartition("://")  # of a view that was uploaded with its base
@@ -154,8 +154,8 @@ def read_generations(store: Store, generation: int | None = None) -> list[Manife
 def _later_manifests(store: Store, newest: int | None) -> Iterator[tuple[Store, bytes]]:
     """The folders of generations from 1 on, each with the bytes of its manifest, up to the first that has none.
 
-    A web server does not list folders, so they are requested until one is missing. Each turn requests twice as many,
-    concurrently: 6 turns for 50 generations.
+    A web server does not list folders, so manifests are requested until one is missing. Each turn requests twice as
+    many, concurrently: 6 turns for 50 generations.
     """
 
     def ask(number: int) -> tuple[Store, bytes | OSError]:

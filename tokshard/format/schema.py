@@ -30,10 +30,10 @@ HASH_GROUP = 1_024
 """Stride hashes of a shard that the shard table vouches for together. Part of FORMAT_VERSION."""
 
 MAX_VOCABULARY = 1 << 24
-"""The limit on the size of a vocabulary: tens of times the largest in use. Readers of a corpus take memory by it."""
+"""The limit on the size of a vocabulary: tens of times the largest in use. Readers of a corpus take memory for it."""
 
 ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, NotImplementedError, OverflowError)
-"""What pyarrow raises for bytes that are not what they should be."""
+"""The exceptions of pyarrow for damaged bytes."""
 
 
 def numbers_type(kind: pa.DataType) -> pa.DataType:

@@ -24,8 +24,8 @@ from tokshard.store import Store
 class Shard:
     """One mapped shard. Its size is checked at once, its structure (schema, batches) before its first batch is read.
 
-    Offsets are checked when first touched, where the shard table says that they are: without the structure, which
-    takes longer to read than they do.
+    Offsets are checked when first touched, at their places in the shard table: without the structure, which takes
+    longer to read.
 
     Args:
         store: the store of the corpus.
@@ -85,7 +85,7 @@ class Shard:
         index, within = self._place(row)
         offsets, values = self.batch(index)
         start, stop = offsets[within : within + 2].tolist()
-        # a map shows what is written to the file after the offsets were checked
+        # a map shows later writes to the file, after the offsets were checked
         if not 0 <= start < stop <= len(values):
             raise DamagedCorpusError(
                 f"{self.path}, batch {index}: document {within} is at {start} to {stop}, expected within "
@@ -100,7 +100,7 @@ class Shard:
         return {name: columns[name][within].as_py() for name in kept_columns(self._kinds)}
 
     def loss_spans(self, row: int) -> NDArray[np.int64]:
-        """Which tokens of one document of this shard are targets: int64 [spans, 2]."""
+        """The targets of one document of this shard: int64 [spans, 2]."""
         targets, start, stop = self._targets_of(row)
         borders = targets.borders
         first, last = np.searchsorted(borders, [start, stop], "right").tolist()
@@ -203,7 +203,7 @@ class Shard:
         return self.offsets(index), np.frombuffer(self._mapped, self._dtype, num_tokens, values_position)
 
     def offsets(self, index: int) -> NDArray[np.int64]:
-        """Where the documents of a record batch start in it, and the end: int64 [documents + 1], a read-only view.
+        """The starts of the documents in a record batch, and its end: int64 [documents + 1], a read-only view.
 
         Raises:
             DamagedCorpusError: they do not ascend to the tokens of the batch.

@@ -99,13 +99,13 @@ class ShardTable(Sequence[ShardInfo]):
         )
 
     def contents(self) -> Iterator[Content]:
-        """What each shard holds, in order."""
+        """The content of each shard, in order."""
         for table in self._tables:
             for batch in table.batches():
                 yield from contents(batch)
 
     def content(self, index: int) -> Content:
-        """What one shard holds."""
+        """The content of one shard."""
         table, position = self._place(index)
         row = position % SHARDS_PER_BATCH
         return contents(table.batch(position // SHARDS_PER_BATCH).slice(row, 1))[0]
@@ -122,7 +122,7 @@ class ShardTable(Sequence[ShardInfo]):
         return bisect_right(self._first_shards, index) - 1
 
     def find(self, document: int) -> tuple[int, int]:
-        """Which shard holds a document, and its row there.
+        """The shard that holds a document, and the row there.
 
         Raises:
             IndexError: the number is outside ``[-num_documents, num_documents)``.
@@ -188,12 +188,12 @@ class ShardTable(Sequence[ShardInfo]):
         return self._list(index, "group_hashes", num_groups).astype(np.uint32)
 
     def strides(self, index: int) -> range:
-        """Which hashes in the ``stride-hashes.bin`` of its generation are of one shard."""
+        """The hashes of one shard in the ``stride-hashes.bin`` of its generation."""
         first = int(self._first_strides[self._first_shards[self.generation(index)]])
         return range(int(self._first_strides[index]) - first, int(self._first_strides[index + 1]) - first)
 
     def runs(self, index: int) -> Runs:
-        """Where the documents of one shard come from. Sources are counted within its generation."""
+        """The origin of the documents of one shard. Sources are counted within its generation."""
         known = self._runs.get(index)
         if known is not None:
             return known

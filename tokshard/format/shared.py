@@ -1,4 +1,4 @@
-"""Which documents two corpora share, where that is known without reading tokens."""
+"""The documents that two corpora share, where they are known without reading tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def num_shared(one: Corpus, other: Corpus) -> int | None:
 
 
 def num_in_both(one: Kept, other: Kept) -> int:
-    """How many documents two views of one corpus share."""
+    """The number of documents that two views of one corpus share."""
     total = 0
     for ranges in ranges_of([one, other]):
         edges = np.concatenate([bounds for of_view in ranges for bounds in of_view])

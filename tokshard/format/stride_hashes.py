@@ -64,7 +64,7 @@ class StrideHasher:
 
 
 def num_strides(num_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many hashes shards of these lengths have; int64 [n], like `num_tokens`."""
+    """The number of hashes of shards of these lengths: int64 [n], like `num_tokens`."""
     return ceil_div(num_tokens, HASH_STRIDE)
 
 

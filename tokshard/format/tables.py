@@ -64,7 +64,7 @@ SHARD_TABLE_SCHEMA = _schema(
 )
 
 WRITTEN_SHARD_SCHEMA = SHARD_TABLE_SCHEMA.append(pa.field("stride_hashes", numbers_type(pa.uint32()), nullable=False))
-"""What the writer says of a shard: its row of the shard table, and its part of ``stride-hashes.bin``."""
+"""The facts of the writer about a shard: its row of the shard table, and its part of ``stride-hashes.bin``."""
 
 LISTS_OF_DOCUMENTS = ("stride_documents", "run_document", "run_source", "run_record")
 """The columns of the shard table that are long, and needed of single shards only."""
@@ -91,7 +91,7 @@ class BatchPlace:
         offsets_position: byte in the file where its ``num_documents + 1`` int64 offsets start.
         values_position: byte in the file where its token ids start.
         loss_position: byte in the file where its loss spans start; 0 if the corpus has none.
-        loss_bytes: how long they are.
+        loss_bytes: their length.
         loss_hash: their CRC-32, see `stored_hash`.
     """
 
@@ -137,7 +137,7 @@ class SourceInfo:
 
 
 def contents(rows: pa.RecordBatch) -> list[Content]:
-    """What each shard holds, from rows of the shard table."""
+    """The content of each shard, from rows of the shard table."""
     columns = ("num_documents", "num_tokens", "tokens_hash", "num_targets", "loss_hash")
     return [
         Content(
@@ -211,7 +211,7 @@ class Table:
     ) -> None:
         self.path = path = store.where(name)
         self.is_whole = partial is None
-        """Whether nothing is read any more after the table was opened."""
+        """Whether nothing more is read after the table was opened."""
         self._partial = partial
         with readable(path):
             self._file = ArrowFile(load(store, name)) if partial is None else partial.load()

@@ -1,7 +1,7 @@
-"""A view: some documents of another corpus, its base, as a corpus. It has a table of what is kept, and no shards.
+"""A view: some documents of another corpus, its base, as a corpus. It has a table of the kept documents, and no shards.
 
 The table `names.KEPT` has a row for each *stretch*: consecutive documents of one shard that are all kept. It is mapped,
-and found in by bisection, so a view of any size opens at once.
+and searched by bisection, so a view of any size opens at once.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Ascending:
         return found
 
     def searchsorted(self, numbers: NDArray[np.int64], side: Literal["left", "right"] = "left") -> NDArray[np.int64]:
-        """Where numbers belong, as that of an array."""
+        """The places of numbers, as numpy's `searchsorted` finds them."""
         high, low = numbers >> 32, numbers.astype(np.uint32)
         found = np.full(len(numbers), len(self))
         is_one = len(high) > 0 and high.min() == high.max()
@@ -140,7 +140,7 @@ class Kept:
 
 
 def ranges_of(tables: Sequence[Kept]) -> Iterator[list[tuple[NDArray[np.int64], NDArray[np.int64]]]]:
-    """What several views of one corpus keep, side by side. Memory does not grow with them.
+    """The documents that several views of one corpus keep, side by side. Memory does not grow with the views.
 
     Yields:
         For one part of the base after another the ranges of each view, as `Kept.ranges` gives them.
@@ -192,7 +192,7 @@ class ViewTable(ShardTable):
         return np.arange(len(self) + 1), np.diff(self.first_tokens)
 
     def runs(self, index: int) -> Runs:
-        """Where the kept documents of a shard come from; each is a run of its own."""
+        """The origin of the kept documents of a shard; each is a run of its own."""
         runs, rows = self._base.runs(int(self.of_base[index])), self.rows(index)
         of_row = runs.document.searchsorted(rows, "right") - 1
         return Runs(np.arange(len(rows)), runs.source[of_row], runs.record[of_row] + rows - runs.document[of_row])
@@ -203,11 +203,11 @@ class ViewTable(ShardTable):
         return replace(self._base[int(self.of_base[index])], num_documents=documents, num_tokens=tokens)
 
     def contents(self) -> Iterator[Content]:
-        """What each shard holds, without the hash of its tokens."""
+        """The content of each shard, without the hash of its tokens."""
         return map(self.content, range(len(self)))
 
     def content(self, index: int) -> Content:
-        """What one shard holds, without the hash of its tokens."""
+        """The content of one shard, without the hash of its tokens."""
         info = self[index]
         return Content(num_documents=info.num_documents, tokens=TokenHash(info.num_tokens))
 
@@ -234,7 +234,7 @@ class ViewShard(Shard):
         return self._shard.metadata(int(self._rows[row]))
 
     def loss_spans(self, row: int) -> NDArray[np.int64]:
-        """Which tokens of one kept document are targets: int64 [spans, 2]."""
+        """The targets of one kept document: int64 [spans, 2]."""
         return self._shard.loss_spans(int(self._rows[row]))
 
     def target_weights(self, row: int) -> NDArray[np.float32]:
@@ -273,7 +273,7 @@ class ViewShard(Shard):
         return Targets(borders=numbers_of(spans.values) + bases, weights=weights)
 
     def _within(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which documents of a record batch are kept: int64, their places in it."""
+        """The places of the kept documents in a record batch: int64."""
         first = int(rows[0])
         low, high = self._rows.searchsorted([first, first + len(rows)])
         return self._rows[low:high] - first
@@ -284,11 +284,11 @@ class View(Corpus):
 
     Args:
         store: holds the manifest and the table of the view.
-        base: the corpus that it is of, open.
+        base: the open base of the view.
 
     Attributes:
         base: the corpus whose shards are read.
-        kept: which documents of it there are.
+        kept: the documents of the base that the view has.
     """
 
     def __init__(self, store: Store, manifest: Manifest, base: Corpus, *, load_table: LoadFile = map_file) -> None:
@@ -342,7 +342,7 @@ def _pieces(values: NDArray[Any], starts: NDArray[np.int64], stops: NDArray[np.i
 
 
 def _joined(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ranges of which those that follow each other are one."""
+    """Ranges, joined where they follow each other."""
     is_first = np.ones(len(starts), np.bool_)
     is_first[1:] = starts[1:] != stops[:-1]
     return starts[is_first], stops[np.append(is_first[1:], True) if len(stops) else is_first]
@@ -352,7 +352,7 @@ def load_kept(store: Store, manifest: Manifest, base: Corpus, load: LoadFile = m
     """The table of a view, checked against its manifest and its base at both ends; see `check_kept` for the rest.
 
     Raises:
-        DamagedCorpusError: it is missing, or is not what the manifest says.
+        DamagedCorpusError: it is missing, or does not match the manifest.
     """
     table = open_table(store, names.KEPT, KEPT_SCHEMA, manifest, load)
     if table.num_batches != 1:
@@ -378,7 +378,7 @@ def load_kept(store: Store, manifest: Manifest, base: Corpus, load: LoadFile = m
 
 
 class KeptDigest:
-    """The content fingerprint of a view: a hash of that of its base, and of which documents are kept.
+    """The content fingerprint of a view: a hash of the base's fingerprint and of the kept documents.
 
     Args:
         content: content fingerprint of the base.

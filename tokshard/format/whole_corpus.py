@@ -40,7 +40,7 @@ def checked_batches(corpus: Corpus, index: int) -> Iterator[tuple[Shard, int]]:
     """Each record batch of one shard, as `batches_of_shard` gives them.
 
     Raises:
-        DamagedCorpusError: the shard is missing, or is not what the manifest and its hashes say.
+        DamagedCorpusError: the shard is missing, or does not match the manifest and its hashes.
         StoreError: it cannot be read.
     """
     stored, number = corpus.stored(index)
@@ -54,7 +54,7 @@ def open_shard(corpus: Corpus, index: int) -> Iterator[Shard]:
     """One shard, of which nothing stays in memory: of a bucket, in a temporary file. Its hashes are not checked.
 
     Raises:
-        DamagedCorpusError: the shard is missing, or is not what the manifest says.
+        DamagedCorpusError: the shard is missing, or does not match the manifest.
         StoreError: it cannot be read.
     """
     stored, number = corpus.stored(index)
@@ -78,7 +78,7 @@ def batches_of_shard(
         hashes: the hashes of its strides, as `Corpus.stride_hashes` gives them.
 
     Raises:
-        DamagedCorpusError: the shard is missing, or is not what is known of it.
+        DamagedCorpusError: the shard is missing, or does not match `info`, `places` or its hashes.
         StoreError: it cannot be read.
     """
     hasher = StrideHasher()
@@ -90,7 +90,7 @@ def batches_of_shard(
             yield shard, batch
             tokens = shard.batch(batch)[1]
             hasher.add(tokens)
-            # what was read would count as memory of the process until the shard ends; it comes back where it is needed
+            # pages that were read would count as memory of the process until the shard ends; needed ones come back
             stop = (place.values_position + tokens.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
             if digest is not None:
                 digest.update(memoryview(mapped)[released:stop])
@@ -107,7 +107,7 @@ def check_side_files(corpus: Corpus) -> None:
     """Check the tables and the tokenizer of a corpus against their hashes. Opening it only checks sizes and schemas.
 
     Raises:
-        DamagedCorpusError: one is missing, or is not what the manifest says.
+        DamagedCorpusError: one is missing, or does not match the manifest.
     """
     for store, manifest in corpus.generations:
         for name in sorted((names.REQUIRED_FILES | names.FILES_OF_VIEW) - {names.STRIDE_HASHES}):

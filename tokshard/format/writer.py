@@ -290,7 +290,7 @@ _PLACES = ("offsets_position", "values_position", "loss_position", "loss_bytes",
 
 
 def _buffer_places(path: str, loss_columns: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Where tokens and loss spans of each record batch lie, in bytes from the start of the file, as `BatchPlace`."""
+    """The places of the tokens and loss spans of each record batch, in bytes of the file, as in `BatchPlace`."""
     mapped = map_path(path)
     reader = ipc.open_file(mapped)
     for index in range(reader.num_record_batches):

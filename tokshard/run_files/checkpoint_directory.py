@@ -162,7 +162,7 @@ def delete_old(directory: str, keep: int) -> Iterator[str]:
 
 
 def partial_of(directory: str, step: int) -> str:
-    """Where the files of a checkpoint are until it is complete."""
+    """The directory of a checkpoint until it is complete."""
     return os.path.join(directory, f"step-{step:08d}.partial")
 
 
@@ -209,14 +209,14 @@ def _entries(directory: str, pattern: re.Pattern[str]) -> list[str]:
     """Paths whose names match a pattern, in the order of their steps.
 
     Raises:
-        TrainerError: what is there cannot be listed.
+        TrainerError: the directory cannot be listed.
     """
     try:
         names = os.listdir(directory) if os.path.lexists(directory) else []
     except OSError as error:
         raise TrainerError(
             f"{directory} cannot be listed: {error.strerror}",
-            hint="it has to be the directory of the checkpoints of a run: rename what is there, or allow to read it",
+            hint="it has to be the directory of the checkpoints of a run: rename it, or allow reading it",
         ) from error
     found = sorted((int(match[1]), name) for name in names if (match := pattern.fullmatch(name)))
     return [os.path.join(directory, name) for _, name in found]

@@ -79,7 +79,7 @@ def _first_line(kind: type) -> str:
 
 
 def _meanings(kind: type) -> dict[str, str]:
-    """The meaning of each key from the docstrings of a dataclass and its bases, and of what takes a mix as arguments.
+    """The meaning of each key, from the docstrings of a dataclass, its bases, and classes that take keys as arguments.
 
     python -OO has none.
     """

@@ -85,9 +85,9 @@ class Model:
         qk_norm: norms of each head's query and key, as in Qwen3; default: none.
         tied_embeddings: the head is the embedding; default: it has weights of its own.
         rope_theta: base of the rotary embedding.
-        rope_factor: longer texts as Llama 3.1 reads them: slow rotations are so much slower; default: 1, as they are.
-        rope_low_freq_factor: rotations that do not turn so often in `rope_original_length` are slow; default: 1.
-        rope_high_freq_factor: those that turn more often stay as they are; default: 4.
+        rope_factor: for longer texts, as in Llama 3.1: divides the frequency of slow rotations; default: 1.
+        rope_low_freq_factor: rotations with fewer turns than this in `rope_original_length` are slow; default: 1.
+        rope_high_freq_factor: rotations with more turns than this stay as they are; default: 4.
         rope_original_length: tokens of a text before rotations were made slower; default: 8,192.
     """
 
@@ -150,8 +150,8 @@ def training_flops(shape: Shape, tokens: float, pairs: float) -> float:
     """Floating-point operations of forward and backward pass, without recomputation.
 
     Args:
-        pairs: of a token and one that it attends to. In a piece of n tokens there are n (n + 1) / 2; the figure that
-            is usually given counts full rows without the causal mask, which makes it tokens x seq_len.
+        pairs: of a token and a token that it attends to. In a piece of n tokens there are n (n + 1) / 2; the
+            figure that is usually given counts full rows without the causal mask, which makes it tokens x seq_len.
     """
     per_layer = 2 * shape.dim * (shape.query_dim + shape.kv_dim) + 3 * shape.dim * shape.hidden_dim
     weights = shape.num_layers * per_layer + shape.vocab_size * shape.dim

@@ -38,9 +38,9 @@ class Mix:
         schedule: weights that change at a sample, as `[[1_000_000, { code = 0.5, prose = 0.5 }]]`.
         uneven: whether ranks that do not divide the batch are refused or padded.
         deal: which rank gets which rows of a step: in their order, or so that the cost of attention is even.
-        mask: name to files that list documents which are out of the loss, one number in each line or as .npy.
-        memory_bytes: limit in the memory of each process, for corpora in buckets and on web servers, those that a
-            trainer evaluates on included. 2.5 windows of each corpus should fit.
+        mask: name to files that list documents to keep out of the loss, one number per line, or as .npy.
+        memory_bytes: limit in the memory of each process, for corpora in buckets and on web servers, including the
+            trainer's evaluation corpora. 2.5 windows of each corpus should fit.
     """
 
     corpora: Annotated[dict[str, str], Meta(min_length=1)] = field(
@@ -88,7 +88,7 @@ class Mix:
         return given | empty | {"cache": cache}
 
     def masks(self) -> Iterator[tuple[str, str]]:
-        """A corpus, and a file that lists documents of it, for each file."""
+        """Each file that lists documents, after the name of its corpus."""
         yield from ((name, file) for name, files in self.mask.items() for file in files)
 
 
@@ -97,7 +97,7 @@ class TrainerData(Mix):
     """The ``[data]`` table of a trainer's recipe: a mix, and how the trainer loads it.
 
     Args:
-        on_resume: what the recipe may change of a run that continues: `corpora`, `seq_len`, or both. Its weights and
+        on_resume: changes of the recipe that a continued run accepts: `corpora`, `seq_len`, or both. New weights and
             batch sizes hold in any case.
         batch_ramp: other batch sizes, each from a step on, as `[[1_000, 256]]`; steps count from 1.
     """

@@ -163,8 +163,8 @@ class Checkpoint:
         keep: how many of the newest to keep; 0: all.
         asynchronous: train on while a save is written; needs memory for a copy of this rank's tensors.
         load: a checkpoint to start from; default: a new run. A run continues from its own checkpoints.
-        load_weights: a checkpoint, or a directory as Hugging Face has them, whose weights alone a new run starts with:
-            step, data and optimizer begin anew.
+        load_weights: a checkpoint or a Hugging Face directory. A new run starts with its weights alone; step, data and
+            optimizer begin anew.
     """
 
     every: Count = 0
@@ -181,7 +181,7 @@ class Evaluation:
     Args:
         corpora: name to corpus directory; empty: no evaluation.
         every: steps between evaluations; 0: only when the job ends.
-        tokens: how much is read of each corpus, in whole blocks, so a little more; default: all of it.
+        tokens: tokens to read of each corpus, rounded up to whole blocks; default: all.
     """
 
     corpora: dict[str, str] = field(
@@ -212,7 +212,7 @@ def corpora_of(plan: StreamPlan) -> dict[str, Corpus]:
 
 
 def evaluated_on(location: str) -> dict[str, str]:
-    """The corpora that a trainer's recipe or checkpoint evaluates on, name to directory; of any other plan none.
+    """The evaluation corpora of a trainer's recipe or checkpoint, name to directory; none for any other plan.
 
     Raises:
         UsageError: ``[evaluation]`` has an unknown key, or a wrong type.

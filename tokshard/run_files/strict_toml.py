@@ -56,7 +56,7 @@ def read_toml(path: str, *, hint: str) -> dict[str, Any]:
 
 
 def path_beside(file: str, path: str) -> str:
-    """A path that stands in a file, so it is relative to that file, as one for the working directory.
+    """A path from a file, relative to that file, as a path for the working directory.
 
     URIs and absolute paths stay. It is as short as it can be: without ``..`` where no link makes a difference.
 
@@ -74,7 +74,7 @@ def path_beside(file: str, path: str) -> str:
 
 
 def change_paths(fields: Mapping[str, Any], kind: type, change: Callable[[str], str]) -> dict[str, Any]:
-    """Tables in which every path is changed. What is no text where a path should be stays, and so does empty text."""
+    """Tables in which every path is changed. Empty text stays, and so do values that are not text."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -43,7 +43,7 @@ _RECORDS = {"torch.Size", "torch.serialization._get_layout", "torch.distributed.
 _RECORDS |= {f"{_METADATA}.{name}" for name in ("_MEM_FORMAT_ENCODING", "Metadata", "MetadataIndex", "StorageMeta")}
 _RECORDS |= {f"{_METADATA}.{name}Metadata" for name in ("BytesStorage", "ChunkStorage", "TensorStorage")}
 _RECORDS.add(f"{_METADATA}.TensorProperties")
-"""What an index names, apart from dtypes and paths. None of it is called."""
+"""The names in an index, apart from dtypes and paths. None of them is called."""
 
 
 def read_metadata(path: str) -> Metadata:
@@ -104,7 +104,7 @@ def load_checkpoint(state: dict[str, Any], path: str, *, no_dist: bool = False) 
 
 
 def read_values(path: str, ending: str) -> Any:
-    """What a file of torch.save holds; of a checkpoint directory, the values whose names have an ending, by name.
+    """The content of a file of torch.save; of a checkpoint directory, the values whose names have an ending, by name.
 
     Raises:
         OSError, ValueError: it is neither, or a file that is damaged or holds what would have to be executed.

@@ -149,7 +149,7 @@ class Fetch:
         directory only the size must stay; a file may be touched or moved back.
 
         Raises:
-            DamagedCorpusError: the shard is missing, was replaced, or is not what the manifest says.
+            DamagedCorpusError: the shard is missing, was replaced, or does not match the manifest.
             StoreError: the store does not answer.
         """
         version = self._version(shard)
