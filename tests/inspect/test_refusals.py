@@ -91,7 +91,7 @@ RUNS = [
     ('{"step": -1}\n', LINE_1 + "Expected `int` >= 0 - at `$.step`", REMOVE),
 ]
 PLOTLY = "an HTML report needs plotly, which is not installed"
-CHECKPOINTS = "it has to be the directory of the checkpoints of a run: rename what is there, or allow to read it"
+CHECKPOINTS = "it has to be the directory of the checkpoints of a run: rename it, or allow reading it"
 UNLISTED = "./checkpoints cannot be listed: "
 
 REFUSALS = [

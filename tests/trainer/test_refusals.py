@@ -258,7 +258,7 @@ REFUSALS = [
         list_a_disk_that_is_not_mounted,
         TrainerError,
         "DIR/checkpoints cannot be listed: No such file or directory",
-        "it has to be the directory of the checkpoints of a run: rename what is there, or allow to read it",
+        "it has to be the directory of the checkpoints of a run: rename it, or allow reading it",
     ),
     *(
         Refusal(

@@ -32,8 +32,7 @@ class Batches:
         samples: the global samples of that step, half-open.
         wait_seconds: how long this rank waited for its batch.
         failure: the error that ended this rank's loader. Its further batches are padding, so it takes part in steps
-            until
-        all ranks know of the failure.
+            until all ranks know of the failure.
     """
 
     def __init__(self, settings: Config, plan: StreamPlan, mesh: DeviceMesh, *, pin_memory: bool) -> None:
@@ -80,15 +79,15 @@ class Batches:
                 is_first = False
 
     def load_state(self, state: State) -> list[str]:
-        """Continue from a checkpoint. Where its recipe differs from this one, this one holds from here on.
+        """Continue from a checkpoint. Where its recipe differs from the current one, the latter holds from here on.
 
         Returns:
-            What differs of weights, batch sizes, corpora and seq_len, each in a line.
+            The changes of weights, batch sizes, corpora and seq_len, one line each.
 
         Raises:
             TokshardError: it is of another plan, or a list of masked documents is gone; the same error on all ranks.
         """
-        self._mask()  # lists of the recipe, in case that those of the state are no longer where they were
+        self._mask()  # lists of the recipe, in case the lists of the state were moved
         with together():
             weights = other_weights(self.plan, state.loader)
             choices: dict[str, Any] = dict.fromkeys(self._settings.data.on_resume, "plan")
@@ -134,7 +133,7 @@ class Batches:
         return padding(ceil_div(self._size, self._mesh.size()), self.plan.seq_len, has_spans=has_spans(self.plan))
 
     def _leave_out(self) -> bool:
-        """Move over a step, on record in the state; False: the pass is over."""
+        """Skip a step, on record in the state; False: the pass is over."""
         cursor = self.loader.cursor
         end = stop_of(self.plan, cursor).end_of_step(cursor.sample, self._size)
         self.loader.skip(end - cursor.sample)
@@ -168,7 +167,7 @@ class Batches:
 
 
 def has_spans(plan: StreamPlan) -> bool:
-    """Whether the batches of a plan have weights of targets, since one of its corpora has loss spans."""
+    """Whether the batches of a plan have weights of targets, because one of its corpora has loss spans."""
     return any(source.has_spans for source in plan.sources)
 
 

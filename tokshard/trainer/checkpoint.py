@@ -107,7 +107,7 @@ class Saver:
 
 
 def save(directory: str, tensors: dict[str, Tensor], state: State, group: ProcessGroup | None = None) -> str:
-    """Commit a checkpoint. Every rank calls this, and it returns its path once it is complete.
+    """Commit a checkpoint, and return its path once it is complete. Every rank calls this.
 
     Args:
         tensors: of `tensors_of`; not changed meanwhile.
@@ -124,7 +124,7 @@ def save(directory: str, tensors: dict[str, Tensor], state: State, group: Proces
         if rank == 0:
             checkpoint_directory.begin(partial)
     try:
-        writer = FileSystemWriter(partial, sync_files=False)  # `synced` does
+        writer = FileSystemWriter(partial, sync_files=False)  # `synced` does it
         save_tensors(tensors, storage_writer=writer, process_group=group)
     except CheckpointException as error:  # is not an Exception; it is the same on all ranks
         causes = dict.fromkeys(str(cause) for cause, _ in error.failures.values())

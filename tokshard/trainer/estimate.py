@@ -1,7 +1,7 @@
 """The step of a big job by arithmetic: ``python -m tokshard.trainer.estimate RECIPE ranks=64 section.key=value``.
 
-From the sizes of the model and of a batch it follows what a rank communicates in a step, and about what it has in
-memory. Corpora are needed only if the recipe does not give model.vocab_size.
+The sizes of the model and of a batch give the communication of a rank in a step, and its approximate memory. Corpora
+are needed only if the recipe does not give model.vocab_size.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tokshard.trainer.parallel import DTYPES
 
 _FP32 = 4
 _LOGIT_BYTES = 12
-"""Of a logit and its gradient: each in bf16 and in fp32."""
+"""The bytes of a logit and its gradient: each in bf16 and in fp32."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What one rank does in one optimizer step.
+    """The communication and memory of one rank in one optimizer step.
 
     Args:
         ranks, replicas, parameters: of the job.
@@ -97,7 +97,7 @@ class _Step:
         self._matrices: list[nn.Parameter] = list(matrices)
 
     def _padded(self, parameters: Iterable[nn.Parameter]) -> int:
-        """The numbers of parameters, with the rows that make each a multiple of the ranks."""
+        """The numbers of parameters, each padded with rows to a multiple of the ranks."""
         return sum(
             ceil_div(one.shape[0], self._shards) * self._shards * (one.numel() // one.shape[0]) for one in parameters
         )

@@ -44,7 +44,7 @@ class Evaluation:
 
     Raises:
         PlanError, CorpusError: a corpus cannot be read.
-        UsageError: it has another tokenizer than those that are trained on.
+        UsageError: its tokenizer is not that of the training corpora.
     """
 
     def __init__(self, settings: Config, trained: StreamPlan, mesh: DeviceMesh, *, received: Sequence[int]) -> None:
@@ -56,7 +56,7 @@ class Evaluation:
                 say(f"warning: {line}")
 
     def is_due(self, step: int, *, is_end: bool) -> bool:
-        """Whether to evaluate after a step, which has not been done."""
+        """Whether an evaluation is due after a step, and has not been done."""
         every = self._settings.evaluation.every
         due = is_end or (every > 0 and step % every == 0)
         return due and bool(self._plans) and step != self._last_step
@@ -123,7 +123,7 @@ class Evaluation:
 
 
 def shared_texts(plans: Mapping[str, StreamPlan], trained: StreamPlan) -> Iterator[str]:
-    """The corpora that share documents with one that is trained on, as far as that is known."""
+    """The corpora that share documents with a training corpus, as far as that is known."""
     pairs = itertools.product(
         ((name, plan.sources[0]) for name, plan in plans.items()), zip(trained.names, trained.sources, strict=True)
     )

@@ -38,9 +38,9 @@ from tokshard.trainer.model import Transformer, fill
 from tokshard.trainer.parallel import DTYPES, together
 
 FILE_BYTES = 5 * 10**9
-"""Of the tensors of one file, which are in memory together."""
+"""The size of the tensors of one file, which are in memory together."""
 _OF_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
-"""What an export takes over from a folder of a tokenizer: one of them has the chat template."""
+"""The files that an export copies from a tokenizer's folder: one of them has the chat template."""
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 
 _HINT = "models that the trainer can train are Llama and Qwen3 of transformers, dense, without quantization"
@@ -76,7 +76,7 @@ _SCALING = {
     "rope_original_length": "original_max_position_embeddings",
 }
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-"""What the model of the trainer cannot vary."""
+"""The settings that the trainer's model cannot vary."""
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "model_type": ("llama", "qwen3"),
     "rope_type": ("default", "llama3"),
@@ -89,7 +89,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "rope_interleaved": (False,),
     "quantization_config": (None,),
 }
-"""What a config.json may have: values, or values of each layer. It may leave out all but `model_type`."""
+"""The settings that a config.json may have: values, or values of each layer. It may leave out all but `model_type`."""
 
 _Places = dict[str, tuple[str, str]]
 """Name of each tensor to its file, and its name there. A tied head is the embedding."""
@@ -146,7 +146,7 @@ def export(path: str, out: str, *, dtype: str = "fp32", corpus: str = "", tokeni
         path: a checkpoint of the trainer.
         out: a directory that does not exist, or is empty; it appears when it is complete.
         dtype: ``"fp32"`` or ``"bf16"``.
-        corpus: that the model was trained on; default: the first one of the checkpoint's recipe.
+        corpus: a corpus that the model was trained on; default: the first one of the checkpoint's recipe.
         tokenizer: a folder with the same tokenizer, whose chat template and settings are copied; default: the one whose
             weights the run began with.
 
@@ -260,7 +260,7 @@ def _check(path: str, config: Mapping[str, Any], shape: Shape, num_ids: int) -> 
 
 
 def _model_of(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json as keys of ``[model]``; what it leaves out is as transformers has it."""
+    """A config.json as keys of ``[model]``, with the defaults of transformers."""
     heads, is_qwen = config.get("num_attention_heads"), config.get("model_type") == "qwen3"
     found = {ours: config.get(theirs) for ours, theirs in _SIZES.items()}
     found["num_kv_heads"] = config.get("num_key_value_heads") or heads
@@ -354,7 +354,7 @@ def _write_tokenizer(path: str, corpus: Corpus) -> dict[str, int]:
 
 
 def _copy_settings(path: str, folder: str, *, is_needed: bool) -> str:
-    """Copy what a folder has besides a tokenizer.json that is the one in `path`. Returns a line for people.
+    """Copy the files beside a folder's tokenizer.json, if that equals the one in `path`. Returns a line for people.
 
     Raises:
         UsageError: the folder has no such tokenizer, and it `is_needed`.

@@ -31,7 +31,7 @@ from tokshard.trainer.profiling import Profiler
 from tokshard.trainer.run_directory import run_directory
 
 GARBAGE_STEPS = 50
-"""Garbage is collected on all ranks after the same steps, so that none waits for another one's."""
+"""Steps between garbage collections, the same on all ranks, so that none waits for another's."""
 
 
 def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
@@ -142,7 +142,7 @@ class _Run:
         """One step of the optimizer with the gradient of the mean loss, clipped. Nothing here waits for the device."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        # fused AdamW divides by the one, and leaves everything as it was if the other is not 0
+        # fused AdamW divides by `grad_scale`, and changes nothing if `found_inf` is not 0
         self.optimizer.grad_scale = gradient_scale(sums.weight, sums.norm, self.settings.optimizer.clip_norm)  # type: ignore[attr-defined]
         self.optimizer.found_inf = sums.is_lost.float()  # type: ignore[attr-defined]
         self.optimizer.step()
@@ -188,7 +188,7 @@ class _Run:
 
 @contextmanager
 def collected_between_steps() -> Iterator[None]:
-    """Inside, Python collects no garbage by itself; objects that exist already are not checked again."""
+    """A block in which Python collects no garbage by itself; existing objects are not checked again."""
     was_on = gc.isenabled()
     gc.disable()
     gc.freeze()
@@ -203,8 +203,8 @@ def collected_between_steps() -> Iterator[None]:
 def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of all squares: float64 [].
 
-    In fp32 the CPU adds them up one by one, and of two million elements loses a part of 1e-4 that depends on how they
-    are divided among ranks: a clipped gradient would too.
+    In fp32 the CPU adds them up one by one, and of two million elements loses a part of 1e-4 that depends on their
+    division among ranks. A clipped gradient would then depend on it, too.
     """
     return torch.stack([torch.linalg.vector_norm(each, dtype=torch.float64) for each in tensors]).square().sum()
 

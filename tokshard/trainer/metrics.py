@@ -45,7 +45,7 @@ class StepSums:
         losses: float64 [corpora], on the device: the losses of this rank's targets, weighted, summed by corpus.
         squared_norm: float64 [], on the device: of this rank's part of the gradient of the sum of all losses.
         figures: figures of this rank's host; the sum over ranks of each has a meaning.
-        weight: float32 [], on the host: of all targets, which a batch knows; None: it is added up, too.
+        weight: float32 [], on the host: of all targets, from the batch; None: it is added up, too.
 
     Attributes:
         weight: float64 [], on the device: of all targets; without loss spans it is their number. 1 if there are none.
@@ -71,7 +71,7 @@ class StepSums:
         if self._arrival is not None:
             self._arrival.record()
         of = dict(zip(sizes, torch.split(sums, list(sizes.values())), strict=True))
-        # without it: ranks that read streams of their own
+        # None: ranks read streams of their own
         weight = of["loss_weights"].sum() if weight is None else weight.to(losses.device, non_blocking=True).double()
         self.weight = torch.where(weight > 0, weight, 1.0)
         self.norm = of["squared_norm"][0].sqrt() / self.weight

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tokshard.errors import UNDECODABLE, TrainerError
 
 _LONG_WAIT = 0.01
-"""The share of a step's time that the loader may take without a word in its line."""
+"""The share of a step's time that the loader may take without a note in the step's line."""
 
 
 class Line(msgspec.Struct):
@@ -70,7 +70,7 @@ class MetricsFile:
 
 
 def _end_of(content: mmap.mmap, path: str, last_step: int) -> tuple[int, bool]:
-    """Where the lines of `last_step` end, in bytes, and whether the last one is an evaluation.
+    """The end of the lines of `last_step`, in bytes, and whether the last one is an evaluation.
 
     Reads only the lines after them.
     """

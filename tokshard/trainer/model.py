@@ -1,4 +1,4 @@
-"""A transformer as Llama 3 and Qwen3 are: grouped-query attention, RoPE, RMSNorm, SwiGLU, no biases.
+"""A transformer like Llama 3 and Qwen3: grouped-query attention, RoPE, RMSNorm, SwiGLU, no biases.
 
 Shapes in names: B rows, S positions of a row, T = B * S, D model width, H heads, K head width, V vocabulary.
 """
@@ -69,8 +69,7 @@ class Block(nn.Module):
 
     Args:
         recompute: the results that the backward pass computes again instead of keeping them. The block does this
-            without
-        a wrapper, which would change the names of parameters, and with them initial values and checkpoints.
+            without a wrapper, which would change the names of parameters, and with them initial values and checkpoints.
     """
 
     def __init__(self, shape: Shape, recompute: Recompute = "none") -> None:
@@ -162,7 +161,7 @@ class Transformer(nn.Module):
         Args:
             input_ids_BS, position_ids_BS, labels_BS: int64 [B, S].
             documents: pieces of the flattened rows.
-            loss_weights_BS: fp32 [B, S], which the cross-entropies are multiplied with.
+            loss_weights_BS: fp32 [B, S], the factors of the cross-entropies.
         """
         hidden_TD = self.embedding(input_ids_BS.flatten())
         rotation = rotations(position_ids_BS.flatten(), self.shape)

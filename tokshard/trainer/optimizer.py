@@ -23,7 +23,7 @@ from tokshard.run_files.recipe import Optimizer
 from tokshard.trainer.model import local
 
 COEFFICIENTS, NUM_ITERATIONS = (3.4445, -4.7750, 2.0315), 5
-"""Of the iteration, as in torch.optim.Muon."""
+"""Constants of the iteration, as in torch.optim.Muon."""
 
 
 def make_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
@@ -36,7 +36,7 @@ def make_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
         {"params": list(kept.values()), "weight_decay": 0.0},
     ]
     options: dict[str, Any] = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2), "eps": settings.eps}
-    options["fused"] = True  # divides by `grad_scale`, and heeds `found_inf`, without a word from the host
+    options["fused"] = True  # divides by `grad_scale`, and heeds `found_inf`, without the host
     if settings.name == "muon":
         options |= {"weight_decay_of_matrices": settings.weight_decay, "momentum": settings.momentum}
         optimizer: torch.optim.AdamW = MuonAndAdamW(matrices, groups, **options)
@@ -169,5 +169,5 @@ def _orthogonal(shards: list[Tensor], like: Tensor) -> Iterator[Tensor]:
 
 
 def _num_shards(matrix: Tensor) -> int:
-    """How many ranks share a matrix; copies of HSDP do not count."""
+    """The number of ranks that share a matrix; copies of HSDP do not count."""
     return matrix.device_mesh.size(matrix.device_mesh.ndim - 1) if isinstance(matrix, DTensor) else 1

@@ -1,4 +1,4 @@
-"""What a run says when a device has no memory left."""
+"""The error of a run when a device has no memory left."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def out_of_memory_explained(settings: Config, device: torch.device) -> Iterator[
 
 
 def write_snapshot(out: str, what: str) -> str:
-    """Write what is allocated on this rank's GPU into `out`, for pytorch.org/memory_viz; returns a line about it.
+    """Write the allocations of this rank's GPU into `out`, for pytorch.org/memory_viz; returns a line about it.
 
     It has the lines of code that allocated in steps of `train.profile_steps`.
 

@@ -19,7 +19,7 @@ MAX_ALLOCATIONS = 100_000
 class Profiler:
     """The ranks of `train.profile_ranks` trace `train.profile_steps`, each into a file in `train.out`.
 
-    On CUDA each writes a second file: what allocated memory in these steps, with lines of code.
+    On CUDA each writes a second file: the allocations of these steps, with lines of code.
 
     Raises:
         UsageError: the job has no such rank; the same error on all ranks.

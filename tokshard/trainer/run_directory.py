@@ -18,7 +18,7 @@ from tokshard.trainer.parallel import together
 
 LOCK = "run.lock"
 SEEN_SECONDS = 10.0
-"""How long to wait for what another process wrote: a network file system may show it late."""
+"""How long to wait for a file of another process: a network file system may show it late."""
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def _look_for(path: str, holder: str) -> None:
     """Wait until this process sees the file of the process that locked the directory.
 
     Raises:
-        TrainerError: it sees something else: another directory of the same name, as on a disk of its own.
+        TrainerError: it sees another directory of the same name, as on a disk of its own.
     """
     left = SEEN_SECONDS  # counted by pauses: a clock goes on while the job is suspended
     while True:
