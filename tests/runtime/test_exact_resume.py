@@ -113,5 +113,5 @@ def test_a_loader_without_a_batch_is_no_test() -> None:
         loader.skip(10**6)
         return loader
 
-    with pytest.warns(UserWarning, match="gives nothing"), pytest.raises(AssertionError, match="has no batch"):
+    with pytest.warns(UserWarning, match="this loop is empty"), pytest.raises(AssertionError, match="has no batch"):
         assert_exact_resume(one_corpus(epochs=1), make)

@@ -259,7 +259,7 @@ def test_a_finished_pass_that_is_resumed_is_over_for_one_loop() -> None:
     resumed.load_state_dict(first.state_dict())
     dataset.sampler.load_state_dict(first.state_dict())
     for loader in (skipping, resumed, dataloader(dataset)):
-        with pytest.warns(UserWarning, match="this loop gives nothing; the next one begins the pass again"):
+        with pytest.warns(UserWarning, match="this loop is empty; the next one begins the pass again"):
             assert list(loader) == []
         assert real_rows(loader) == whole
     for loader in (first, skipping, resumed):

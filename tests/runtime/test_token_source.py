@@ -164,7 +164,7 @@ class Forgetful(ListSource):
         (WithEndsAtStarts(LENGTHS), r"ends in the stretch \(\d+, \d+\] are \[.*\], expected \["),
         (WithListsOfEnds(LENGTHS), r"the offsets of ends are int64 \[\d+\], expected int64 \["),
         (InOrder(LENGTHS), "read changes elements of `out` that no piece covers"),
-        (Short(LENGTHS), "read leaves elements of `out` as they were that a piece covers"),
+        (Short(LENGTHS), "read does not write all elements of `out` that a piece covers"),
         (Shifted(LENGTHS), r"read of \d+ pieces gives \d+ for token \d+, .*; read alone, the token is \d+"),
         (OfOneThread(LENGTHS), "gives other tokens in 4 threads at once"),
         (Uncut(WEIGHTS), "spans of targets are empty, or not cut to their stretch"),

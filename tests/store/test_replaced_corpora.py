@@ -64,7 +64,7 @@ def test_a_corpus_that_is_swapped_under_a_job_gives_no_wrong_token(
     assert {*found} == {0, OLD}
     assert f"corpus/{names.MANIFEST if place == 'mmap' else names.STRIDE_HASHES}" in error.value.problem
     assert "replaced" in error.value.problem + error.value.hint
-    assert "put the files back that the job began with" in error.value.hint
+    assert "restore the files that the job began with" in error.value.hint
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])

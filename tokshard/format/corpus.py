@@ -28,8 +28,8 @@ from tokshard.format.tables import SHARD_TABLE_SCHEMA, SourceInfo, all_sources, 
 from tokshard.store import Store
 
 REPLACED = (
-    "put the files back that the job began with, or start a new run on what is there now; 'tokshard verify' tells "
-    "whether it is whole"
+    "restore the files that the job began with, or start a new run on the current ones; 'tokshard verify' tells "
+    "whether the corpus is intact"
 )
 """The hint for a corpus that was replaced after it was opened."""
 
@@ -39,7 +39,7 @@ _MAX_OPEN_SHARDS = 256
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a document came from.
+    """The origin of a document.
 
     Args:
         source: index of its source in `Corpus.sources`.
@@ -198,7 +198,7 @@ class Corpus:
         return self.shard(number).loss_spans(row)
 
     def target_weights(self, index: int) -> NDArray[np.float32]:
-        """The weight of each token of one document in the loss, 0 where it is no target: float32 [tokens].
+        """The weight of each token of one document in the loss, 0 if it is not a target: float32 [tokens].
 
         Raises the errors of `loss_spans`.
         """
@@ -290,7 +290,7 @@ class Corpus:
         self._versions[number] = version
 
     def stride_hashes(self, shard: int, group: int | None = None, *, is_checked: bool = True) -> NDArray[np.uint32]:
-        """The CRC-32 of every `HASH_STRIDE` tokens of one shard: uint32 [strides], of which the last may be short.
+        """The CRC-32 of every `HASH_STRIDE` tokens of one shard: uint32 [strides]; the last stride may be short.
 
         The hashes cover the bytes of the tokens from the start of the shard, across record batches. Each call
         reads the hashes from the store, 4 bytes for every 8,192 tokens.
@@ -329,7 +329,7 @@ class Corpus:
 
 
 def _places(store: Store, manifests: Sequence[Manifest]) -> list[tuple[Store, Manifest]]:
-    """Where each generation lies, and its manifest."""
+    """The store of each generation, and its manifest."""
     folders = map(names.generation_folder, range(len(manifests)))
     return [
         (store.below(folder) if folder else store, manifest)

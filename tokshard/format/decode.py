@@ -67,7 +67,7 @@ def parse_tokenizer(content: bytes) -> dict[str, Any]:
     """The fields of a ``tokenizer.json``. The merges, which only encoding needs, are empty.
 
     Raises:
-        msgspec.MsgspecError, UnicodeDecodeError, RecursionError: it is no JSON, or it or its model is no object.
+        msgspec.MsgspecError, UnicodeDecodeError, RecursionError: it is not JSON, or it or its model is not an object.
     """
     parts_of, decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode, msgspec.json.decode
     parts = parts_of(content)

@@ -71,7 +71,7 @@ class DocumentList:
     def find(
         self, corpus: int, numbers: NDArray[np.int64], ids: Any = None
     ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Which documents are listed: bool [documents], and the rows that name them. Costs 4 us for each id.
+        """Whether documents are listed, bool [documents], and the rows that name them. Costs 4 us for each id.
 
         Args:
             corpus: the index of their corpus.

@@ -60,7 +60,7 @@ class Targets:
         return int((self.borders[1::2] - self.borders[::2]).sum())
 
     def of_tokens(self, start: int, stop: int) -> NDArray[np.float32]:
-        """The weight of each of the tokens ``[start, stop)``, 0 where it is no target: float32 [tokens]."""
+        """The weight of each of the tokens ``[start, stop)``, 0 if it is not a target: float32 [tokens]."""
         first, last = np.searchsorted(self.borders, start, "right"), np.searchsorted(self.borders, stop)
         spans = np.arange(first, last + 1)  # an odd number of borders before a token: it lies in span number // 2
         is_inside = spans % 2 == 1
@@ -83,7 +83,7 @@ def spans_of(
     """The spans of some documents, from the weight of each token.
 
     Args:
-        weights: float32 [tokens], 0 where a token is no target, as at the first of each document.
+        weights: float32 [tokens], 0 where a token is not a target, as at the first of each document.
         ends: int64 [documents]: where each document ends in the tokens.
 
     Returns:
@@ -101,7 +101,7 @@ def spans_of(
 
 
 def all_but_first(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The borders, as in `Targets`, of documents of which every token but the first is a target.
+    """The borders, as in `Targets`, of documents in which every token but the first is a target.
 
     Args:
         offsets: int64 [documents + 1]: where each document starts, and where the last one ends.

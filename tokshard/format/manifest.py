@@ -101,7 +101,7 @@ class ChatConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         template: SHA-256 of the chat template and of the tokens that it reads as variables.
         jinja2: the version that rendered it.
         loss: the tokens that became targets: ``assistant``, ``last``, ``all`` or ``weighted``.
-        chat_date: what ``strftime_now`` formatted, or None.
+        chat_date: the date that ``strftime_now`` formatted, or None.
         overlong: documents over ``max_tokens`` were left out, ``skip``; or cut, ``head``.
         template_drops: ``count``, or ``fail``: a conversation was a bad record if the template left out a part of it.
     """
@@ -125,7 +125,7 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         id_field: field stored as column ``id``, if any.
         keep_field: fields stored as columns of their name, field to type.
         format: the format that all inputs were read as, or None where the file names decided.
-        text_unit: what a document is in plain text: ``file``, ``line`` or ``paragraph``.
+        text_unit: the unit of plain text that is a document: ``file``, ``line`` or ``paragraph``.
         shard_tokens: a shard closes before the document that would exceed this many tokens.
         task_bytes: size of the unit of build work, in bytes of input.
         max_document_bytes: a longer text is a bad record; UTF-8 bytes.
@@ -139,13 +139,13 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             say it.
         loss_field: of such sources: the column that says which tokens are targets; ``none`` where masks were left out;
             None for a usual name.
-        source_eos: of such sources: an id that ended documents there in place of EOS, or None.
+        source_eos: of such sources: an id that ended documents there instead of EOS, or None.
         split: which of the two corpora this is, ``train`` or ``validation``; None if the build wrote one.
         copied: how the documents were taken from other corpora.
         selected: which documents of a corpus a view has.
         chat: how conversations became documents; None where texts did.
         special_tokens: ``parse=TOKEN,...``: spellings in texts that became these special tokens; None: none did.
-        engine: the package that encoded in place of `tokenizers`, and its version, such as ``fastokens 0.3.5``.
+        engine: the package that encoded instead of `tokenizers`, and its version, such as ``fastokens 0.3.5``.
     """
 
     text_field: str
@@ -175,7 +175,7 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TemplateDrop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a chat template left out of the conversations of a corpus.
+    """Parts of the conversations of a corpus that a chat template left out.
 
     Args:
         count: of messages, or of conversations where it belongs to no message.

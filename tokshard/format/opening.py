@@ -140,7 +140,7 @@ def read_generations(store: Store, generation: int | None = None) -> list[Manife
     """
     first, before_hash = _read_manifest(store)
     manifests = [first]
-    # what was appended is a corpus of its own, and holds no generations
+    # an append is a corpus of its own, and holds no generations
     for below, content in _later_manifests(store, generation) if first.generation is None else ():
         manifest = _decoded(below, content)
         path = below.where(names.MANIFEST)

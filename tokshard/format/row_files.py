@@ -36,7 +36,7 @@ def read_rows(
     number = 0
     try:
         store, name = locate(location)
-        store.stat(name)  # refuses what is no file, which might never end
+        store.stat(name)  # refuses anything but a file, which might never end
         with local_file(store, name) as path:
             for row in _rows(path, name, columns, of_line):
                 number += 1

@@ -32,7 +32,7 @@ class Shard:
         places: the places of its record batches, from the shard table.
         schema: the schema of every shard of the corpus.
         content: the bytes of the file, at least where they are read; default: a map of the file.
-        forms: `ArrowFile.form` of files that have the schema, to which this one's is added; None: the structure is
+        forms: `ArrowFile.form` of files that have the schema; this file's is added to them. None: the structure is
             checked at once.
     """
 
@@ -108,7 +108,7 @@ class Shard:
         return spans
 
     def target_weights(self, row: int) -> NDArray[np.float32]:
-        """The weight of each token of one document of this shard, 0 where it is no target: float32 [tokens]."""
+        """The weight of each token of one document of this shard, 0 if it is not a target: float32 [tokens]."""
         targets, start, stop = self._targets_of(row)
         return targets.of_tokens(start, stop)
 

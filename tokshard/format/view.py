@@ -51,7 +51,7 @@ documents and tokens it has. The documents ascend."""
 
 
 class Ascending:
-    """Ascending numbers from 0 on, of which a table holds the low 32 bits.
+    """Ascending numbers from 0 on, whose low 32 bits a table holds.
 
     Args:
         low: uint32 [n].

@@ -51,7 +51,7 @@ def checked_batches(corpus: Corpus, index: int) -> Iterator[tuple[Shard, int]]:
 
 @contextmanager
 def open_shard(corpus: Corpus, index: int) -> Iterator[Shard]:
-    """One shard, of which nothing stays in memory: of a bucket, in a temporary file. Its hashes are not checked.
+    """One shard, not kept in memory; a shard of a bucket is copied to a temporary file. Its hashes are not checked.
 
     Raises:
         DamagedCorpusError: the shard is missing, or does not match the manifest.
@@ -70,9 +70,9 @@ def batches_of_shard(
 ) -> Iterator[tuple[Shard, int]]:
     """Each record batch of one shard, as the shard and the index of the batch there.
 
-    The tokens, and with kept columns the whole file, are checked against their hashes after the last batch, so treat
-    the data as unverified until the iterator ends. Costs 0.25 ns per byte, with kept columns about 2 ns. A shard of
-    another store is first copied to a temporary file.
+    The tokens, and with kept columns the whole file, are checked against their hashes after the last batch. Treat the
+    data as unverified until the iterator ends. Costs 0.25 ns per byte, with kept columns about 2 ns. A shard of another
+    store is first copied to a temporary file.
 
     Args:
         hashes: the hashes of its strides, as `Corpus.stride_hashes` gives them.

@@ -138,7 +138,7 @@ class Train:
         skip: ranges of steps whose samples are not read. Later steps read what they would have read anyway.
         profile_steps: steps that torch.profiler traces, into files in `out`.
         profile_ranks: which ranks trace them, each into a file of its own.
-        peak_tflops: of one device in `precision`, for MFU; default: that of a known GPU.
+        peak_tflops: of one device in `precision`, for MFU; default: the peak of a known GPU.
     """
 
     out: str = field(metadata=key('out = "runs/first"', is_path=True))

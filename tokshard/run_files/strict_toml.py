@@ -28,7 +28,7 @@ def key(example: str, *, read: Callable[[str], int] | None = None, is_path: bool
 
     Args:
         example: a line of TOML, for the hint of an error.
-        read: converts text that is given in place of a number, such as `read_count`; None: text is refused.
+        read: converts text that is given instead of a number, such as `read_count`; None: text is refused.
         is_path: it holds a path or a URI, or several.
     """
     return {"example": example, "read": read, "is_path": is_path}

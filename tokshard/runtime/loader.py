@@ -84,7 +84,7 @@ class LoopPosition:
             self.move(self.cursor.restarted(self._plan.cursor()))
             return
         warnings.warn(
-            f"the pass of {most} samples was over where this loader begins, so this loop gives nothing; the next one "
+            f"the pass of {most} samples was over where this loader begins, so this loop is empty; the next one "
             "begins the pass again",
             stacklevel=3,
         )
@@ -186,7 +186,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             LoaderError: always.
         """
         raise LoaderError(
-            f"a {type(self).__name__} makes batches and is no data set: iterate it itself, without a DataLoader",
+            f"a {type(self).__name__} makes batches and is not a data set: iterate it itself, without a DataLoader",
             hint="or give DataLoader(dataset, batch_size=None, sampler=dataset.sampler) a StreamDataset",
         )
 
@@ -286,11 +286,11 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         """Read as rank `dp_rank` of `dp_world_size` from the next batch on. All ranks call it between two steps.
 
         No sample is lost or read twice: the samples of a step do not depend on the ranks. Tables and tokens of windows
-        are kept, so batches that were made ahead are made again in a moment. A rank that joins first loads the state of
+        are kept, so batches that were made ahead are quickly made again. A rank that joins first loads the state of
         another.
 
         Raises:
-            PlanError: the ranks do not divide the batch, or there is no such rank.
+            PlanError: the ranks do not divide the batch, or the rank is not one of them.
         """
         ranks = replace(self._ranks, rank=dp_rank, world_size=dp_world_size)
         ranks.check_size(self.plan.seq_len)
@@ -474,7 +474,7 @@ def rows_of_rank(
     """The rows that a loader of a plan reads.
 
     Args:
-        global_batch_size: None: that of the plan's file.
+        global_batch_size: None: as in the plan's file.
         otherwise: returns rank and world size if they are not given.
 
     Raises:

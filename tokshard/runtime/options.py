@@ -372,7 +372,7 @@ def schedule_of(
 
     Args:
         tokens: of each corpus, in plan order.
-        repeats: how often corpora are read, relative to each other, in place of weights; 1 where none is given.
+        repeats: how often corpora are read, relative to each other, instead of weights; 1 where none is given.
 
     Raises:
         PlanError: the changes are not in order, or weights do not fit the corpora.

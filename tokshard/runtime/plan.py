@@ -3,9 +3,9 @@
     global sample g ──mixture──▶ corpus i, its sample k ──windows──▶ pieces of documents ──packing──▶ a row of tokens
 
 Every arrow is arithmetic, so any process can compute any sample alone, at the same cost. README.md follows one sample
-by hand. A plan with C streams consists of C such pipelines: g is sample ``g div C`` of stream ``g mod C``, which has
-its own mixture and windows, so a node reads only the blocks of its streams. A cursor is the position of a job in its
-plan. A loader feeds the rows of a plan to a training loop.
+by hand. A plan with C streams consists of C such pipelines: g is sample ``g div C`` of stream ``g mod C``. Each stream
+has its own mixture and windows, so a node reads only the blocks of its streams. A cursor is the position of a job in
+its plan. A loader feeds the rows of a plan to a training loop.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StreamPlan:
         seed: seed of all shuffling.
         weights: name to weight, the shares of the samples; default: the corpora's token counts. 0 is allowed.
             ``{"temperature": t}`` gives a corpus of n tokens the weight n ** t: 1 is by tokens, 0 the same for all.
-        repeats: in place of weights: name to how often a corpus is read while an unnamed one is read once.
+        repeats: instead of weights: name to how often a corpus is read while an unnamed one is read once.
         epochs: for a finite pass over one corpus; None: endless.
         generations: name to the last generation of a grown corpus that is read; 0 is its first. Default: the newest
             when the plan is made.

@@ -267,7 +267,7 @@ class StepSampler(Sampler["Step"]):
         """
         if self._num_ahead() > 0:
             raise LoaderError(
-                "a state is loaded while the workers of a loop have steps under way, which they would give before it",
+                "a state is loaded while the workers of a loop have steps under way, whose batches would come first",
                 hint="load the state before iter(dataloader), or end that loop and drop its iterator",
             )
         state = _of_sampler(state)

@@ -44,7 +44,8 @@ class Occurrence:
 
     Args:
         epoch: pass over the corpus, from 0.
-        sample: global sample; None if it comes before the first weights that the cursor keeps: its number is lost.
+        sample: global sample; None if it comes before the first weights that the cursor keeps, so that its number is
+            lost.
         start, stop: tokens of the document.
     """
 

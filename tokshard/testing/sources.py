@@ -27,8 +27,8 @@ def assert_token_source(source: TokenSource, *, num_places: int = 20, seed: int 
     """Check that your own source keeps the contract of `TokenSource`, so that every plan over it is exact.
 
     Consecutive documents are looked up from several places on, and at both ends of the corpus. Their ends, tokens and
-    loss spans are requested in stretches and pieces of many sizes, in any order, together and one by one, and by
-    several threads. If the source pickles, a copy is checked, too.
+    loss spans are requested in stretches and pieces of many sizes, in any order: together, one by one, and by several
+    threads. If the source pickles, a copy is checked, too.
 
     ::
 
@@ -192,7 +192,7 @@ def _read(source: TokenSource, starts: Array, lengths: Array) -> Array:
         _expect((out[is_gap] == value).all(), "read changes elements of `out` that no piece covers")
     first, second = (out[places] for out in outs)
     is_same = np.array_equal(first, second)
-    _expect(is_same, "read leaves elements of `out` as they were that a piece covers, or changes its answer")
+    _expect(is_same, "read does not write all elements of `out` that a piece covers, or changes its answer")
     return first
 
 
@@ -208,7 +208,7 @@ def _check_targets(source: TokenSource, documents: Sequence[DocumentSpan], start
 
 
 def _weights(source: TokenSource, starts: Array, stops: Array) -> Array:
-    """The weight of each token of stretches, stretch after stretch; 0 for those that are no targets."""
+    """The weight of each token of stretches, stretch after stretch; 0 if it is not a target."""
     spans = source.targets(starts, stops)
     _check_arrays("the arrays of targets", spans, ["int64", "int64", "int64", "float32"])
     of, weights = spans.stretches, spans.weights

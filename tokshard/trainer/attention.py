@@ -16,7 +16,7 @@ TAKES_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """Where pieces of documents start and end in flattened rows.
+    """The bounds of pieces of documents in flattened rows.
 
     Args:
         cu_seqlens: int32 [n], on the device of the model; its end may be repeated.

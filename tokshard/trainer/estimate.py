@@ -37,8 +37,8 @@ class Estimate:
         ranks, replicas, parameters: of the job.
         rows, micro_batches: of this rank, in a step.
         collectives: name to how often; to the bytes of the whole tensors; and to those that this rank sends, in a ring.
-            All-gather and reduce-scatter run among the ranks that share a copy of the model, all-reduce between the
-            copies, and Muon's all-to-all among the ranks that share a copy.
+            All-gather, reduce-scatter and Muon's all-to-all run among the ranks that share a copy of the model,
+            all-reduce between the copies.
         peak_bytes: by kind, at the moment when their sum is largest.
     """
 

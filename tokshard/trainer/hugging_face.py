@@ -151,7 +151,7 @@ def export(path: str, out: str, *, dtype: str = "fp32", corpus: str = "", tokeni
             weights the run began with.
 
     Yields:
-        Lines for people: what was written, and what was not and why.
+        Lines for people: the parts that were written, and those that were not, with the reason.
 
     Raises:
         UsageError: `out` has content, safetensors is not installed, or `tokenizer` is another one.

@@ -88,7 +88,7 @@ class StepSums:
 class Report:
     """The figures of the steps, for ``metrics.jsonl`` and people, and whether the run has to end.
 
-    Memory and waiting time, of which the largest counts, have a place per rank in the vector of a step.
+    Memory and waiting time have a place per rank in the vector of a step, because the largest counts.
 
     Args:
         received: signals, as `stop_signals` collects them.

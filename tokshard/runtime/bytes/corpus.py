@@ -209,7 +209,8 @@ class ViewSource(ViewedCorpus, CorpusSource):
         manifest = read_manifest(store)
         if (base := manifest.base) is None:
             raise DamagedCorpusError(
-                f"{store.location} has the table of a view, and its manifest is of none", hint="make the view again"
+                f"{store.location} has the table of a view, but its manifest is not of a view",
+                hint="make the view again",
             )
         key = base_location(store, base), base.content, self.access, id(self.cache)
         source = _bases.get(key)

@@ -100,7 +100,7 @@ def _found_in_window(reader: PieceReader, window: Window, start: int, stop: int,
     for entry, piece_start, piece_length in zip(entries.tolist(), starts.tolist(), lengths.tolist(), strict=True):
         # Python integers: a position can lie beyond 2**63
         position = window.start + int(table.shuffled_starts[entry])
-        # what lies before the first one is read with another seq_len
+        # tokens before the first slice are read with another seq_len
         begin, end = (slices.slice_at(window.part, place) for place in (position, position + piece_length - 1))
         for number in range(max(first_slice, begin), end + 1):
             first = max(slices.starts(window.part, number), position)

@@ -380,7 +380,7 @@ class _Shares(NamedTuple):
         )
 
     def left(self, nodes: Ints, numbers: Ints, remainders: Words) -> tuple[Ints, Words]:
-        """How many of the nodes' samples their left halves get, and the remainders after them."""
+        """The numbers of the nodes' samples that their left halves get, and the remainders after them."""
         share, n = self.words[nodes], numbers.view(np.uint64)
         share_low, share_high, low, high = share & _LOW, share >> _BITS_32, n & _LOW, n >> _BITS_32
         middle = high * share_low + (low * share_low >> _BITS_32)

@@ -36,7 +36,7 @@ Blocks = tuple[NDArray[np.int64], NDArray[np.int64]]
 Result = TypeVar("Result")
 
 SPARE_ROWS = 128
-"""Where the rows of a window are counted, one more for so many: room to place chunks in any order."""
+"""If the rows of a window are counted, one is added for so many: room to place chunks in any order."""
 
 _PUT_OFF = -1
 
@@ -232,7 +232,7 @@ def _placed_once(lengths: NDArray[np.int64], num_rows: int, seq_len: int) -> Gen
 
 
 def _is_long(lengths: NDArray[np.int64], seq_len: int) -> NDArray[np.bool_]:
-    """Which chunks are taken first: those above half a row, bool [n]."""
+    """Whether each chunk is above half a row, and so is taken first: bool [n]."""
     return lengths * 2 > seq_len
 
 

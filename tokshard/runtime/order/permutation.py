@@ -171,7 +171,7 @@ class Permutation:
             return positions
         found = self._decrypt(items.astype(self._word))
         outside = np.flatnonzero(found >= self.length)
-        # backwards on the same cycle: what lies between a position and its item is outside
+        # backwards on the same cycle: all indices between a position and its item are outside
         while len(outside):
             found[outside] = self._decrypt(found[outside])
             outside = outside[found[outside] >= self.length]

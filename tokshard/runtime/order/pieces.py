@@ -1,9 +1,9 @@
 """The pieces of documents that samples read: tables of windows are made, kept and cut here.
 
 To make a table, the document ends are read from the corpus, and the pieces between them are permuted. This takes
-milliseconds for a window of 64M tokens in documents of 1,000, and seconds in documents of 10. So the table of the next
-window is made in small steps before the current window ends, in the thread that makes batches ahead, and no batch waits
-for one. The blocks are announced to the source well before. ORDER.md, section 5, has the rules.
+milliseconds for a window of 64M tokens in documents of 1,000, and seconds in documents of 10. So the thread that makes
+batches ahead makes the table of the next window in small steps before the current one ends. No batch waits for a table.
+The blocks are announced to the source well before. ORDER.md, section 5, has the rules.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _ANNOUNCED_PER_READ = 2
 """At the start, two tokens are announced for each that is read, so that the first batches are not delayed."""
 
 _AT_ONCE = 2
-"""Parts of at most so many windows are announced as a whole where reading begins: what lies together is one request
-then, and the first batch waits for at most twice as much. Such windows are kept together anyhow."""
+"""Parts of at most so many windows are announced as a whole when reading begins: neighbouring blocks are then one
+request, and the first batch waits for at most twice as much. Such windows are kept together anyway."""
 
 _CUT_APART = 2
 """Windows in at most so many tables are cut separately: joining two long tables takes as long as making
@@ -64,7 +64,7 @@ _SHORT = 0.25
 
 
 class _Blocks(NamedTuple):
-    """The blocks of a window, of which the first ones are announced."""
+    """The blocks of a window, the first of which are announced."""
 
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
@@ -386,7 +386,7 @@ class PieceReader:
             read = numbers[firsts] / num_slices, (numbers[bounds[1:] - 1] + 1) / num_slices
         stops = firsts + np.add.reduceat(numbers < spread((rooms - within) // seq_len), firsts, dtype=np.int64)
         for low, stop, one in zip(firsts.tolist(), stops.tolist(), kept, strict=True):
-            # all but a slice that goes on in the next window
+            # all but a slice that continues in the next window
             numbers[low:stop] = one.samples(numbers[low:stop])
         starts = spread(within) + numbers * seq_len
         left: NDArray[np.int64] | int = seq_len
@@ -405,7 +405,7 @@ class PieceReader:
     def _joined_pieces(
         self, place: Place, parts: NDArray[np.int64], samples: NDArray[np.int64], *, is_sequential: bool
     ) -> tuple[NDArray[np.int64], Pieces]:
-        """The pieces of samples each of which has several samples of the order before."""
+        """The pieces of samples that each join several samples of the order before."""
         assert self.before is not None, "samples are joined only after a change"
         ratio = self.order.shape.seq_len // place.before.shape.seq_len
         starts = place.first[parts] + samples * ratio

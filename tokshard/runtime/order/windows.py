@@ -1,10 +1,10 @@
 """The order of one corpus as arithmetic: parts, epochs, windows and slices. ORDER.md, sections 4 and 6, has the rules.
 
-A corpus is cut into blocks. Its full blocks are dealt once to the streams of a plan, in an order that does not depend
-on the seed, so a stream always reads the same blocks. A part of a small corpus would be too small to shuffle: the
-corpus is *shared*, all of it is part 0, and the streams read its samples in turn. Every epoch of a part permutes its
-blocks, and consecutive blocks of that order form windows. Windows and epochs follow each other without a gap, so a
-division finds the window of any sample. `pieces` handles the inside of a window.
+A corpus is cut into blocks. Its full blocks are dealt once to the streams of a plan. The deal does not depend on the
+seed, so a stream always reads the same blocks. A part of a small corpus would be too small to shuffle: the corpus is
+*shared*, all of it is part 0, and the streams read its samples in turn. Every epoch of a part permutes its blocks, and
+consecutive blocks of that order form windows. Windows and epochs follow each other without a gap, so a division finds
+the window of any sample. `pieces` handles the inside of a window.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ Window = Windows[int]
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Place:
-    """Where a corpus continued after a run changed its `seq_len`: STATE.md, section 4.
+    """The places where a corpus continued after a run changed its `seq_len`: STATE.md, section 4.
 
     The first samples of a part may be *joined*: each has several samples of the order before, one after the other.
 
@@ -117,7 +117,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Slices:
-    """Where slices start in the sequences of parts, and which slice is at a position.
+    """The starts of slices in the sequences of parts, and the slice at a position.
 
     Args:
         seq_len: tokens of a slice.

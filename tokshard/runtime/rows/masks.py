@@ -133,7 +133,7 @@ def load_mask(path: str, calls: Calls, sha256: str, *, fingerprint: str, name: s
 def _read(path: str) -> bytes:
     try:
         store, name = locate(path)
-        num_bytes = store.stat(name).size  # refuses what is no file, which might never end
+        num_bytes = store.stat(name).size  # refuses anything but a file, which might never end
         if num_bytes > _MAX_BYTES:
             raise PlanError(f"{path} has {num_bytes} bytes, expected at most {_MAX_BYTES}", hint=_HINT)
         return store.get(name) if num_bytes else b""

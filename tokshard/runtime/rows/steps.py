@@ -45,12 +45,12 @@ class RankRows:
     """The rows of each global batch that one data-parallel rank reads: by default one of its contiguous parts.
 
     With one stream, a hash of the step rotates the parts, so each rank reads from all corpora. With several streams, a
-    step has the same number of rows from each, stream after stream, and a rank always has the same part, so it reads
-    few streams.
+    step has the same number of rows from each, stream after stream. A rank always has the same part, so it reads few
+    streams.
 
-    Dealt by cost, neighbouring parts are shared: their rows are sorted by the cost of attention, and each of their
-    ranks gets one of the most costly, then each gets one of the next, and so on. In a turn, the most costly row goes to
-    the rank that has the least so far. So the sums of the ranks are nearly even, and so are their n-th micro-batches.
+    Dealt by cost, neighbouring parts are shared: their rows are sorted by the cost of attention. Each of their ranks
+    gets one of the most costly, then each gets one of the next, and so on. In a turn, the most costly row goes to the
+    rank that has the least so far. So the sums of the ranks are nearly even, and so are their n-th micro-batches.
 
     Args:
         global_batch_size: rows of a step over all ranks.

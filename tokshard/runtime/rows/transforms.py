@@ -1,7 +1,7 @@
 """Transforms of samples at read time: any function of a sample and random numbers.
 
 A transform sees tokens and the lengths of pieces, before labels are derived from them. Its random numbers follow from
-the plan's seed and the global number of the sample, so they are the same on every rank, world size and worker, and
+the plan's seed and the global number of the sample. So they are the same on every rank, world size and worker, and
 after every resume.
 """
 
@@ -76,7 +76,7 @@ class SampleRandom:
         return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def integers(self, below: int, count: int) -> NDArray[np.int64]:
-        """Integers in ``[0, below)``: int64 [count]. Each one's chance has a relative error < ``below / 2**32``.
+        """Integers in ``[0, below)``: int64 [count]. The chance of each has a relative error < ``below / 2**32``.
 
         Raises:
             ValueError: `below` is not from 1 to 2**32.
