@@ -79,7 +79,8 @@ def compare_corpora(first: Corpus, second: Corpus, *, is_hashed: bool = False) -
         notes += _document_notes(first, second, *found)
         verdict = "the loss spans differ" if found[1] else "the documents differ"
     elif first.num_documents != second.num_documents:
-        notes.append(f"the first {shared:,} documents are equal; one corpus continues")
+        equal = "document is" if shared == 1 else f"{shared:,} documents are"
+        notes.append(f"the first {equal} equal; one corpus continues")
         verdict = "one corpus starts with the other"
     else:
         verdict = _verdict_of_shards(first, second)
