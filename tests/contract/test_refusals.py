@@ -101,7 +101,7 @@ REFUSALS = [
         "a commit before any job has run",
         lambda directory: tokshard("commit", directory),
         2,
-        "DIR holds no build that has begun",
+        "no build has begun in DIR",
         "run the jobs first: tokshard build ... --job-index I --num-jobs N",
     ),
 ]

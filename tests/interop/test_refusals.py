@@ -38,7 +38,7 @@ def of_options(problem: str, hint: str, **options: Any) -> Refusal:
     return Refusal(f"an export with {' and '.join(given)}", call, UsageError, problem, hint)
 
 
-TOO_LONG = "document 1 of those to export has 700 tokens; this format holds at most {}"
+TOO_LONG = "document 1 of the export has 700 tokens; this format holds at most {}"
 OTHERS = "choose another --format"
 IS_THERE = "is there already, and is not a directory"
 INSIDE = "--out DIR/corpus/inside lies inside the corpus DIR/corpus"

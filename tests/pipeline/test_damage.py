@@ -94,7 +94,7 @@ def _of_text() -> Iterator[Damage]:
     for name in (*COMPRESSED, *TABLES):
         yield row(name, "its last byte is missing", without(1))
     for name, kind in STREAMS.items():
-        yield row(name, "something follows", followed, f"what follows * whole {kind} stream* is not {kind}")
+        yield row(name, "something follows", followed, f"the bytes after * whole {kind} stream* are not {kind}")
     yield row("frames.jsonl.zst", "something follows", followed)
     for name in ("plain.csv", "plain.tsv"):
         yield row(name, "it is empty", emptied, "the file is empty, expected a header line")

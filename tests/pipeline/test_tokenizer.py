@@ -472,6 +472,6 @@ def test_texts_that_spell_added_tokens_which_are_not_special_are_counted_by_toke
     found = build_corpus(tmp_path / "a.jsonl", tokenizer=tokenizer, out=tmp_path / "out", workers=1)
     assert found.notes == (
         "the added token '<sep>' takes white space beside it out of texts (rstrip)",
-        "1 text spells '<sep>', an added token that is not special: it is that token there",
-        "2 texts spell '<|fim|>', an added token that is not special: it is that token there",
+        "1 text spells '<sep>', an added token that is not special: it becomes that token",
+        "2 texts spell '<|fim|>', an added token that is not special: it becomes that token",
     )

@@ -1,4 +1,4 @@
-"""Taking an output directory, which is empty, or holds this build in any state, another build, or finished corpora."""
+"""Takes an output directory, which is empty, or holds this build in any state, another build, or finished corpora."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class _ReportedSource(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """What a later build reads of ``build-report.json``, which no hash covers: all of it may be missing.
+    """The part of ``build-report.json`` that a later build reads. No hash covers it: all of it may be missing.
 
     Args:
         roots: the place of each argument.

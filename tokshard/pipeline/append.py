@@ -151,7 +151,7 @@ def _corpora(workspace: Workspace) -> tuple[Output, ...]:
 
 
 def _manifests(output: Output) -> tuple[Manifest, ...]:
-    """The manifests of a corpus of which no shard is missing."""
+    """The manifests of a corpus. Refuses one that lacks a shard."""
     with open_corpus(output.corpus.location) as corpus:
         return corpus.manifests
 
@@ -203,7 +203,7 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> l
     inputs = build.inputs.absolute()
     numbers = (number for number in range(len(inputs)) if number not in inputs.once)
     sizes = {real_place(inputs[number].location): inputs[number].num_bytes for number in numbers}
-    # a file may have other names; what was read is asked for its inode only where a new file has several
+    # a file may have several names: inodes of old files are looked up only if a new file has several
     linked = {inode: location for location in sizes if (inode := _inode_of(location, min_links=2)) is not None}
 
     def read(number: int) -> tuple[Sequence[str], Sequence[SourceInfo]]:

@@ -50,7 +50,7 @@ from tokshard.pipeline.workspace.ownership import check_directory
 from tokshard.pipeline.workspace.receipts import Receipt
 
 DEFAULT_MAX_ID_BYTES = 1 << 30
-"""Bytes of ids of one imported document. A file without delimiters would be one document, which a task has to hold."""
+"""The most bytes of ids of an imported document. A file without delimiters would be one, which a task has to hold."""
 
 
 def ignore(report: Report) -> None:
@@ -104,7 +104,7 @@ def run_build(sources: Sequence[Any], options: BuildOptions, observer: Observer)
 
 @contextlib.contextmanager
 def hints(build: Build) -> Iterator[None]:
-    """Add to an interruption how the build continues, and to a failing disk that it is the output's."""
+    """Add to an interruption how the build continues, and name the output in the error of its disk."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -175,8 +175,8 @@ def build_corpus(
             for single files), an ``hf://`` data set of the hub or ``-`` (standard input), or a list of these, in
             order. Also an iterable of records (mappings, or strings as texts), such as a generator, a list of
             dicts or a ``datasets.Dataset``. Standard input and iterables are first copied into `out`, compressed to
-            about a fifth to a third, and the copy goes when the build is done. A build that stopped while it copied
-            needs them again from their start, which an iterator lacks that was begun; one that stopped later does not.
+            about a fifth to a third, and the copy is removed when the build is done. A build that stopped during this
+            copy needs them again from their start, so not an iterator that has begun. One that stopped later does not.
         observer: called with the reports of the build while it runs; see `tokshard.pipeline.progress`.
         {options}
 
@@ -203,13 +203,13 @@ def import_corpus(
 
     Boundaries, order and ids are kept. Every document ends in one EOS: a missing one is added, and a delimiter that
     follows another one is left out and counted. A delimiter inside a document ends a document there.
-    Padded and packed rows become their documents where a column says what is padding, or where documents begin.
+    Padded and packed rows are split into their documents if a column marks the padding or the starts of documents.
 
     Args:
         sources: a file, directory or glob, on this machine or as a URI, or a list of these, in order. Files of
             Megatron-LM may be given by their prefix.
         tokenizer: the one that made the ids. An id outside of its vocabulary is an error.
-        observer: as of `build_corpus`.
+        observer: as for `build_corpus`.
         {options}
 
     Raises:
@@ -231,18 +231,18 @@ def copy_corpus(
     observer: Observer = ignore,
     **keywords: Unpack[OptionalBuildOptions],
 ) -> BuildResult:
-    """Write the documents of some corpora, one corpus after another, as one corpus, or continue where a copy stopped.
+    """Copy the documents of corpora, one after another, into one corpus, or continue where an earlier run stopped.
 
-    All data are checked against the hashes of the corpora. A copy of all documents of one corpus, in order, has its
-    content fingerprint, so plans over it have the same order. Each document keeps its source and record. The bytes do
-    not depend on workers.
+    All data are checked against the hashes of the corpora. A copy of all documents of one corpus, in order, has the
+    same content fingerprint, so plans over it have the same order. Each document keeps its source and record. The bytes
+    do not depend on workers.
 
     Each worker takes about 150 MB of memory for any size, with `shuffle` about 250 MB, or 400 MB with short documents.
-    A shuffle also takes the space of the documents once or twice, in `out`, until it is done.
+    Until it is done, a shuffle also takes the space of the documents once or twice, in `out`.
 
     Args:
         corpora: directories or URIs.
-        observer: as of `build_corpus`.
+        observer: as for `build_corpus`.
         {options}
 
     Raises:
@@ -265,18 +265,18 @@ def select_corpus(
     observer: Observer = ignore,
     **keywords: Unpack[OptionalBuildOptions],
 ) -> BuildResult:
-    """Make a view: some documents of a corpus, as a corpus without shards of its own, or continue where this stopped.
+    """Make a view: a corpus of some documents of another, without shards of its own. Continues an unfinished run.
 
-    A document is taken if all conditions hold. Columns and bounds are read, and no tokens but for `hash_range`; so
-    verify the corpus first. The base has to stay: its path and content fingerprint are in the view. A view of a view
-    is one of the first base. The bytes do not depend on workers.
+    A document is taken if all conditions hold. Only `hash_range` reads tokens; everything else reads columns and
+    bounds, so verify the corpus first. The base has to stay: the view records its path and content fingerprint. A view
+    of a view refers to the first base. The bytes do not depend on workers.
 
-    The content fingerprint of a view is made of that of its base and of the documents that it has. A copy of the view
-    has that of its tokens, so a plan over the copy reads the same documents in another order.
+    The content fingerprint of a view is made of its documents and the fingerprint of its base. A copy of the view has a
+    fingerprint of its tokens, so a plan over the copy reads the same documents in another order.
 
     Args:
         corpus: directory or URI of a corpus or a view.
-        observer: as of `build_corpus`.
+        observer: as for `build_corpus`.
         {options}
 
     Raises:

@@ -1,4 +1,4 @@
-"""The last step of a build: from receipts to tables, the report, and last of all the manifest.
+"""The last step of a build: turns receipts into tables, the report and, last, the manifest.
 
 Nothing before the manifest makes a corpus, so a build that is killed at any moment is continued or commits again.
 """
@@ -67,7 +67,7 @@ _MAX_LISTED_SOURCES = 10_000
 """With more sources, the report has a hash of their versions instead of a list."""
 _MAX_SHOWN_FIELDS = 12
 _MAX_SHOWN_ROWS = 5
-"""Of a list of documents."""
+"""Rows of a list of documents."""
 _LISTED = ("argument", "path", "location", "num_bytes", "version")
 
 
@@ -86,7 +86,7 @@ def commit(build: Build, settled: StageResults, usage: RunUsage) -> BuildResult:
     result = _result(build, settled.counts[1], usage, [manifest for *_, manifest in assembled])
     report = json.dumps(_report(build, result, settled.left_out), indent=2, ensure_ascii=False).encode() + b"\n"
     unused = [_unused_files(output, sizes, manifest) for output, sizes, manifest in assembled]
-    # the corpus for training is last: where it is complete, that for validation is too
+    # the training corpus comes last: if it is complete, so is the validation corpus
     for (output, _, manifest), others in reversed([*zip(assembled, unused, strict=True)]):
         output.store.delete(*others)
         output.store.put(names.REPORT, report)  # the names before it are durable then, too
@@ -131,7 +131,7 @@ def _assemble(build: Build, settled: StageResults, number: int) -> tuple[dict[st
 def _write_rejects(
     build: Build, settled: StageResults, totals: Totals, out: Store, files: dict[str, FileFacts]
 ) -> None:
-    """A line of JSON for each record or input that was left out, in input order."""
+    """Write a line of JSON for each record or input that was left out, in input order."""
     damaged = (
         {"source": index, "record": None, "reason": DAMAGED_INPUT, "detail": problem}
         for index, problem in sorted(settled.left_out.items())
@@ -197,7 +197,7 @@ def _nothing_written(build: Build, totals: Totals, split: str) -> BuildError:
     """The error for a corpus without documents.
 
     Args:
-        split: whose documents are all in the other one; empty if that is not why.
+        split: the part of a split whose documents are all in the other part; empty if there is another reason.
     """
     reasons = (f"{count:,} {reason}" for reason, count in sorted(totals.left_out.items()))
     found = ", ".join([f"{counted(totals.records, 'record')} read", *reasons])
@@ -273,19 +273,19 @@ def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
         if what.startswith(SPELLED):
             token = what.removeprefix(SPELLED)
             yield (
-                f"{counted(count, 'text spells', 'texts spell')} {token!r}, an added token that is not special: it is "
-                "that token there"
+                f"{counted(count, 'text spells', 'texts spell')} {token!r}, an added token that is not special: it "
+                "becomes that token"
             )
 
 
 _CHANGES = {
     MARKS: ("byte order mark", "{} dropped: not part of a text"),
     CUT_SHORT: ("conversation", "{} cut to --max-tokens"),
-    CUT_TOKENS: ("conversation", "in {} an answer begins inside a token: all of it is a target"),
+    CUT_TOKENS: ("conversation", "in {} an answer begins inside a token: the whole token is a target"),
     ADDED: ("document", "{} did not end in {eos!r}: it was added"),
     INSIDE: ("document", "{} ended inside a document or row of the source: each became a document of its own"),
 }
-"""What is changed, and what is said of it."""
+"""Each kind of change, with its unit and its sentence in the notes."""
 
 
 def _not_found(build: Build, receipts: Iterable[Receipt]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The requests of a copy and of a view: what is asked of corpora, whose shards are the inputs."""
+"""The requests of a copy and of a view. Their inputs are the shards of corpora."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def selected_request(locations: Sequence[str], options: BuildOptions) -> tuple[R
     """The request of a view, and the tokenizer.json of its base.
 
     Raises:
-        UsageError: there is not one corpus; it is at or in `out`; or a condition does not fit it.
+        UsageError: there is not exactly one corpus; it is at or in `out`; or a condition does not fit it.
         CorpusError: the corpus cannot be opened, or its tables are damaged.
     """
     if len(locations) != 1:
@@ -96,7 +96,7 @@ def _request(
     copied: CopyConfig | None = None,
     selected: SelectConfig | None = None,
 ) -> Request:
-    """What is asked of some corpora, after their small files were checked."""
+    """The request of a copy or a view, after the small files of its corpora were checked."""
     for corpus in corpora:
         check_side_files(corpus)
     first = corpora[0].manifest
@@ -160,7 +160,7 @@ def _columns(corpora: Sequence[Corpus], options: BuildOptions) -> dict[str, str]
 
 
 def _inputs(corpora: Sequence[Corpus], kind: str) -> InputTable:
-    """The shards of all corpora. Their hashes are their versions, so that other kept values are noticed, too."""
+    """The shards of all corpora. Their hashes are their versions, so that changed kept values are noticed, too."""
     rows = (
         (argument, info.name, info.num_bytes, info.sha256, (kind, None, ()))
         for argument, corpus in enumerate(corpora)
@@ -181,7 +181,7 @@ def _check_apart(out: str, corpora: Sequence[Corpus]) -> None:
 
 
 def _check_distinct(corpora: Sequence[Corpus]) -> None:
-    """Refuse the same documents twice, as a generation or a copy of another corpus, too. In training, weights repeat.
+    """Refuse the same documents twice, also in a generation or a copy of another corpus. Weights of a plan repeat them.
 
     Raises:
         UsageError: with the two corpora.

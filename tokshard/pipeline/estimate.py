@@ -39,13 +39,13 @@ _SAMPLED_PLACES, _TEXT_BYTES_PER_PLACE = 32, 2 << 20
 _COMPRESSED_PLACES, _TEXT_BYTES_PER_COMPRESSED_PLACE = 4, 16 << 20
 """Decompression reads ahead, so the first megabyte of text says little about the size of the whole."""
 _WRITING_SECONDS = 4e-9
-"""What it costs to hash and write a token."""
+"""Cost of hashing and writing a token."""
 _EVERY_CHUNK = 8
 """Of compressed lines every 8th chunk is encoded: a stream can only be read from its start, which may differ from its
 middle, and reading costs far less than encoding."""
 _COUNTED = ("input_bytes", "documents", "bad", "tokens", "text_bytes", "kept_bytes", "seconds")
 _Counts = NDArray[np.float64]
-"""What is counted of a sample, in the order of `_COUNTED`."""
+"""Counts of a sample, in the order of `_COUNTED`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
 
 
 def _by_kind(build: Build, tokenizer: bytes, tasks: Sequence[Planned]) -> Iterator[tuple[int, _Counts, _Counts]]:
-    """For each format and compression: the bytes of its inputs, what was counted, and what that stands for."""
+    """For each format and compression: the bytes of its inputs, the counts of its samples, and what these stand for."""
     num_bytes: dict[tuple[str, str | None], int] = defaultdict(int)
     places: dict[tuple[str, str | None], list[tuple[int, Span]]] = defaultdict(list)
     for input_ in build.inputs:
@@ -170,10 +170,10 @@ def _by_kind(build: Build, tokenizer: bytes, tasks: Sequence[Planned]) -> Iterat
 
 
 def _sample(build: Build, maker: Maker, index: int, span: Span, wanted: int) -> tuple[_Counts, _Counts]:
-    """What is counted in the start of a span, or in what can be read of a damaged one; and what that stands for."""
+    """The counts of the start of a span, or of the readable part of a damaged one; and the counts they stand for."""
     counts, before = np.zeros(len(_COUNTED)), time.process_time()
     input_bytes = seen = used = encoded = 0
-    with contextlib.suppress(TaskFailedError, TokshardError):  # the build itself will say so
+    with contextlib.suppress(TaskFailedError, TokshardError):  # the build itself will report it
         for number, chunk in enumerate(_chunks(build, index, span)):
             input_bytes += chunk.input_bytes
             size = len(chunk.data) if isinstance(chunk, LineChunk) else 0
@@ -198,7 +198,7 @@ def _sample(build: Build, maker: Maker, index: int, span: Span, wanted: int) -> 
 
 
 def _num_bytes(values: Column, kind: pa.DataType) -> int:
-    """Of a kept column; that of a copy is an array already."""
+    """Bytes of a kept column; a copy's column is already an array."""
     return int((values if isinstance(values, pa.Array) else value_array(list(values), kind)).nbytes)
 
 
@@ -210,5 +210,5 @@ def _chunks(build: Build, index: int, span: Span) -> Iterator[Chunk | ChunkResul
 
 
 def _free_bytes(path: Path) -> int:
-    """Of the disk on which a path lies, or the nearest directory above it that exists."""
+    """Free bytes on the disk of a path, or of the nearest existing directory above it."""
     return shutil.disk_usage(next(place for place in (path, *path.parents) if os.path.exists(place))).free

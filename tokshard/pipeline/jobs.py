@@ -1,6 +1,6 @@
-"""A build by several machines with a common directory or bucket: each job works on a share, and one process commits.
+"""A build by several machines with a shared directory or bucket: each job works on a share, and one process commits.
 
-Job I of N runs the tasks t = I mod N of each stage, then tasks that others left. So any job
+Job I of N runs the tasks t = I mod N of each stage, then tasks that others have left. So any job
 finishes the work of the others, even if they died. The first job prepares the build. Limits, bad records and the first
 failure need all receipts: every job judges them where a stage ends, and so does the commit.
 """
@@ -65,7 +65,7 @@ _POLL_SECONDS = 2.0
 
 
 _MOST_ASKED = 10_000
-"""With more sources, no job asks for all: a thousand jobs would ask a file server for each source a thousand times."""
+"""With more sources, no job checks all: a thousand jobs would ask a file server for each source a thousand times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +94,11 @@ class JobResult:
 
 
 def run_job(sources: Sequence[Any], options: BuildOptions, job: Job, observer: Observer = ignore) -> JobResult:
-    """Run one job of an array; `commit_corpus` makes the corpus when all are done. May run again, or twice at a time.
+    """Run one job of an array; `commit_corpus` makes the corpus when all are done. May run again, even twice at once.
 
     Args:
-        sources: as of `build_corpus`. The first job spools what can be read once only, whole, and the others may get
-            nothing of it.
+        sources: as for `build_corpus`. The first job spools the sources that can be read only once, in full; the other
+            jobs may get nothing of them.
 
     Raises:
         UsageError: an argument is wrong, or `out` belongs to another build.
@@ -141,7 +141,7 @@ def run_job(sources: Sequence[Any], options: BuildOptions, job: Job, observer: O
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What a job does in the stages of a build."""
+    """A job's share of the stages of a build."""
 
     build: Build
     job: Job
@@ -168,19 +168,19 @@ class _Share:
                 if not has_waited:
                     self.runs.observer(Note(self._waiting(len(missing))))
                 has_waited = True
-                time.sleep(_POLL_SECONDS)  # jobs that run have the rest under way
+                time.sleep(_POLL_SECONDS)  # running jobs have the rest under way
                 continue
             with contextlib.suppress(UnfinishedStageError):  # a receipt was void
                 return settle(self.build, stage, judged_on_disk(self.build, stage))
 
     def _waiting(self, num_tasks: int) -> str:
-        """What this job waits for, and which jobs run."""
+        """The message of a job that waits: for how many tasks, and which jobs run."""
         others = [f"job {index}" for index, _ in running_jobs(self.build.workspace) if index != self.job.index]
         shown = [*others[:5], *([f"{len(others) - 5:,} more"] if len(others) > 5 else [])]
         return f"waiting for {counted(num_tasks, 'task')} of other jobs; running: {', '.join(shown) or 'none'}"
 
     def _help(self, stage: Stage) -> bool:
-        """Run some tasks that no running job is likely to have begun, in an order of its own; False: there are none.
+        """Run some tasks that no running job is likely to have begun, in an order of its own; False if there are none.
 
         A job takes its tasks in order, so the first ones that it lacks are under way.
         """
@@ -191,7 +191,7 @@ class _Share:
         for index in range(self.job.count):
             theirs = [task for number, task in missing if number % self.job.count == index]
             left += theirs if index == self.job.index or index not in running else theirs[under_way:]
-        # with a limit in their order, so that it shows where the limit falls
+        # with a limit, in the order of the tasks, so that receipts show where it falls
         start = self.job.index * len(left) // self.job.count if stage.limit is None else 0
         chosen = [*left[start:], *left[:start]][: 4 * under_way]
         self.runs.tasks(self.build, stage, chosen, judge_of(self.build, stage, sorted(chosen, key=lambda one: one.key)))
@@ -199,7 +199,7 @@ class _Share:
 
     def _missing(self, stage: Stage) -> list[tuple[int, AnyTask]]:
         """The tasks of a stage that have no receipt, with their numbers, by a list of the receipts."""
-        if stage.limit is not None:  # most tasks may lie behind it: only their receipts say where it falls
+        if stage.limit is not None:  # most tasks may come after it: only receipts show where it falls
             wanted = {task.key for task in judged_on_disk(self.build, stage).missing()}
             return [(number, task) for number, task in enumerate(stage.tasks) if task.key in wanted]
         keys, judge = set(receipt_keys(self.build.workspace.store, stage.name)), judge_of(self.build, stage)
@@ -223,8 +223,8 @@ class _Share:
 def _prepared(sources: Sequence[str | RecordSource], options: BuildOptions, job: Job, spooler: Spooler) -> Build | None:
     """The build, prepared here or by another job; None if its corpus is complete.
 
-    Only the job that prepares it lists the sources, and jobs whose command is not the same to the letter. The others
-    ask whether the listed ones have changed; of very many each job asks for its share.
+    The sources are listed by the job that prepares the build, and by jobs whose command differs in any letter. The
+    others check whether the listed sources have changed; if there are very many, each job checks its share.
     """
     workspace = open_workspace(options.out)
     saved = load_request(workspace)
@@ -315,7 +315,7 @@ def commit_corpus(out: str | os.PathLike[str]) -> BuildResult:
 
 
 def _incomplete(build: Build, error: UnfinishedStageError) -> BuildError:
-    """What is missing, and the command that runs it."""
+    """The error for missing tasks, with the command that runs them."""
     first, count = error.missing[0], len(error.missing)
     verb = {HASH: "hashed", WRITE: "written", DEAL: "dealt"}.get(error.stage.name, "done")
     is_reader = not isinstance(first, StepTask)
@@ -332,7 +332,7 @@ def _any_job(build: Build) -> str:
 
 
 def _complete(workspace: Workspace) -> BuildResult:
-    """The result where another process has committed.
+    """The result if another process has committed the corpus.
 
     Raises:
         UsageError: there is no corpus.
@@ -340,7 +340,7 @@ def _complete(workspace: Workspace) -> BuildResult:
     outputs = complete_outputs(workspace)
     if not outputs:
         raise UsageError(
-            f"{workspace.out} holds no build that has begun",
+            f"no build has begun in {workspace.out}",
             hint="run the jobs first: tokshard build ... --job-index I --num-jobs N",
         )
     outputs = workspace.outputs(is_split=bool(outputs[0].split), generation=newest_generation(outputs))

@@ -205,7 +205,7 @@ class Judge:
         self._bad += sign * receipt.num_rejects
 
     def records_before(self, key: Key, source: int) -> int:
-        """Records of a source in the tasks before one."""
+        """Records of a source in the tasks before a given one."""
         return sum(receipt.records_of(source) for receipt in self.counted if receipt.key < key)
 
 

@@ -26,10 +26,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 TEXT, TOKENS, DOCUMENTS = READS = ("text", "tokens", "documents")
-"""What a build reads: texts, which it encodes; tokens that another tool has made; or documents of corpora."""
+"""The kinds of sources: texts, which a build encodes; tokens that another tool has made; or documents of corpora."""
 
 VIEW = "view"
-"""The same of a build that makes a view: columns and bounds of documents."""
+"""The kind for a view: columns and bounds of documents."""
 
 FORMATS: Mapping[str, tuple[str, ...]] = {
     TEXT: ("jsonl", "parquet", "arrow", "txt", "csv", "tsv"),
@@ -55,26 +55,26 @@ _SHOWN = 60
 Positive = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 Policy = Literal["fail", "skip"]
 
-INPUT, ENCODING, OUTPUT, LEFT_OUT, CLUSTER = "Input", "Text", "Output", "What is left out", "Cluster"
+INPUT, ENCODING, OUTPUT, LEFT_OUT, CLUSTER = "Input", "Text", "Output", "Filters", "Cluster"
 """Headings of the help, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is said of an option, once. The command lines, the page of keys and docstrings take it from here.
+    """The description of an option. The command lines, the page of keys and docstrings take it from here.
 
     Args:
         help: ``{formats}`` stands for the formats that can be named, ``{users}`` for `users`.
-        unit: of its value, or what its value is.
-        group: its heading; the empty one is for what is seldom needed.
+        unit: unit or kind of its value.
+        group: its heading; the empty one is for options that are seldom needed.
         reads: the kinds of sources for which it means something.
         default: what the default is, if it is not a value: one text, or one for each kind.
         usual: the default of each kind as a text of the command line, where it is not that of Python.
         choices: the values that it may have, if its type does not say them.
-        users: the formats for which an import has it; of builds, those of conversations. None: it is for all.
+        users: the formats for which an import has it; for builds, those of conversations. Empty: it is for all.
         bare: its value where none is given.
         is_kept: all generations of a corpus have the same value.
-        may_differ: from one run of a build to the next.
+        may_differ: whether it may change from one run of a build to the next.
     """
 
     help: str
@@ -103,7 +103,7 @@ _CHAT = "chat_date", "loss", "document_end", "overlong", "template_drops"
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a build. Each says itself what it means, see `Option`; the order is that of the help."""
+    """The options of a build, in the order of the help. Each carries its description, an `Option`."""
 
     # what is read
     reads: Literal["text", "tokens", "documents", "view"] = "text"
@@ -135,7 +135,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     text_unit: Annotated[
-        Literal["file", "line", "paragraph"], Option("What becomes one document.", "", INPUT, _TEXTS)
+        Literal["file", "line", "paragraph"], Option("Text of one document.", "", INPUT, _TEXTS)
     ] = "file"
     chat: Annotated[
         str | None,
@@ -434,7 +434,7 @@ def _said() -> Iterator[tuple[str, Option]]:
 
 
 OPTIONS: Mapping[str, Option] = dict(_said())
-"""Each option of a build, and what is said of it."""
+"""Each option of a build, with its description."""
 
 
 def kept_settings() -> list[str]:
@@ -443,7 +443,7 @@ def kept_settings() -> list[str]:
 
 
 def help_of(name: str, reads: str) -> str:
-    """What the command for a kind of sources says of an option: what it does, and in brackets its default."""
+    """The help of an option for a kind of sources, with its default in brackets."""
     option = OPTIONS[name]
     text = option.help.format(formats=listed(FORMATS.get(reads, ()), "or"), users=listed(option.users, "and"))
     default = option.default if isinstance(option.default, str) else option.default[reads]
@@ -481,7 +481,7 @@ def parse_bad_record_limit(text: str | int | None) -> BadRecordLimit | None:
 def takes_build_options(reads: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Give a function with ``**keywords: Unpack[OptionalBuildOptions]`` the signature and help of the options.
 
-    The line ``{options}`` of its docstring becomes what each `Option` says.
+    The line ``{options}`` of its docstring becomes the help of each option.
 
     Args:
         reads: the kind of sources that it reads.
@@ -495,7 +495,7 @@ def takes_build_options(reads: str) -> Callable[[Callable[P, R]], Callable[P, R]
         hints, defaults = (
             get_type_hints(BuildOptions),
             BuildOptions(tokenizer="", out=""),
-        )  # without what is said of each
+        )  # without the descriptions
         added = [name for name, option in OPTIONS.items() if name not in named and reads in option.reads]
         vars(function)["__signature__"] = signature.replace(
             parameters=[
@@ -596,10 +596,10 @@ def _check_chat(options: BuildOptions) -> None:
 
 
 def check_template(location: str | None) -> None:
-    """Refuse what is no chat template, such as a source behind ``--chat``.
+    """Refuse a value that is no chat template, such as a source behind ``--chat``.
 
     Raises:
-        UsageError: with what one is.
+        UsageError: with the forms of a chat template.
     """
     if location in (None, OWN) or location.endswith((".jinja", ".jinja2")):
         return

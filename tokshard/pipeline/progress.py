@@ -1,4 +1,4 @@
-"""What a build tells its caller: reports to one observer while it runs, which may show them, and its result."""
+"""The reports of a build to its observer while it runs, and its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokshard.wording import counted, one_line
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that the user should know, before the work begins or during it."""
+    """A message for the user, before the work begins or during it."""
 
     text: str
 
@@ -36,7 +36,7 @@ class StageStarted:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all inputs; 0 if that says nothing of these tasks, which are a share, or read no inputs."""
+        """Bytes of all inputs; 0 if these tasks are a share, or read no inputs."""
         is_share = self.build.is_array or not self.tasks or isinstance(self.tasks[0], StepTask)
         return 0 if is_share else self.build.inputs.num_bytes
 
@@ -79,7 +79,7 @@ class BuiltCorpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BuildResult:
-    """What a build did.
+    """The result of a build.
 
     Args:
         directory: the given `out`: the corpus, or with a validation split the directory of two.
@@ -88,7 +88,7 @@ class BuildResult:
         seconds, cpu_seconds: time of this run, with its workers; 0 if nothing was done.
         tokens_written: tokens that this run wrote.
         ignored: suffix to count of files in source directories whose format is not known.
-        notes: what the user should know, one line each.
+        notes: notes for the user, one line each.
         warnings: probable mistakes, one line each.
         normalizer: steps that change text before it is encoded, such as ``NFKC``; None if there are none.
     """

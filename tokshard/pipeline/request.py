@@ -48,20 +48,20 @@ _SAME_BYTES = ("pyarrow", "zstandard")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What a build was asked for, and what that stands for.
+    """The resolved request of a build.
 
     Args:
         options: after checks.
         sources: the sources as given.
         directory: the working directory, where relative paths start.
-        config: what the manifest says of the options.
+        config: the options as the manifest records them.
         columns: the columns of loss spans, then the kept columns; name to type.
-        tokenizer: what the manifest says of it; its file is in the workspace.
-        normalizer: what changes text before it is encoded; None if nothing does.
+        tokenizer: its entry in the manifest; its file is in the workspace.
+        normalizer: steps that change text before it is encoded; None if there are none.
         inputs: all files to read, as they were when the build began. The table has a file of its own.
         arguments: the name of each source in tables; one on the hub with the commit that it stands for.
         ignored: suffix to the number of files of unknown format.
-        notes: what the user should know, one line each.
+        notes: notes for the user, one line each.
         versions: the versions of the packages that determine bytes.
         generation: the one that the build writes: 0 for a new corpus, else the number of an append.
         previous: ``manifest_sha256`` of the generation before, for each corpus.
@@ -90,7 +90,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Build(Request, frozen=True, kw_only=True, dict=True):
-    """A request and the place where its build works: all that a task or a process is given.
+    """A request and the place where its build works: everything that a task or a process gets.
 
     Args:
         workspace: the place.
@@ -151,7 +151,7 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
 
 
 def config_of(options: BuildOptions, **others: Any) -> BuildConfig:
-    """What the manifest says of the options.
+    """The options as the manifest records them.
 
     Args:
         others: settings that differ from the given ones.
@@ -180,7 +180,7 @@ def versions_here(reads: str, *more: str) -> dict[str, str]:
 
 
 def other_versions(request: Request) -> list[str]:
-    """The packages of which this process has another version than the one that began the build, each as a clause."""
+    """The packages whose version here differs from that at the start of the build, each as a clause."""
     here = versions_here(request.config.reads, *(request.versions.keys() & {"jinja2", request.tokenizer.library}))
     return [
         f"{package} was {version} when the build began, and is {here.get(package)} here"
@@ -239,7 +239,7 @@ def _checked(saved: bytes) -> bytes:
 
 
 def load_request(workspace: Workspace) -> Request | None:
-    """What the build in this directory was asked for; None if it holds no build. Reads no source.
+    """The request of the build in this directory; None if it holds no build. Reads no source.
 
     Raises:
         BuildError: the file cannot be read, or is damaged.
@@ -295,7 +295,7 @@ def saved_tokenizer(build: Build) -> bytes:
 
 
 def check_same(before: Request, now: Build, *, is_complete: bool = False) -> None:
-    """Refuse to continue a build with other settings. From fail to skip is allowed, the other way is not.
+    """Refuse to continue a build with other settings. A policy may change from fail to skip, but not back.
 
     Args:
         is_complete: the build has become a corpus, which can grow and which starting over would remove.
@@ -385,7 +385,7 @@ def _other_sources(before: Request, now: Request) -> Iterator[str]:
 
 
 def is_same_command(saved: Request, sources: Iterable[object], options: BuildOptions) -> bool:
-    """Whether a command is the one that was given then, in the same directory, to the letter."""
+    """Whether a command equals the saved one to the letter, in the same directory."""
     is_here = saved.directory == os.getcwd()
     return (
         is_here

@@ -104,7 +104,7 @@ def _first_texts(build: Build) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 _OF_CORPORA = {DOCUMENTS: copied_request, VIEW: selected_request}
-"""What makes the request of a build that reads corpora."""
+"""Makes the request of a build that reads corpora."""
 
 
 def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tuple[Request, bytes]:
@@ -169,7 +169,7 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
     task_bytes = default_task_bytes(total_bytes) if given is None else round_task_bytes(given)
     labels = zip(sources, found.arguments, strict=True)
     request = Request(
-        # what continues the build names a tokenizer of the hub with its commit
+        # the command that continues the build names a tokenizer of the hub with its commit
         options=msgspec.structs.replace(
             options, tokenizer=options.tokenizer if local_tokenizer else SCHEME + read.info.name
         ),

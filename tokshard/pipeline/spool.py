@@ -36,7 +36,7 @@ SPOOLING = "spool"
 
 _LEVEL = 1
 _RECORDS_MORE = 2 * ROWS_PER_CHUNK
-"""Besides twice as many records as the limit on documents: some may be bad, and a last chunk is read with its end."""
+"""Records beyond twice the limit on documents: some may be bad, and a last chunk is read with its end."""
 _PATIENCE_SECONDS = 10.0
 """How long a resumed build waits for a first byte of standard input, which may be a pipe that nobody writes to."""
 
@@ -45,10 +45,10 @@ class _Reading:
     """A source that is being read, piece by piece.
 
     Args:
-        pieces: bytes, and how many more records a reader finds that gets these bytes but not their end.
+        pieces: bytes, and how many more records they give a reader that does not see their end.
 
     Attributes:
-        num_bytes, num_records: that were taken.
+        num_bytes, num_records: taken so far.
     """
 
     def __init__(self, pieces: Iterator[tuple[bytes, int]]) -> None:
@@ -57,7 +57,7 @@ class _Reading:
 
     @property
     def sha256(self) -> str:
-        """Of the bytes that were taken, in hexadecimal."""
+        """Hexadecimal SHA-256 of the bytes taken so far."""
         return self._sha256.hexdigest()
 
     def head(self, size: int) -> bytes:
@@ -92,12 +92,12 @@ class Spooler:
         """The build with all its inputs in files. What is spooled already is not read again.
 
         Args:
-            is_continued: there are results that depend on what is spooled.
+            is_continued: some results depend on the spooled data.
 
         Raises:
-            ConfigurationChangedError: there are, and another stream came.
+            ConfigurationChangedError: such results exist, and another stream came.
             SourceError: a source cannot be read.
-            UsageError: a job is the first, and gets nothing.
+            UsageError: the first job gets no data.
         """
         if not build.inputs.once:
             return build
@@ -146,7 +146,7 @@ class Spooler:
         return self._readings[input_.index]
 
     def _is_same(self, build: Build, input_: Input, facts: Spooled) -> bool:
-        """Whether a stream starts like the spooled one, or brings nothing."""
+        """Whether a stream starts like the spooled one, or is empty."""
         is_pipe = not isinstance(self._sources[input_.argument], RecordSource)
         if is_pipe and (os.isatty(0) or not select.select([0], [], [], _PATIENCE_SECONDS)[0]):
             return True
@@ -194,7 +194,7 @@ class Spooler:
         save_spooled(store, input_.index, facts)
 
     def _compress(self, reading: _Reading, file: IO[bytes], wanted: int | None) -> bool:
-        """Write what comes as a frame, until there are so many records; returns whether it was not the end."""
+        """Write the next pieces as a frame, until there are so many records; returns whether more may follow."""
         piece, reported = b" ", reading.num_bytes
         with zstandard.ZstdCompressor(_LEVEL, write_checksum=True).stream_writer(file, closefd=False) as frame:
             while piece and (wanted is None or reading.num_records < wanted):
@@ -207,12 +207,12 @@ class Spooler:
 
 
 def _limit(build: Build) -> int | None:
-    """The limit that needs no more than the beginning. The commit of an array could not read on."""
+    """The limit for which the beginning is enough; None in an array, because its commit could not read on."""
     return None if build.is_array else build.options.max_documents
 
 
 def _standard_input(input_: Input) -> Iterator[tuple[bytes, int]]:
-    """Chunks, each with the lines of the chunk before: who reads no end of the last one may not see its lines."""
+    """Chunks, each with the lines of the chunk before: without an end, a reader may not see the lines of the last."""
     num_lines = 0
     try:
         with open(0, "rb", closefd=False) as file:

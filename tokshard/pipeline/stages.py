@@ -37,7 +37,7 @@ from tokshard.pipeline.workspace.places import DEAL, FIND, HASH, WRITE
 from tokshard.pipeline.workspace.receipts import Failure, Receipt, files_there, receipt_keys, write_receipt
 
 RunStage = Callable[[Stage], Judge]
-"""Has the tasks of a stage run, and judges it."""
+"""Runs the tasks of a stage, and judges the stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ def _duplicates(build: Build, hashed: Sequence[Receipt], run: RunStage) -> Drops
 def _shuffled(build: Build, reading: Stage, run: RunStage) -> tuple[Judge, Judge]:
     """Deal documents to buckets, level by level, and gather them. Returns the first stage and the last."""
     store, levels = build.workspace.store, deal_levels(build.inputs.num_bytes, shard_schema(build.facts))
-    # the files of a level go when the next one is complete: below that one only the counts of the first are wanted
+    # a level's files are removed when the next level is complete: of earlier ones, only the first's counts are read
     complete = [
         n
         for n in range(1, levels.depth)

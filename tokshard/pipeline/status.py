@@ -1,4 +1,4 @@
-"""``tokshard status``: how far a build is, by what it left on disk. Changes nothing."""
+"""``tokshard status``: the progress of a build, from its files. Changes nothing."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ COMPLETE, RUNNING, UNFINISHED = "complete", "running", "unfinished"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildStatus:
-    """How far a build is.
+    """The progress of a build.
 
     Args:
         state: ``complete``, ``running`` (a process holds the lock, or jobs run) or ``unfinished``.
-        stage: what an unfinished build does: ``hashing``, ``finding duplicates``, ``dealing`` or ``writing``.
+        stage: the work of an unfinished build: ``hashing``, ``finding duplicates``, ``dealing`` or ``writing``.
         passes: how many times an unfinished build reads its inputs; `passes_done` of these are over.
         holders: the processes that run, as they call themselves.
         tasks_done, num_tasks: tasks of the stage; `num_tasks` is 0 where it is not known.
         failed: tasks that failed, and are tried again.
         segments_done: segments of streams that were not read to their end yet.
-        bytes_done, total_bytes: that this pass has read, and that there are.
-        generation: that an append adds; of a complete corpus, its newest.
+        bytes_done, total_bytes: bytes of inputs that this pass has read, and all of them.
+        generation: the one that an append adds; of a complete corpus, its newest.
         left_out: reason to count, up to now.
         config, tokenizer: the settings of the build.
         is_built: jobs of an array have done all tasks, and the corpus is to be published.
-        command, working_directory: what continues the build; empty if a Python program does, with its iterables.
+        command, working_directory: how to continue the build; empty if a Python program does, with its iterables.
     """
 
     directory: str
@@ -79,7 +79,7 @@ class BuildStatus:
 
 
 def read_status(location: str | os.PathLike[str]) -> BuildStatus:
-    """How far the build in a directory is.
+    """The progress of the build in a directory.
 
     Raises:
         UsageError: the directory holds no build.
@@ -116,7 +116,7 @@ def _status(workspace: Workspace) -> BuildStatus:
     written = receipts if stage == reading else list(receipts_of(workspace.store, reading))
     tasks = load_tasks(workspace) or []
     if load_request(workspace) is None:
-        return _finished(workspace)  # the build ended meanwhile, and what it had left is gone
+        return _finished(workspace)  # the build ended meanwhile, and its files are gone
     done = [receipt for receipt in receipts if receipt.failure is None]
     tasks_done, segments_done = _tasks_done(done)
     is_reading = stage in (HASH, reading)

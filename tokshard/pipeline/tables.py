@@ -1,4 +1,4 @@
-"""What the receipts of a build add up to in one of its corpora: the rows of its tables, and its counts."""
+"""The sums of a build's receipts for one of its corpora: the rows of its tables, and its counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tokshard.store import side_by_side
 SOURCES_PER_BATCH = 65_536
 
 _RECEIPTS_AT_ONCE = 16
-"""Calls of Arrow cost more than what a receipt holds."""
+"""Receipts per call of Arrow: a call costs more than the content of a receipt."""
 
 _COUNTED = ("records_read", "documents", "tokens", "text_bytes")
 
@@ -41,11 +41,12 @@ class Totals:
         number: which corpus of the build.
 
     Attributes:
-        originals: of a copy: what the corpora that it reads say of their sources, which are the sources of the copy.
+        originals: for a copy: the sources of its corpora, as they record them. They become the sources of the copy.
         padding_ids: ids of padding that were left out, here or in the corpora that a copy reads.
         records_before: for each task, the records of its sources that tasks before it have read.
         with_rejects: tasks that listed bad records.
-        omitted: what a chat template left out, to how often, and to source, record (from 0) and message of the first.
+        omitted: kind of what a chat template left out, to its count, and to source, record (from 0) and message of
+            the first.
         records, text_bytes, left_out: of all sources; known when the source table is written.
     """
 
@@ -131,7 +132,7 @@ class Totals:
         return rows.set_column(index, field, lists_array(offsets, values, field.type))
 
     def source_table(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the source table. To be asked for when the shard table is written."""
+        """The rows of the source table. Call it after the shard table is written."""
         for start in range(0, len(self._counts), SOURCES_PER_BATCH):
             part = [self._source(index) for index in range(start, min(start + SOURCES_PER_BATCH, len(self._counts)))]
             for source in part:
@@ -142,7 +143,7 @@ class Totals:
             yield table_batch(columns, SOURCE_TABLE_SCHEMA)
 
     def _source(self, index: int) -> SourceInfo:
-        """What was read of one source, written and left out."""
+        """A source with its counts of what was read, written and left out."""
         counts = dict(zip(_COUNTED, self._counts[index].tolist(), strict=True))
         left_out = self._left_out.get(index, Counter())
         if self.originals:
@@ -157,7 +158,7 @@ class Totals:
         )
 
     def _copied(self, source: SourceInfo, counts: dict[str, int], left_out: Counter[str]) -> SourceInfo:
-        """What the copy says of a source: what came before, and what was not copied."""
+        """A source of a copy: its earlier counts, and the documents that were not copied."""
         left_out = left_out + Counter(source.left_out)
         is_damage = self._settled.left_out and not self._settled.is_limited
         left_out[DAMAGED_INPUT if is_damage else NOT_COPIED] += source.documents - counts["records_read"]
@@ -172,7 +173,7 @@ class Totals:
 
 
 def _originals(build: Build) -> tuple[list[SourceInfo], int]:
-    """The sources of all corpora that a copy reads, with their arguments counted through; and their ids of padding."""
+    """The sources of a copy's corpora, with arguments numbered over all corpora; and their count of padding ids."""
     generations, padding_ids = [], 0
     for location, generation in build.corpora:
         with open_corpus(location, generation=generation) as corpus:

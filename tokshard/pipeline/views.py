@@ -86,7 +86,7 @@ class CellSize:
 
 
 def preview_cells(build: Build) -> list[CellSize]:
-    """What a view would have: all of it, then its cells. Writes nothing, and reads what the view itself would."""
+    """The sizes that a view and then its cells would have. Writes nothing, and reads as much as making the view."""
     selected, reader = build.config.selected, InputReader(build)
     assert selected is not None, "only a view has cells"
     sink = Cells(selected.by)
@@ -104,7 +104,7 @@ def preview_cells(build: Build) -> list[CellSize]:
 def write_views(build: Build, receipts: Sequence[Receipt]) -> Manifest:
     """Write the cells of a view, each with its manifest, and all files of the view but its report and manifest.
 
-    Memory does not grow with the documents: what the receipts say is spooled.
+    Memory does not grow with the documents: the stretches in the receipts are spooled.
 
     Raises:
         BuildError: no document is selected, or there are too many cells.
@@ -185,7 +185,7 @@ class _Writer:
 
         Args:
             values: of the columns of a cell.
-            left_out: of each source, reason to documents; default: one reason for all.
+            left_out: for each source, reason to documents; default: one reason for all.
         """
         build, total, files = self._build, cell.total, dict[str, FileFacts]()
         corpus, base = self._corpus, self._base
@@ -245,7 +245,7 @@ class _Writer:
 
 
 def _kept_of(source: SourceInfo, counts: Sequence[int], reasons: Counter[str] | None) -> SourceInfo:
-    """What a view has of a source.
+    """A source with the counts of a view.
 
     Args:
         counts: documents and tokens.

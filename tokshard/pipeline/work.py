@@ -57,7 +57,7 @@ def judge_of(build: Build, stage: Stage, tasks: Sequence[AnyTask] | None = None)
     """The judge of a stage, before any receipt.
 
     Args:
-        tasks: the share of a job, which leaves it to the commit to count bad records; default: all.
+        tasks: the share of a job, whose bad records are left to the commit to judge; default: all.
     """
     return Judge(
         tasks=stage.tasks if tasks is None else tasks,
@@ -102,7 +102,7 @@ def _is_up_to_date(stage: Stage, task: AnyTask, receipt: Receipt) -> bool:
 
 
 def _is_of_other_policy(build: Build, task: AnyTask, receipt: Receipt) -> bool:
-    """Whether a task failed at what is left out now: by a bad record, or as a group by one damaged input."""
+    """Whether a task failed on something that is now left out: a bad record, or one damaged input of a group."""
     kind = None if receipt.failure is None else receipt.failure.kind
     is_group = isinstance(task, Task) and task.is_group
     is_record_skipped = build.options.on_bad_record == SKIP
@@ -118,7 +118,7 @@ def work(
     *,
     observer: Observer,
 ) -> None:
-    """Run the tasks of a share that left no receipt. Starts no more where a limit or a failure makes them pointless.
+    """Run the tasks of a share that left no receipt. Starts no more once a limit or a failure makes them pointless.
 
     Args:
         tasks: those without a receipt, in the order in which they are to begin.
@@ -137,7 +137,7 @@ def work(
             if not judge.is_pointless(task) and not _is_done_by_another(build, stage, task, judge):
                 running[task.key] = task
                 executor.submit(_run(task, judge))
-        # what still runs may be pointless, but a worker that runs it cannot prepare the chunks of a stream
+        # running tasks may be pointless, but their workers cannot prepare the chunks of a stream
         left = chain(waiting, chain(running.values(), mapped) if running else ())
         if all(map(judge.is_pointless, left)):
             break
@@ -153,7 +153,7 @@ def work(
 
 
 def _take(build: Build, judge: Judge, receipt: Receipt, observer: Observer) -> None:
-    """Have a receipt judged, and report it."""
+    """Pass a receipt to the judge, and report it."""
     known = set(judge.left_out)
     judge.add(receipt)
     for index in sorted(judge.left_out.keys() - known):
@@ -194,7 +194,7 @@ def _is_done_by_another(build: Build, stage: Stage, task: AnyTask, judge: Judge)
 
 
 def settle(build: Build, stage: Stage, judge: Judge) -> Judge:
-    """Judge a stage by its receipts: what a run without workers, failures and jobs would have come to.
+    """Judge a stage by its receipts: the result of a run without workers, failures and jobs.
 
     A task runs again for one reason only: the limit on documents may fall in it, or before its failure, and only now
     its exact room is known.
@@ -220,7 +220,7 @@ def settle(build: Build, stage: Stage, judge: Judge) -> Judge:
 
 
 def judged_on_disk(build: Build, stage: Stage) -> Judge:
-    """The judge of a whole stage with all receipts that are there."""
+    """The judge of a whole stage with all existing receipts."""
     judge = judge_of(build, stage)
     for receipt in valid_receipts(build, stage, stage.tasks):
         judge.add(receipt)
@@ -228,7 +228,7 @@ def judged_on_disk(build: Build, stage: Stage) -> Judge:
 
 
 def run_share(build: Build, stage: Stage, judge: Judge, run: BuildRun) -> None:
-    """Run the tasks of a judge that left no receipt. Those that failed before are tried again: the file may be back.
+    """Run a judge's tasks that left no receipt. Tasks that failed before are tried again: the file may be back.
 
     Args:
         judge: the judge of the share, before any receipt.
@@ -255,7 +255,7 @@ class BuildRun:
     """How this run of a build runs the tasks of all stages, and where it reports them.
 
     Args:
-        usage: what the workers cost, added up.
+        usage: the cost of all workers, added up.
     """
 
     make_executor: MakeExecutor
@@ -263,7 +263,7 @@ class BuildRun:
     usage: WorkerUsage = field(default_factory=WorkerUsage)
 
     def tasks(self, build: Build, stage: Stage, tasks: Sequence[AnyTask], judge: Judge) -> None:
-        """Run some tasks, by an executor of their own; and those that a failure stopped which was left out later."""
+        """Run some tasks with an executor of their own, then those stopped by a failure that was left out later."""
         while tasks:
             with self.make_executor(build, stage, len(tasks), self.observer) as executor:
                 work(build, stage, tasks, judge, executor, observer=self.observer)
@@ -282,7 +282,7 @@ def run_stage(build: Build, stage: Stage, run: BuildRun) -> Judge:
     while True:
         try:
             return settle(build, stage, judge)
-        except UnfinishedStageError as error:  # a task that ran again gave less than it had, and a limit falls later
+        except UnfinishedStageError as error:  # a task that ran again wrote fewer documents, so a limit falls later
             run.tasks(build, stage, error.missing, judge)
 
 
@@ -338,7 +338,7 @@ def _place(build: Build, judge: Judge | None, key: Key, index: int, record: int)
     """The place of a record in its input, from its number within a task.
 
     Args:
-        judge: has counted the tasks before it; None if nobody has.
+        judge: has counted the tasks before it; None if there is none.
     """
     source = build.inputs[index]
     unit = "line" if source.format == "jsonl" else "record"

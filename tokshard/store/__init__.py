@@ -60,7 +60,7 @@ def _open_remote(uri: str) -> Store:
 
 
 STORES_BY_SCHEME: dict[str, Callable[[str], Store]] = dict.fromkeys(("s3", "gs", "az", "https", "http"), _open_remote)
-"""What opens the URIs of a scheme."""
+"""Opens the URIs of a scheme."""
 
 
 def open_store(location: str | os.PathLike[str]) -> Store:
@@ -120,7 +120,7 @@ def absolute_location(location: str | os.PathLike[str]) -> str:
 
 
 def look_at(location: str | os.PathLike[str]) -> Entry | None:
-    """What is at a location: the facts of a file, or the name of a folder with a slash; None if there is nothing."""
+    """The entry at a location: the facts of a file, or the name of a folder with a slash; None if there is nothing."""
     try:
         store, name = locate(location)
         if name:

@@ -120,7 +120,7 @@ class Lease(Protocol):
         """Hold the name alone, until the context ends or the process does.
 
         Args:
-            holder: what `holder` returns meanwhile.
+            holder: the description that `holder` returns meanwhile.
 
         Yields:
             False where the store cannot keep a second holder out.
@@ -152,7 +152,7 @@ class Store(Protocol):
     def list(self, folder: str = "") -> Iterator[Entry]:
         """The contents of one folder, in bytewise order of the names; nothing if there is no such folder.
 
-        A link to a folder counts as that folder, unless it leads to one that the link lies in.
+        A link to a folder counts as that folder, unless the link lies inside it.
 
         Raises:
             NotADirectoryError: the name belongs to a file.
@@ -277,7 +277,7 @@ Answer = TypeVar("Answer")
 
 _AT_ONCE = 32
 _BUNDLE = 4
-"""Items that a thread is handed at once where there are many: that costs as much as a small file."""
+"""Items that a thread gets at once if there are many: handing them over costs as much as a small file."""
 
 
 def side_by_side(store: Store, ask: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 Tag = Mapping[str, str]
-"""How a conditional put names the content that it replaces."""
+"""Names the content that a conditional put replaces."""
 
 REQUEST_BYTES = 4 << 20
 """Longer ranges are read by several requests."""
@@ -282,7 +282,7 @@ def _version(meta: ObjectMeta) -> str:
 
 
 def _is_strong(version: str) -> bool:
-    """Whether a server compares it: it never does so with weak tags, nor with versions that are not tags."""
+    """Whether a server compares it: never for weak tags, nor for versions that are not tags."""
     return not version.startswith(("W/", "modified "))
 
 

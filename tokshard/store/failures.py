@@ -19,7 +19,7 @@ from tokshard.errors import StoreError, UsageError
 from tokshard.wording import counted
 
 FAILURES = (BaseError, OSError, ValueError, NotImplementedError)
-"""All that obstore raises."""
+"""All errors that obstore raises."""
 
 _STATUS = re.compile(r"status code: (\d{3})([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>(.*?)</Code>\s*(?:<Message>(.*?)</Message>)?", re.DOTALL)
@@ -28,7 +28,7 @@ _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
 _EXPIRED = re.compile(r"Expired|InvalidToken|TokenRefreshRequired|InvalidAccessKeyId|InvalidIdentityToken")
 _TRY_AGAIN = frozenset({408, 425, 429})
 _METADATA = ("169.254.169.254", "169.254.170.", "metadata.google")
-"""Where a machine in a cloud asks for its credentials, after looking everywhere else."""
+"""Addresses that a machine in a cloud asks for its credentials, after looking everywhere else."""
 
 CREDENTIALS = {
     "s3": "check AWS_ACCESS_KEY_ID with its secret, AWS_PROFILE, or the role of this machine, and AWS_REGION; "

@@ -24,7 +24,7 @@ _LEASE_TRIES = 5
 _LEASE_SECONDS = 0.02
 _HOLDER_BYTES = 256
 _FOLDER_TRIES = 5
-"""A folder that is made for a file may be removed by another process, which deletes the last file of it."""
+"""Tries to make a folder for a file: another process may remove it with the last file in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class PosixStore:
 
     def where(self, name: str) -> str:
         path = os.path.join(self.location, name) if name and self.location != "." else name or self.location
-        if "\0" in path:  # Python raises ValueError, which nobody takes for an error of a file
+        if "\0" in path:  # Python raises ValueError, which nobody expects of a file
             raise OSError(errno.EINVAL, "no path has a zero byte", path)
         return path
 
@@ -68,7 +68,7 @@ class PosixStore:
             try:
                 yield _entry(inside, os.path.join(path, name))
             except FileNotFoundError:
-                if os.path.lexists(self.where(inside)):  # a link to nothing; else it went meanwhile
+                if os.path.lexists(self.where(inside)):  # a link to nothing; otherwise it was removed meanwhile
                     yield Entry(inside, is_link=True)
             except OSError:
                 yield Entry(inside)
@@ -248,7 +248,7 @@ class PosixSpool:
                 return open(self.path, "wb")
             except FileNotFoundError:
                 tries += 1
-                # of an attempt that another took over from: making the folder again would undo that
+                # if another attempt has taken over, making the folder again would undo that
                 if self._is_fenced or tries == _FOLDER_TRIES:
                     raise
             os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
@@ -257,7 +257,7 @@ class PosixSpool:
     def _publish(self) -> None:
         folder = os.path.dirname(self._final) or "."
         for tries in range(_FOLDER_TRIES):
-            # of an attempt that another took over from, the unfinished file is gone: no folder comes back then
+            # if another attempt has taken over, the unfinished file is gone, and the folder must not come back
             if not os.path.isdir(folder) and os.path.lexists(self.path):
                 os.makedirs(folder, exist_ok=True)
             try:
@@ -301,7 +301,7 @@ def _remove_empty(store: PosixStore, folder: str) -> None:
 
 
 def _attempt_name() -> str:
-    """A name that no other process has, on any machine, nor this one again."""
+    """A name that no process uses again, on any machine."""
     host = "".join(letter for letter in platform.node() if letter.isalnum())[:16]
     return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
@@ -352,7 +352,7 @@ _NOT_OPENED = frozenset({errno.EACCES, errno.EISDIR, errno.EINVAL, errno.ENOTSUP
 """Some network file systems do not open directories; one that may not be read can be written nevertheless."""
 
 _NOT_SYNCED = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS})
-"""What file systems answer that have no fsync of directories, such as SMB, 9p and some of FUSE."""
+"""Errors of file systems that cannot sync directories, such as SMB, 9p and some of FUSE."""
 
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR})
 

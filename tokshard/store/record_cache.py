@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from tokshard.errors import UsageError
 
 _FILE_RECORDS = 4_096
-"""Records of one file: what is dropped at once when there is no room."""
+"""Records in a file of the cache, which is dropped as a whole when there is no room."""
 
 _CHECKSUM_BYTES = 8
 _FULL_AT, _DROP_TO = 0.98, 0.9
 """Parts of the limit: above the first, files are dropped until the cache has the second."""
 
 _LOOK_AFTER = 0.01
-"""The files are counted anew when this process has written such a part of the limit."""
+"""The files are counted anew after this process has written this part of the limit."""
 
 _USED_EVERY = 60.0
 """A file is marked as used at most once in so many seconds."""

@@ -22,7 +22,7 @@ from tokshard.store.failures import CONDITIONS
 from tokshard.store.requests import LOST
 
 _BEATS = 6
-"""Renewals in the time after which a lease without any would end."""
+"""Renewals in the time that a lease lasts without one."""
 
 _TRIES = 5
 
@@ -59,8 +59,9 @@ class _Found:
 class RemoteLease:
     """A lease that ends some time after its last renewal; at once, if its holder was a process of this machine.
 
-    A holder that cannot renew it in that time, or finds another one in its place, is interrupted as by Ctrl-C if it is
-    the main thread, and its context ends in a `StoreError`; so does every later put through `bucket`.
+    A holder that cannot renew it in that time, or finds another one in its place, has lost it. The main thread is then
+    interrupted as by Ctrl-C, if it is the holder. The context and every later put through `bucket` end in a
+    `StoreError`.
     """
 
     bucket: Bucket

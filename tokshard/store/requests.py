@@ -1,7 +1,7 @@
 """Requests to one bucket or web server, tried again where that may help.
 
-A token may expire in a run of months. So a store that let this process in before and now refuses it is asked once more,
-with the credentials read anew from where they came from.
+A token may expire in a run of months. So if a store refuses a process that it let in before, the request is made once
+more, with the credentials read again.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Requests:
 
     Attributes:
         leases: the keys of the leases that are held, and from when on, by `now`, another process may take each.
-        fence: why nothing may be written any more, as far as it is known; see `lost`.
+        fence: the known reason why nothing may be written any more; see `lost`.
     """
 
     def __init__(self, address: Address, options: RemoteOptions) -> None:
@@ -153,7 +153,7 @@ class Requests:
                 return answer
 
     def _check_final(self, error: Exception, *, key: str, is_renewed: bool) -> None:
-        """Raise what a failure means, unless another try may succeed."""
+        """Raise the error for a failure, unless another try may succeed."""
         if isinstance(error, TryAgainError):
             return
         if isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.ENODATA, errno.EEXIST):
@@ -206,7 +206,7 @@ class Requests:
 
 
 def _set_at_exit(ending: threading.Event) -> None:
-    """Set an event when the interpreter begins to exit: it waits for the threads of pools, and they for their requests.
+    """Set an event when the interpreter begins to exit: it waits for threads of pools, which wait for their requests.
 
     Functions of `atexit` would be too late: they run after those threads have ended.
     """

@@ -42,11 +42,11 @@ _MIN_FILE_BYTES = 1 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What an export wrote.
+    """The result of an export.
 
     Args:
         location: the directory or URI of the files.
-        dtype: of the token ids there.
+        dtype: of the token ids in the files.
         num_documents, num_tokens: in the files.
         num_targets: tokens in the files that are trained; None if the files say nothing about that.
         num_dropped_targets: targets of the corpus that the files do not name.
@@ -85,15 +85,15 @@ def export_corpus(
 ) -> Export:
     """Write the documents of a corpus, in order, in the format of another loader.
 
-    All data are checked against the hashes of the corpus. Memory is one file of MDS, and about 100 MB otherwise. On an
-    error nothing is at `out`.
+    All data are checked against the hashes of the corpus. An MDS file is held in memory; other formats take about 100
+    MB. An error leaves nothing at `out`.
 
     Args:
         corpus: its directory or URI.
         out: a directory that does not exist or is empty; for ``mds`` also a URI.
         drop_eos: leave out the token that ends each document; default: for ``fms``, because that loader adds it.
         drop_bos: leave out the token that begins each document, if the corpus has one.
-        drop_loss: write a corpus with loss spans without them; its readers then train all tokens.
+        drop_loss: leave out loss spans; readers of the files then train on all tokens.
         file_bytes: close a file before the document that would exceed this; default: the format's.
         with_columns: for ``hf``: write the kept columns, too.
 
@@ -158,7 +158,7 @@ def _write(
     with_loss: bool,
     on_progress: OnProgress | None,
 ) -> tuple[list[WrittenFile], int, int]:
-    """Write all documents; the files, how many documents had nothing to write, and the targets that were written."""
+    """Write all documents. Returns the files, how many documents had nothing to write, and the targets written."""
     done, left_out, targets = 0, 0, 0
     for documents in read_documents(corpus, columns=columns, with_loss=with_loss):
         kept = documents

@@ -19,15 +19,15 @@ LABELS, MASK = "labels", "loss_mask"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusFacts:
-    """What a format may need to know of a corpus.
+    """The facts of a corpus that a format may need.
 
     Args:
         name: of the corpus: the last part of its location.
         dtype: of its token ids.
         vocab_size: 1 + the largest id of its tokenizer.
         columns: Arrow fields of the kept columns that are exported.
-        loss: the name of the column that says what is trained: `LABELS`, or `MASK` if spans have weights; None: there
-            is none.
+        loss: the name of the column that says which tokens are trained: `LABELS`, or `MASK` if spans have weights; or
+            None.
         metadata: the corpus and tokenizer of the tokens, for formats that can store it.
         file_bytes: the size at which the user wants files to close; None: the format's.
     """
@@ -184,7 +184,7 @@ class FileSequence:
         if longest > self._target.max_document_tokens:
             place = self._num_documents + int(documents.lengths.argmax())
             raise UsageError(
-                f"document {place} of those to export has {longest:,} tokens; "
+                f"document {place} of the export has {longest:,} tokens; "
                 f"this format holds at most {self._target.max_document_tokens:,}",
                 hint="choose another --format",
             )

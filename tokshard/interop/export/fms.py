@@ -20,7 +20,7 @@ from tokshard.store import Store
 COLUMN = "tokens"
 COUNTS = "meta/combined_counts.csv"
 _BATCH_BYTES = 256
-"""What Arrow writes around a document: its message, its entry in the footer, and what fills it up to 8 bytes."""
+"""Bytes that Arrow writes around a document: its message, its entry in the footer, and padding to 8 bytes."""
 
 
 @dataclass(frozen=True, slots=True)

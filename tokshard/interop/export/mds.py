@@ -94,7 +94,7 @@ class _Shard:
 
     def write(self, documents: Documents) -> None:
         self._lengths.append(documents.lengths)
-        self._tokens.append(documents.tokens.astype(self._dtype))  # a copy: what it was may be unmapped
+        self._tokens.append(documents.tokens.astype(self._dtype))  # a copy: the original may be unmapped
 
     def close(self) -> WrittenFile:
         lengths = np.concatenate(self._lengths)
@@ -119,6 +119,6 @@ class _Shard:
 
 
 def _head(num_tokens: int, itemsize: int) -> bytes:
-    """What precedes the ids of a sample: the size of the array in bytes, and its shape in the narrowest type."""
+    """The bytes before the ids of a sample: the size of the array in bytes, and its shape in the narrowest type."""
     code, head = next((code, head) for code, (end, head) in enumerate(_SHAPES) if num_tokens < end)
     return head.pack(1 + head.size - _SHAPES[0][1].size + 1 + num_tokens * itemsize, 1 << 2 | code, num_tokens)

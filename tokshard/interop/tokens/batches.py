@@ -1,4 +1,4 @@
-"""What a reader yields, and the errors of damaged files."""
+"""The batches that a reader yields, and the errors of damaged files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ is processed three times as fast as one of 16 MiB."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSpec:
-    """What the user says about the files, because the files do not.
+    """Facts about the files that the user gives, because the files do not.
 
     Args:
         field: the column of the ids; None for the first of the usual names.
         dtype: how ids are stored; None for the usual one of the format.
         delimiters: ids that end a document: EOS, and another id that the files use for it.
         narrowest: dtype that holds the vocabulary.
-        max_document_bytes: of ids.
+        max_document_bytes: the most bytes of ids of a document.
         kept: other columns to read, if files have columns.
         loss_field: the column that says which tokens are trained, or `loss.NO_LOSS`; None for the usual one.
         has_loss: whether the corpus has loss spans.

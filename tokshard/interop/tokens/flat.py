@@ -92,7 +92,7 @@ def _first_at(ids: NumberFile, place: int, spec: TokenSpec) -> int:
 
 
 def mask_name(name: str) -> str:
-    """The loss mask of a file of ids, as OLMo-core calls the two."""
+    """The name of the loss mask of a file of ids, by OLMo-core's names."""
     folder, slash, base = name.rpartition("/")
     return folder + slash + base.replace(IDS, MASK)
 

@@ -28,7 +28,7 @@ from tokshard.interop.tokens.rows import LENGTHS, MASK, ROW_FIELDS, RowValues, d
 from tokshard.numbers import DTYPES
 
 USUAL_FIELDS = ("tokens", "input_ids", "token_ids")
-"""Names of the column of ids, the first that is there."""
+"""Usual names of the column of ids; the first that is there is taken."""
 
 _VALUES = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating)
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -107,7 +107,7 @@ def loss_field(location: str, schema: pa.Schema, wanted: str | None) -> LossFiel
 
 
 def row_fields(location: str, schema: pa.Schema, ids: str) -> list[str]:
-    """The columns that say what is padding, and where in a row documents begin.
+    """The columns that mark padding, and the starts of documents in a row.
 
     Args:
         ids: the column of the ids.
@@ -163,11 +163,11 @@ def list_batches(
     said: Mapping[str, pa.Array] = MappingProxyType({}),
     delimiters: Sequence[int] = (),
 ) -> Iterator[TokenBatch]:
-    """The documents in an array of lists, which is sound; a null is an empty document.
+    """The documents in a valid array of lists; a null is an empty document.
 
     Args:
         input_bytes: bytes of the file that the array covers.
-        loss: what says which tokens are trained, and its values: an array of as many lists.
+        loss: the mask or labels, and their values: an array of as many lists.
         said: some of `ROW_FIELDS`, each with an array of as many lists.
         delimiters: ids that end a document.
 

@@ -1,6 +1,6 @@
-"""Which tokens are trained, as other tools store it: a mask or labels with a value for each token.
+"""The trained tokens, as other tools store them: a mask or labels with a value for each token.
 
-Nothing is shifted there: the value of a token says whether that token is predicted. Only the packs of Megatron-Bridge
+The values are not shifted: the value of a token says whether that token is predicted. Only the packs of Megatron-Bridge
 have the value of a token one place before it.
 """
 
@@ -24,7 +24,7 @@ STARTS, PACKED = "seq_start_id", "loss_mask"
 """The columns of Megatron-Bridge's packs: where the documents of a row start, and the mask."""
 
 NO_LOSS = "none"
-"""Given as the column where masks are there and shall not be read."""
+"""The name of a column that means: do not read any masks."""
 
 IGNORED = -100
 """The label of a token that is not trained."""
@@ -37,10 +37,10 @@ _LEAVE_OUT = f"--loss-field {NO_LOSS} leaves masks and labels out: then all toke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossField:
-    """What says in a source which tokens are trained.
+    """The mask or labels of a source, which say which tokens are trained.
 
     Args:
-        name: of a column, or what a companion file is called.
+        name: of a column, or of a companion file in messages.
         is_weighted: its values are weights, and not only 0 and 1.
         is_shifted: the value of a token lies one place before it.
     """
@@ -97,7 +97,7 @@ def find_loss(location: str, names: Collection[str], wanted: str | None) -> str 
 
     Args:
         names: the columns that may be one.
-        wanted: as the user said; None for the one with a usual name.
+        wanted: the user's choice; None for the one with a usual name.
 
     Raises:
         UsageError: there is no such column, or several have usual names.
@@ -136,7 +136,7 @@ def check_loss(location: str, *, has_loss: bool, is_wanted: bool, wanted: str | 
 def weights_of(
     field: LossField, values: NDArray[Any], tokens: NDArray[Any], ends: NDArray[np.int64]
 ) -> tuple[NDArray[np.float32], dict[int, tuple[str, str]]]:
-    """The weight of each token in the loss, 0 where it is not trained: float32 [tokens]; and what is wrong.
+    """The weight of each token in the loss, 0 where it is not trained: float32 [tokens]; and the problems.
 
     Args:
         values: a label or a mask for each token: [tokens].
@@ -177,11 +177,11 @@ def weights_of(
 def aligned_values(
     field: LossField, values: NDArray[Any], lengths: NDArray[np.int64], wanted: NDArray[np.int64]
 ) -> tuple[NDArray[Any], dict[int, tuple[str, str]]]:
-    """A value for each token, and the documents of which there are more or fewer values than tokens.
+    """A value for each token, and the documents with more or fewer values than tokens.
 
     Args:
         lengths: int64 [documents]: values of each.
-        wanted: int64 [documents]: tokens of each. Such a document gets values that say nothing.
+        wanted: int64 [documents]: tokens of each. Such a document gets meaningless values.
     """
     is_same = lengths == wanted
     if is_same.all():

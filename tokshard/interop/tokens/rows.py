@@ -1,4 +1,4 @@
-"""What a row says about its own ids: which of them are padding, and where in it documents begin.
+"""The values of a row about its own ids: which of them are padding, and where documents begin.
 
 Trainers save rows as they batch them: padded to one length, with an ``attention_mask``; or packed, with the position
 of each id in its document (axolotl, TRL), with the length of each document (TRL), or with a mask that numbers the
@@ -111,7 +111,7 @@ def documents_of_rows(batch: TokenBatch, found: Mapping[str, RowValues], delimit
 
 
 _Check = tuple[NDArray[np.bool_], str]
-"""Which ids are wrong, and what is said of the first in a row: with its place, and the values of columns there."""
+"""The wrong ids, and the message for the first in a row, with its place and the values of columns there."""
 
 
 def _number_documents(
@@ -153,7 +153,7 @@ def _restart(
 def _for_each_id(
     name: str, found: RowValues, counts: NDArray[np.int64], missing: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], dict[int, tuple[str, str]]]:
-    """A value for each id, and the rows of which there are more or fewer values than ids.
+    """A value for each id, and the rows with more or fewer values than ids.
 
     Args:
         missing: the values of rows that have none, or another number of them.
@@ -173,7 +173,7 @@ def _for_each_id(
 def _starts_by_length(
     found: RowValues, counts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], dict[int, tuple[str, str]]]:
-    """Where documents begin, counted over the ids of all rows, and the rows whose lengths are not those of documents.
+    """Where documents begin, counted over the ids of all rows, and the rows with impossible lengths.
 
     Args:
         counts: int64 [rows]: ids of each row, without padding.

@@ -339,7 +339,7 @@ def _column_places(
 
 
 def _check_width(samples: _Samples, documents: Sequence[NDArray[Any]]) -> None:
-    """Refuse bytes that are no ids as int64, which is usual, and are ids as narrower integers.
+    """Refuse bytes that are no ids as int64, the usual type, but are ids as narrower integers.
 
     Raises:
         UsageError: with the option that says so.

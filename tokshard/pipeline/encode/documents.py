@@ -44,12 +44,12 @@ class Documents:
         has_special: bool [documents]: the text spells a special token; None where no text is read.
         is_validation: bool [documents]: it belongs to the validation corpus; None for a build of one corpus.
         sources, records: int64 [documents]: origin of each; None: the input that is read.
-        numbers: int64 [documents]: of each among all documents of all corpora; None where no corpus is read.
-        hashes: uint64 [documents, 2]: of each text; None where duplicates are not looked for.
+        numbers: int64 [documents]: number of each among all documents of all corpora; None where no corpus is read.
+        hashes: uint64 [documents, 2]: hash of each text; None where duplicates are not looked for.
         starts: int64 [documents]: the position of the first token of each in its corpus; None where no view is made.
-        num_targets: int64 [documents]: of each, for a view of a corpus that has loss spans.
+        num_targets: int64 [documents]: targets of each, for a view of a corpus that has loss spans.
         omitted: int32 [documents, kinds, 2]: for each of `chat.omissions.KINDS`, how often the template left it out of
-            the conversation, and the number of the first message of which it did; None where texts are read.
+            the conversation, and the number of the first such message; None where texts are read.
     """
 
     tokens: NDArray[Any]
@@ -134,8 +134,8 @@ class ChunkResult:
         documents: the documents that can be written.
         bad: the records that cannot become documents, by ascending position.
         left_out: reason to the positions of others that are left out: int64, ascending. The rest is empty.
-        changes: what was changed on the way to a document, to the positions of these records.
-        candidates: positions of the records that duplicates are looked for among: int64. None: those are left out.
+        changes: kind of change on the way to a document, to the positions of the changed records.
+        candidates: int64: positions of the records among which duplicates are still to be found. None: that is done.
         fields: kept columns for which at least one record has a field.
         num_marks: byte order marks that were dropped.
         sources: int64 [records]: where each record comes from; None: from the input that is read.
@@ -157,7 +157,7 @@ class ChunkResult:
     padding: NDArray[np.int64] | None = None
 
     def of(self, is_wanted: NDArray[np.bool_]) -> ChunkResult:
-        """What some of the records became: those that a mask bool [records] marks. Only for documents of corpora."""
+        """The results of the records that a mask bool [records] marks. Only for documents of corpora."""
         return replace(
             self,
             documents=self.documents.select(is_wanted[self.documents.positions]),
@@ -238,7 +238,7 @@ def content_hashes(contents: Iterable[bytes]) -> NDArray[np.uint64]:
 
 
 def _digests(contents: Iterable[bytes], begun: Any) -> bytearray:
-    """What a hash that has begun makes of each content: copying it takes half as long as beginning another one."""
+    """The digest of each content, by a copy of a hash that has begun: that takes half as long as a new hash."""
     digests = bytearray()
     for held in contents:
         digest = begun.copy()

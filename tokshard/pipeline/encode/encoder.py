@@ -48,7 +48,7 @@ class EncodedTexts:
         failed: for each text that became no document, its index, the reason and what was found.
         idle: indices of conversations without a target. They are not among the documents either.
         loss: of conversations: the columns of loss spans.
-        changes: what was changed, to the indices of the texts.
+        changes: kind of change, to the indices of the changed texts.
         omitted: of conversations: what the template left out of each document, as `Documents.omitted` has it.
     """
 
@@ -172,7 +172,7 @@ _HINTS = {
     "Byte fallback": "tokenizers 1.0 refuses such files (Gemma 1 and 2 have them): pip install 'tokenizers<1'",
     "fancy-regex": "tokenizers 1.0 refuses patterns that look ahead or back: pip install 'tokenizers<1'",
 }
-"""What the library says of files that an older version of it loads, to what to do."""
+"""Words in the library's errors for files that an older version loads, to the hint."""
 
 
 class Encoder:
@@ -182,8 +182,8 @@ class Encoder:
     Special tokens in the text are encoded as ordinary text.
 
     Args:
-        content: of a ``tokenizer.json``.
-        ids: tokens to the ids that they have to have.
+        content: bytes of a ``tokenizer.json``.
+        ids: tokens to the ids that they must have.
         engine: the package that encodes: `TOKENIZERS`, or one with the same ids, see `tokshard.pipeline.encode.engine`.
 
     Raises:

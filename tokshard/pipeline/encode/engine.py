@@ -1,4 +1,4 @@
-"""Another library than `tokenizers` that encodes texts: only if it gives the same ids, which is tried before a build.
+"""Encoding by another library than `tokenizers`, only if it gives the same ids. That is tried before a build.
 
 It is tried on texts made to find differences, and on the beginning of inputs.
 """
@@ -19,7 +19,7 @@ from tokshard.pipeline.encode.encoder import TOKENIZERS, Encoder, EncodingError
 from tokshard.pipeline.encode.tokenizer_file import added_tokens
 
 COMPARED_BYTES = 4 << 20
-"""Of each input, about so much text is compared."""
+"""Approximate bytes of text of each input that are compared."""
 
 _BULK = (range(0x3400, 0xA000), range(0xAC00, 0xF900), range(0x20000, 0x33480))
 """Ideographs, syllables and private use, which libraries treat alike: every sixteenth is tried."""
@@ -48,7 +48,7 @@ def hard_texts(content: bytes) -> Iterator[list[str]]:
     """Texts on which libraries differ: each character beside others, and mixtures with the added tokens.
 
     Args:
-        content: of a ``tokenizer.json``.
+        content: bytes of a ``tokenizer.json``.
     """
     characters = (n for n in itertools.chain(range(_LAST), range(0xE0000, 0xE0200)) if not 0xD800 <= n < 0xE000)
     tried = (chr(n) for n in characters if n % 16 == 0 or not any(n in bulk for bulk in _BULK))
@@ -70,8 +70,8 @@ def check_same_ids(content: bytes, engine: str, texts: Iterable[tuple[str, Seque
     """Compare a library with `tokenizers`. Costs what `tokenizers` takes for the texts, and 4 MB of hard ones.
 
     Args:
-        content: of a ``tokenizer.json``.
-        texts: texts with where they are from.
+        content: bytes of a ``tokenizer.json``.
+        texts: texts, each group with its place.
 
     Raises:
         TokenizerError: one of the libraries cannot load the tokenizer, or they give a text other ids.

@@ -37,7 +37,7 @@ from tokshard.pipeline.sources.records import (
 )
 
 SPELLED = "spelled: "
-"""Before an added token that is not special, in the changes of documents whose text spells it."""
+"""Prefix of an added token that is not special, in the changes of documents whose text spells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Parsed:
         return found.documents.positions if isinstance(found, ChunkResult) else positions_array(found)
 
     def contents(self) -> Iterator[bytes]:
-        """What each candidate holds, for hashes: its text as UTF-8, or its tokens."""
+        """The content of each candidate, for hashes: its text as UTF-8, or its tokens."""
         found = self.records
         return found.documents.contents() if isinstance(found, ChunkResult) else (text.encode() for text in found.texts)
 
@@ -215,7 +215,7 @@ class AddedText:
     """Finds texts that spell an added token which is not special: it is a token there, not text.
 
     Args:
-        content: of a ``tokenizer.json``.
+        content: bytes of a ``tokenizer.json``.
         known: tokens that are text there, or that texts mean.
     """
 

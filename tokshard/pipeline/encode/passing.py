@@ -28,7 +28,7 @@ DOUBLED = "doubled delimiter"
 """Reason for a record of nothing but its delimiter."""
 
 ADDED, INSIDE = "delimiter added", "end inside a document"
-"""What is counted of documents that are written: they lacked EOS; they end inside a document of the source."""
+"""Counted changes of written documents: they lacked EOS; they end inside a document of the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class _Records:
     Args:
         ends: int64 [records]: where each ends in the tokens.
         documents: int64 [records]: which document of the source each is from.
-        is_last: bool [records]: it ends where that does.
+        is_last: bool [records]: it ends where its document of the source does.
     """
 
     ends: NDArray[np.int64]
@@ -128,7 +128,7 @@ class TokenPasser:
     ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32] | None]:
         """Tokens in which every document ends in EOS, and begins with BOS if there is one; their ends and weights.
 
-        What is added is not trained.
+        Added delimiters are not targets.
         """
         for other in self._others:
             tokens = np.where(tokens == other, np.uint32(self._eos), tokens.astype(np.uint32))
@@ -155,7 +155,7 @@ class TokenPasser:
 
 
 def _at_last(padding: NDArray[np.int64], records: _Records) -> NDArray[np.int64]:
-    """The ids of padding for each record: those of a document of the source belong to its last one."""
+    """The ids of padding for each record: those of a document of the source count for its last record."""
     found = np.zeros(len(records.ends), np.int64)
     found[records.is_last] = padding
     return found
@@ -165,7 +165,7 @@ def _cut(ends: NDArray[np.int64], delimited: NDArray[np.int64]) -> _Records:
     """Cut documents of the source.
 
     Args:
-        ends: of the documents, ascending.
+        ends: where the documents end, ascending.
         delimited: where the delimiters end, and where other documents begin; ascending.
     """
     places = np.searchsorted(ends, delimited)

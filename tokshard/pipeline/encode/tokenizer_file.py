@@ -40,12 +40,12 @@ class TokenizerFile:
 
     Args:
         content: the bytes of ``tokenizer.json``.
-        info: what the manifest says of it.
-        notes: what the user should know, a line each.
-        config: what ``tokenizer_config.json`` says.
-        template: what ``chat_template.jinja`` next to it holds; None if there is none.
+        info: its entry in the manifest.
+        notes: notes for the user, a line each.
+        config: content of ``tokenizer_config.json``.
+        template: content of the ``chat_template.jinja`` next to it; None if there is none.
         has_plain_ids: each added token has the id of the vocabulary, or the next free one, as libraries number them.
-        normalizer: what changes text before it is encoded, such as ``NFKC, Lowercase``; None if nothing does.
+        normalizer: steps that change text before it is encoded, such as ``NFKC, Lowercase``; None if there are none.
     """
 
     content: bytes
@@ -142,10 +142,10 @@ def with_parsed(info: TokenizerInfo, value: str) -> tuple[TokenizerInfo, str]:
         value: ``parse=TOKEN,...``.
 
     Returns:
-        The tokenizer, of which text may produce these tokens; and the value with each token once, in the order of ids.
+        The tokenizer, with these tokens allowed in text; and the value with each token once, in the order of ids.
 
     Raises:
-        UsageError: one of them is not special, or a delimiter, which lies between documents alone.
+        UsageError: one of them is not special, or is a delimiter, which belongs only between documents.
     """
     if not value.startswith(PARSE):
         raise UsageError(
@@ -184,7 +184,7 @@ def parsing(content: bytes, info: TokenizerInfo, tokens: Collection[str] = ()) -
 
 
 def read_config(folder: Store) -> tuple[dict[str, Any], str | None]:
-    """What a tokenizer's folder says besides its ``tokenizer.json``: the configuration, and the chat template.
+    """The other files of a tokenizer's folder: the configuration, and the chat template.
 
     Raises:
         TokenizerError: one of them cannot be read.

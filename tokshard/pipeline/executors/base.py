@@ -68,7 +68,7 @@ class RunUsage:
     """The cost of a run of a build.
 
     Args:
-        workers: of all stages.
+        workers: their cost, over all stages.
         tokens: tokens written.
         started: start on the monotonic clock.
         cpu_before: CPU-seconds of this process when it began.
@@ -156,7 +156,7 @@ class InlineExecutor:
 
 
 MakeExecutor = Callable[[Build, Stage, int, OnProgress], Executor]
-"""Makes the executor of a stage, of which so many tasks are to be run."""
+"""Makes the executor of a stage, given the number of tasks to run."""
 
 
 def portable(error: Exception) -> Exception:

@@ -23,7 +23,7 @@ from tokshard.pipeline.workspace.receipts import Progress, Receipt
 
 _STOP_SECONDS = 5.0
 _CHUNKS_PER_WORKER = 2
-"""One that it prepares, and one that is there when it is done with that."""
+"""One that it prepares, and the next one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +105,7 @@ class ProcessExecutor:
         self._send(worker, run)
 
     def events(self) -> Iterator[Event]:
-        """What workers report."""
+        """The reports of the workers."""
         for worker, message in self._messages():
             if isinstance(message, Receipt):
                 yield message

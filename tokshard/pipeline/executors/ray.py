@@ -38,9 +38,9 @@ from tokshard.pipeline.workspace.receipts import Receipt, TaskFailedError, progr
 _QUEUED_PER_CPU = 2
 """Tasks under way per CPU. One of them waits, so that a node that joins finds work, and an autoscaler sees a need."""
 _MAX_LOSSES = 3
-"""Workers that a task may cost, as many as Ray allows by default: on a cluster, nodes go for reasons of their own."""
+"""Workers that a task may lose, as many as Ray allows by default: a cluster loses nodes for other reasons, too."""
 _CPUS_SECONDS = 10.0
-"""How long the number of CPUs of the cluster counts as known."""
+"""How long a number of CPUs of the cluster is used before Ray is asked again."""
 _STOP_SECONDS = 60.0
 _NODE_SECONDS = 120.0
 """A node has this long to answer; it may have to start a Python process first."""
@@ -134,7 +134,7 @@ _MARK = f"{_FOLDER}/mark"
 
 
 Setup = tuple[Build, Stage, str, bytes]
-"""What worker processes of the cluster need, put into the object store once: the last two are the driver's current
+"""Data for the workers of the cluster, put into the object store once: the last two are the driver's current
 directory, where relative paths start, and the content of the mark."""
 
 
@@ -241,7 +241,7 @@ def check_nodes(setup: Any) -> None:
         try:
             problem = ray.get(answer)
         except (NodeDiedError, TaskUnschedulableError):
-            continue  # it went meanwhile
+            continue  # it has left meanwhile
         except RayError as error:
             raise BuildError(
                 f"{node} cannot run tasks of tokshard: {first_line(error)}",

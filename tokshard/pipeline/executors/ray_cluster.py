@@ -84,7 +84,7 @@ def _start(address: str, num_workers: int | None) -> None:
         stack.enter_context(interrupted_at_end())
         host, _, port = (os.environ.get("RAY_ADDRESS", "") if address == AUTO else address).rpartition(":")
         try:
-            if host and port.isdigit():  # where nobody listens, Ray waits all the same
+            if host and port.isdigit():  # Ray waits even if nobody listens
                 socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
             ray.init(
                 address=address,

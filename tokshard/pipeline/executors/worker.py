@@ -125,7 +125,7 @@ def restoring_environment() -> Iterator[None]:
             yield
         finally:
             if not was_running and server._forkserver_pid is not None:  # noqa: SLF001
-                # by itself it ends after all workers, and after Ctrl-C one may be on its way that nobody waits for
+                # by itself it ends only after all workers, and Ctrl-C may leave a starting worker that nobody waits for
                 os.kill(server._forkserver_pid, signal.SIGKILL)  # noqa: SLF001
                 server._stop()  # noqa: SLF001
                 server._preload_modules = preload  # noqa: SLF001

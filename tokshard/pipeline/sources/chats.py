@@ -1,4 +1,4 @@
-"""The fields of conversations, and a record of them as one text of JSON: what a build of chats reads."""
+"""The fields of conversations, and the conversation of a record as one text of JSON."""
 
 from __future__ import annotations
 

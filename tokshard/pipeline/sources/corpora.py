@@ -157,7 +157,7 @@ class CorporaReader:
 
 @contextlib.contextmanager
 def reading(corpus: Corpus, index: int) -> Iterator[None]:
-    """Raise an error of the store, or of the temporary directory, where a shard is copied from a bucket, as one of it.
+    """Turn errors of the store, or of the temporary directory for copies from a bucket, into a `BuildError`.
 
     Raises:
         BuildError: the shard cannot be read.

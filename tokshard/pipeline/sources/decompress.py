@@ -48,8 +48,8 @@ class ByteSource(NamedTuple):
 
     Args:
         read: returns the requested number of bytes; fewer only at the end.
-        file_position: returns how many bytes of the file stand for so many of the bytes, or for all that were read.
-            What was read of a compressed file and not given yet does not count. Of what is spooled, the bytes count.
+        file_position: returns the bytes of the file that stand for so many decompressed bytes, or for all that were
+            read. Bytes that were decompressed ahead do not count. For spooled inputs, the decompressed bytes count.
     """
 
     read: Callable[[int], bytes]
@@ -65,7 +65,7 @@ def open_bytes(input_: Input, *, start: int = 0) -> Iterator[ByteSource]:
 
     Raises:
         BadSourceError: the file is gone, or its compression is truncated or corrupt (also later, from ``read``).
-        CutSourceError: from ``read``: what is spooled has only the beginning, and was read to its end.
+        CutSourceError: from ``read``: the spool has only the beginning, and was read to its end.
     """
     if input_.compression is not None and input_.num_bytes == 0 and input_.place is None:
         raise damaged(input_, f"the file is empty, and {input_.compression} data never is")
@@ -87,7 +87,7 @@ def _plain_bytes(input_: Input, file: IO[bytes]) -> ByteSource:
         nonlocal position
         left = input_.num_bytes - position
         try:
-            # a read takes the memory that it asks for, so of a small file it asks for little
+            # a read allocates what it asks for, so it asks for little of a small file
             data = file.read(min(size, left + 1) if left > 0 else size)
         except OSError as error:
             raise vanished(input_, error) from error
@@ -122,7 +122,7 @@ def _decompressed(pieces: Iterator[bytes], tell: Callable[[], int] | None) -> By
     def file_position(stop: int | None) -> int:
         nonlocal reported
         place = given if stop is None else min(stop, given)
-        # never back, which a part that is compressed better would be
+        # never backwards, as after a part that compresses better
         here = made if tell is None else tell()
         reported = max(reported, here * place // made if place < made else here)
         return reported
@@ -222,7 +222,7 @@ def _streams(file: IO[bytes], kind: str, make: Callable[[], Any]) -> Iterator[by
             except _ERRORS as error:
                 if num_streams and not has_begun:
                     raise EOFError(
-                        f"what follows {counted(num_streams, f'whole {kind} stream')} is not {kind}"
+                        f"the bytes after {counted(num_streams, f'whole {kind} stream')} are not {kind}"
                     ) from error
                 raise
             has_begun = True

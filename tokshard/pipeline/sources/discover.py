@@ -189,7 +189,7 @@ def _examined(listing: Listing, entry: Entry, form: Format) -> tuple[Entry, Form
     """
     if listing.is_read_once and not form.is_streamed:
         raise UsageError(
-            f"{form.name} cannot be read from standard input: its end says what it holds",
+            f"{form.name} cannot be read from standard input: its metadata is at its end",
             hint="write it to a file first",
         )
     store = listing.store

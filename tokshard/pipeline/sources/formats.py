@@ -40,7 +40,7 @@ FORMATS: tuple[Format, ...] = (
     token_tables.ARROW_STREAM,
     token_lines.FORMAT,
 )
-"""In the order in which they are tried."""
+"""All formats, in the order in which they are tried."""
 
 _BY_NAME = {(form.reads, form.name): form for form in FORMATS}
 
@@ -88,7 +88,7 @@ def loss_columns(inputs: InputTable, wanted: str | None) -> tuple[dict[str, str]
         wanted: the column that the user gave.
 
     Raises:
-        UsageError: it is not there, or several columns may be meant.
+        UsageError: it is missing, or several columns may be meant.
     """
     columns, notes = dict[str, str](), []
     for input_ in inputs.first_of_each_kind():

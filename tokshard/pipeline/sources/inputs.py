@@ -41,7 +41,7 @@ _SCHEMA = pa.schema([(name, pa.string() if name in {"path", "version"} else pa.i
 """A `kind` is an index into a list in the metadata of the schema."""
 
 Needs = tuple[tuple[str, str], ...]
-"""What a file needs to be read, as `opening.needed_names` spells it."""
+"""The files that reading one requires, as `opening.needed_names` takes them."""
 
 InputRow = tuple[int, str, int, str, tuple[str, str | None, Needs]]
 """Argument, path, size and version of an input, and its format, compression and needs."""
@@ -97,7 +97,7 @@ class Input:
 
     @property
     def is_read_once(self) -> bool:
-        """Whether it has to be spooled before tasks can read it, or is."""
+        """Whether it has to be spooled before tasks can read it, or is spooled already."""
         return self.place is not None or self.version == READ_ONCE
 
 
@@ -165,7 +165,7 @@ class InputTable:
 
     @property
     def cuts(self) -> str:
-        """What a task depends on that takes the beginning of an input for all of it; empty if none is cut."""
+        """Hashes of the inputs that are cut. A task that takes such a beginning for the whole depends on them."""
         return " ".join(facts.sha256 for facts in self.spooled.values() if facts.is_cut)
 
     @cached_property
@@ -269,7 +269,7 @@ class InputTable:
 
 
 def _crc_of_kinds(table: pa.Table) -> int:
-    """Of the formats, which the digest leaves out: a corpus does not say of which its sources were."""
+    """CRC-32 of the formats, which the digest leaves out: a corpus does not record the formats of its sources."""
     kinds = zlib.crc32((table.schema.metadata or {}).get(b"kinds", b""))
     return zlib.crc32(np.ascontiguousarray(numbers_of(table.column("kind"))).data, kinds)
 

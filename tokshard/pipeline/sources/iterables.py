@@ -78,7 +78,7 @@ def encoded_rows(source: RecordSource, spec: RecordSpec) -> Iterator[bytes]:
         SourceError: the iterable raised an exception.
         UsageError: the iterable yields paths.
     """
-    encode = msgspec.msgpack.Encoder(enc_hook=str.__str__).encode  # as plain strings, those of numpy and others
+    encode = msgspec.msgpack.Encoder(enc_hook=str.__str__).encode  # strings of numpy and others become plain ones
     for record in _records(source):
         row = encode(_row(record, spec))
         yield len(row).to_bytes(_LENGTH_BYTES, "little") + row

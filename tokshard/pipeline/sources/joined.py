@@ -27,8 +27,8 @@ class Joined:
     """The columns of a file, by document.
 
     The file has a column `id`, as ``--id-field`` kept them, or `document`: a number in the corpus whose content
-    fingerprint is in the column `fingerprint` or in the metadata of the file. A number without one is taken for that of
-    this corpus if the file has a row for each of its documents. It stays in memory, some 24 bytes a row and more.
+    fingerprint is in the column `fingerprint` or in the metadata of the file. Without a fingerprint, the numbers are of
+    this corpus if the file has a row for each of its documents. The file stays in memory, at 24 bytes a row or more.
 
     Args:
         file: a parquet file, by path or URI.
@@ -107,7 +107,7 @@ class Joined:
         """The columns of some documents: null for one that the file does not name.
 
         Args:
-            numbers: int64 [documents], of each in the corpus.
+            numbers: int64 [documents]: the number of each in the corpus.
             ids: the column of their ids; None if the corpus has none.
         """
         wanted: NDArray[Any] = numbers
@@ -124,7 +124,7 @@ class Joined:
 
 
 def _hashes(ids: list[str | int | None]) -> NDArray[np.bytes_]:
-    """128 bits of each id; of none, as no id has them."""
+    """A hash of 128 bits of each id; for a missing id, one that no id has."""
     encoded = (None if value is None else str(value).encode("utf-8", "surrogatepass") for value in ids)
     digests = (_NO_ID if value is None else hashlib.blake2b(value, digest_size=_ID_BYTES).digest() for value in encoded)
     return np.frombuffer(b"".join(digests), f"S{_ID_BYTES}")

@@ -57,7 +57,7 @@ class JsonLinesParser:
         if chunk.oversized_bytes:
             detail = f"line has {chunk.oversized_bytes:,} bytes, at most {spec.max_line_bytes:,} are allowed"
             start = chunk.oversized_start
-            # no limit makes a record of these
+            # no limit would make a record of these bytes
             what = content_of(start) or _expected(start, ()).lstrip("; ")
             problem = (MALFORMED, f"{detail}; {what}") if what else (TOO_LONG, detail)
             records.bad.append(BadRecord(records.count, *problem))
@@ -91,7 +91,7 @@ class JsonLinesParser:
                         records.note_unread(position, self._unread(named))
         except _JSON_ERRORS:
             return None
-        return None if records.bad else records  # line by line, more can be said about what is wrong
+        return None if records.bad else records  # line by line, problems can be described better
 
     def _take_each(self, data: bytes) -> Records:
         """Parse line by line, and explain each bad line."""

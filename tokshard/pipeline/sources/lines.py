@@ -10,7 +10,7 @@ from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.records import LineChunk
 
 START_BYTES = 80
-"""Of a line that is too long to be held, what is kept to say what it is."""
+"""Bytes that are kept of a line that is too long to be held, to say what it is."""
 
 
 def lines_of(input_: Input, span: Span, max_line_bytes: int) -> Iterator[tuple[int, LineChunk]]:

@@ -16,7 +16,7 @@ from tokshard.pipeline.sources.inputs import READ_ONCE, RECORDS, STDIN, RecordSo
 from tokshard.store import Entry, Store, locate, look_at, open_store
 
 HIDDEN = "hidden"
-"""Stands for a suffix where hidden files and directories are counted."""
+"""The key of hidden files and directories in counts by suffix."""
 
 _ANY_FOLDERS = "**"
 

@@ -112,12 +112,12 @@ def check_unchanged(input_: Input, start_over: str = "start over with --force") 
 
 
 def check_all_unchanged(inputs: Iterable[Input], start_over: str) -> None:
-    """Refuse inputs of which one has changed since the build began. One that is gone is left to the task that reads it.
+    """Refuse inputs if one has changed since the build began. A missing one is left to the task that reads it.
 
     Costs about as much as listing them: in a bucket a request for 1,000 files of a folder, or for a single file.
 
     Raises:
-        SourceError: one has another size or version, or cannot be asked for.
+        SourceError: one has another size or version, or its facts cannot be read.
     """
     for folder, some in itertools.groupby(inputs, lambda one: os.path.dirname(one.location)):
         held = [one for one in some if not one.is_read_once and one.version and one.format not in {DOCUMENTS, VIEW}]

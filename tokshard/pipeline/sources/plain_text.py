@@ -65,7 +65,7 @@ def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[int, 
         for place, records in counted(found, stream.file_position, is_exact=spec.text_unit != FILE):
             records.set_name(spec, name)
             if spec.text_unit == FILE:
-                records.input_bytes = input_.num_bytes  # also where less was read of a text that is too long
+                records.input_bytes = input_.num_bytes  # even if a text was too long to be read whole
             yield place, records
 
 

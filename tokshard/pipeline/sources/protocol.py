@@ -37,9 +37,9 @@ class Format:
         examine: returns the format of a file, which may be a variant of this one.
         arrange: returns the files of an argument to read, in order; the last argument says whether they are all files
             of a folder. It refuses folders that cannot be read as they are.
-        columns: returns the names of the columns of an input, without those that are read: of ids, and of the loss.
-        loss: returns what says in an input which tokens are trained, if anything does. Its second argument is the
-            column that the user gave.
+        columns: returns the names of the other columns of an input, besides those of ids and of the loss.
+        loss: returns the mask or labels of an input, if it has any. Its second argument is the column that the user
+            gave.
     """
 
     name: str

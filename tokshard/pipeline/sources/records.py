@@ -33,7 +33,7 @@ SPECIAL_TOKEN = "special token in text"
 NOT_ENCODED = "tokenizer fails on the text"
 EMPTY = "empty"
 UNREAD = "field not read: "
-"""Before a name of the fields of conversations that a build does not read, as it counts them."""
+"""Prefix of the name of a field of conversations that is not read, in the counts."""
 
 ROWS_PER_CHUNK = 1_024
 """The most records that are handled at once."""
@@ -73,7 +73,7 @@ class RecordSpec:
 
     @property
     def object_fields(self) -> tuple[str, ...]:
-        """The fields of a JSON object that are read together, as one text of JSON; none where a field is the text."""
+        """The fields of a JSON object that are read together, as one text of JSON; none if one field is the text."""
         if self.tokens is None:
             return CHAT_FIELDS if self.is_chat else ()
         ids, loss = self.tokens.field, self.tokens.loss_field

@@ -39,7 +39,7 @@ _HASH_BYTES = 8
 
 
 class Files(NamedTuple):
-    """Where the lists of a view and the files that are joined are."""
+    """The locations of the lists of a view and of its joined files."""
 
     keep_ids: str | None
     drop_ids: str | None
@@ -51,7 +51,7 @@ class Selection:
 
     Args:
         location, generation: the corpus, which may be a view, and its newest generation.
-        selected: which documents it has.
+        selected: the conditions of the view.
     """
 
     def __init__(self, location: str, generation: int, selected: SelectConfig, files: Files) -> None:
@@ -136,12 +136,12 @@ class Rules:
 
     Attributes:
         needs_columns: whether columns of the corpus have to be read.
-        columns: those that conditions and cells may name, kept and joined ones: name to type.
+        columns: the columns that conditions and cells may name, kept and joined ones: name to type.
 
     Raises:
         UsageError: a condition names a missing column, or its value has the wrong type; a list or a file cannot be read
             or does not belong to the corpus.
-        BuildError: a list or a file is not the one of the view.
+        BuildError: a list or a file is not the one that the view began with.
     """
 
     def __init__(self, corpus: Corpus, selected: SelectConfig, given: Files) -> None:
@@ -189,7 +189,7 @@ class Rules:
         A document is left out for one reason.
 
         Args:
-            numbers: int64 [documents], of each in the corpus.
+            numbers: int64 [documents]: the number of each in the corpus.
             read: gives the offsets and tokens of the record batch.
         """
         ids, left_out, listed = columns.get(ID), dict[str, NDArray[np.int64]](), None
@@ -215,12 +215,12 @@ def _unchanged(file: str, expected: str) -> str:
     """A file that a view is made with.
 
     Raises:
-        BuildError: its content is another than when the build began.
+        BuildError: its content has changed since the build began.
     """
     if file_sha256(*locate(file)) != expected:
         raise BuildError(
             f"{file} was changed while documents were selected by it",
-            hint="put the file back with which the command began, or start over with --force",
+            hint="put back the file with which the command began, or start over with --force",
         )
     return file
 

@@ -141,7 +141,7 @@ def group_sizes(input_: Input) -> list[int]:
 def _groups_of(input_: Input, _: str) -> Divisibility:
     try:
         return Grouped(tuple(group_sizes(input_)))
-    except SourceError:  # its reader will say so
+    except SourceError:  # its reader will report it
         return Indivisible()
 
 
@@ -195,9 +195,9 @@ def _conversations(
 
 
 def _json_decoder(field: pa.Field) -> Callable[[Any], Any] | None:
-    """What decodes the values of Arrow's type for JSON in a column, at any depth; None if the column has none.
+    """A decoder of values of Arrow's JSON type in a column, at any depth; None if the column has none.
 
-    `datasets` stores values of mixed types so.
+    `datasets` stores values of mixed types like this.
     """
     kind = field.type
     named = (field.metadata or {}).get(b"ARROW:extension:name", b"").decode()  # by a pyarrow that lacks the type
@@ -216,7 +216,7 @@ def _json_value(value: Any) -> Any:
     try:
         return None if value is None else msgspec.json.decode(value)
     except UNDECODABLE:
-        return value  # what reads the conversation says what is wrong with it
+        return value  # the reader of the conversation reports the problem
 
 
 def row_too_long(spec: RecordSpec, num_bytes: float) -> Problem:

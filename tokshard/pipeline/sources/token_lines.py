@@ -26,11 +26,11 @@ from tokshard.pipeline.sources.lines import lines_of
 from tokshard.pipeline.sources.records import MISSING_IDS, Problem, Records, RecordSpec
 
 _MAX_FIRST_BYTES = 1 << 30
-"""Of the line in which an import looks for its fields."""
+"""The most bytes of the line in which an import looks for its fields."""
 
 
 def batch(records: Records, spec: RecordSpec) -> TokenBatch:
-    """The documents of parsed lines, of which each text is the JSON of `RecordSpec.object_fields`."""
+    """The documents of parsed lines, whose texts are the JSON of `RecordSpec.object_fields`."""
     assert spec.tokens is not None
     none = np.empty(0, np.int64), np.empty(0, np.float32)
     found = [none] * records.count
@@ -115,7 +115,7 @@ def _document(record: Mapping[str, Any], spec: TokenSpec) -> tuple[NDArray[np.in
 
 
 def _said(record: Mapping[str, Any], spec: TokenSpec) -> dict[str, NDArray[np.int64]]:
-    """What a record says about padding and about where documents begin in it.
+    """The fields of a record that mark padding, and the starts of documents in it.
 
     Raises:
         _RecordError: it is not a list of integers.
@@ -135,7 +135,7 @@ def _numbers(value: Any, *kinds: type) -> NDArray[Any] | None:
     """A list of numbers as an array; None if it is not one.
 
     Args:
-        kinds: of the numbers. A bool is no int: numpy would make the id 1 of true.
+        kinds: types of the numbers. A bool is no int: numpy would turn true into the id 1.
     """
     if not isinstance(value, list) or not set(map(type, value)).issubset(kinds):
         return None
@@ -144,7 +144,7 @@ def _numbers(value: Any, *kinds: type) -> NDArray[Any] | None:
     except OverflowError:
         return None
     allowed = {np.bool_, np.int64, np.float64} if float in kinds else {np.bool_, np.int64}
-    return found if found.dtype.type in allowed else None  # numpy makes floats of integers above 2^63
+    return found if found.dtype.type in allowed else None  # numpy turns integers above 2^63 into floats
 
 
 def _shown(value: Any) -> str:
@@ -160,7 +160,7 @@ def _columns_of_loss(record: Mapping[str, Any]) -> list[str]:
 
 
 def _first(input_: Input) -> dict[str, Any]:
-    """The first record; empty if the first lines hold none, which the reader will say."""
+    """The first record; empty if the first lines hold none, which the reader will report."""
     for _, chunk in lines_of(input_, Span(), _MAX_FIRST_BYTES):
         lines = [line for line in chunk.data.split(b"\n") if line.strip()]
         for line in lines:

@@ -66,12 +66,12 @@ def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """What an import reads of a table.
+    """The columns that an import reads of a table.
 
     Args:
-        columns: of the ids, first; of `loss` and `of_rows`; and those that are kept.
-        loss: what says which tokens are trained, if anything does.
-        of_rows: those that say what is padding, or where in a row documents begin.
+        columns: the column of ids, those of `loss` and `of_rows`, and the kept ones.
+        loss: the mask or labels, if there are any.
+        of_rows: columns that mark padding, or the starts of documents in a row.
     """
 
     columns: Columns

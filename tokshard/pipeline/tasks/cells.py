@@ -1,4 +1,4 @@
-"""The sink of a view: which documents are kept, as stretches, for all of them and for each cell."""
+"""The sink of a view: notes the kept documents as stretches, for the whole view and for each cell."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Cells:
         """Note documents.
 
         Args:
-            documents: int64 [5, documents]: of each its number and place in the base, tokens, source, and targets.
+            documents: int64 [5, documents]: for each, its number and place in the base, tokens, source, and targets.
         """
         numbers, starts, lengths, sources, targets = documents
         found = CellCounts(
@@ -75,14 +75,14 @@ class Cells:
 
 
 def _by_source(sources: NDArray[np.int64], lengths: NDArray[np.int64]) -> dict[int, tuple[int, int]]:
-    """Each source, and how many documents and tokens are from it."""
+    """The number of documents and of tokens from each source."""
     found, of_source = np.unique(sources, return_inverse=True)
     counts, tokens = np.bincount(of_source), np.bincount(of_source, lengths).astype(np.int64)
     return dict(zip(found.tolist(), zip(counts.tolist(), tokens.tolist(), strict=True), strict=True))
 
 
 def _labels(columns: Sequence[pa.Array]) -> tuple[list[str], NDArray[np.int64]]:
-    """The labels of the cells that some documents are in, and the cell of each: int64 [documents]."""
+    """The labels of the cells of some documents, and the cell of each document: int64 [documents]."""
     import pyarrow.compute as pc  # takes 50 ms, and most commands need none
 
     codes, texts = np.zeros(len(columns[0]), np.int64), list[list[str | None]]()

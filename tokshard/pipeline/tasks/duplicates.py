@@ -42,13 +42,13 @@ from tokshard.pipeline.workspace.receipts import Key, Receipt, file_path, read_r
 from tokshard.store import Store, written
 
 PART_TEXTS = 1 << 20
-"""Texts that a task holds the hashes of: 16 MiB of hashes, and 100 MB at the peak while they are sorted."""
+"""Texts whose hashes a task holds: 16 MiB of hashes, and 100 MB at the peak while they are sorted."""
 
 HASH_FAN_OUT = 32
 """Buckets that hashing tasks deal to. A task of 100,000 texts writes 88 kB into each."""
 
 BUCKET_ROWS = 1 << 20
-"""Hashes that are sorted at once, about: a process has 200 MB at the peak."""
+"""Approximate number of hashes that are sorted at once: a process has 200 MB at the peak."""
 
 MAX_DROP_FILES = 8
 """Files in which a writing task looks up its duplicates."""
@@ -105,7 +105,7 @@ class EarlierTexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drops:
-    """Finds the texts to drop of every task.
+    """Finds the texts that each task has to drop.
 
     Args:
         tasks: every hashing task as a number, in order: int64 [tasks].
@@ -192,18 +192,18 @@ class HashSink:
 
 
 def hash_levels() -> Levels:
-    """How hashing tasks deal: the same for all builds, because how many texts there are is known afterwards."""
+    """How hashing tasks deal: the same for all builds, because the number of texts is not known yet."""
     return Levels(fan_out=HASH_FAN_OUT, depth=1, schema=_HASHES)
 
 
 def text_levels(num_texts: int) -> Levels:
-    """How the hashes of so many texts have to be dealt before they are read: like at first, if that is enough."""
+    """How the hashes of so many texts are dealt before they are read: as by the hashing tasks, if that is enough."""
     num_buckets = ceil_div(num_texts, BUCKET_ROWS)
     return hash_levels() if num_buckets <= HASH_FAN_OUT else Levels.of(num_buckets, _HASHES)
 
 
 def drop_levels(num_texts: int, num_tasks: int) -> Levels:
-    """How the places of duplicates are dealt: those of one task, or of several with about a bucket of texts."""
+    """How the places of duplicates are dealt: a bucket for each task, or for several with about a bucket of texts."""
     return Levels.of(max(1, min(num_tasks, ceil_div(num_texts, BUCKET_ROWS))), _DROPS)
 
 

@@ -5,8 +5,8 @@
     redeal   a task deals the rows of one bucket to more buckets, if one level has too few
     read     a task reads a bucket of the last level
 
-The search for duplicates deals hashes, and then the places of the duplicates; a shuffle deals documents. A file has one
-record batch for each bucket with rows in each round, and those of rows that only its own task wants back. A table at
+The search for duplicates deals hashes, and then the places of the duplicates; a shuffle deals documents. In each round,
+a file gets one record batch for each bucket with rows. It may also keep rows for its own task. A table at
 its end lists their places, so the parts of a bucket are ranges that any store can read. Batches, their places and the
 table each have a CRC-32. Rows of a bucket stay in the order in which they were dealt.
 """
@@ -35,24 +35,24 @@ from tokshard.pipeline.workspace.receipts import Receipt, file_path, readable
 from tokshard.store import Store, side_by_side, written
 
 DEAL_BYTES = 32 << 20
-"""About so much is dealt at once."""
+"""Approximate bytes of rows that are dealt at once."""
 
 FAN_OUT = 1_024
-"""Buckets that a task deals to at most."""
+"""The most buckets that a task deals to."""
 
 FAN_IN = 256
-"""Files that one task joins at most."""
+"""The most files that one task joins."""
 
 KEY = "\\key"
 """The column of keys, uint64. No column of a shard has a backslash in its name."""
 
 _PLACE = np.dtype([("start", "<i8"), ("length", "<i8"), ("size", "<i8"), ("crc32", "<u4")])
-"""Of a record batch: where it is, in bytes, its tokens or rows, and its checksum. A length of 0: it is not there."""
+"""A record batch: its place in bytes, its tokens or rows, and its checksum. The length is 0 if there is none."""
 
 _CRC_BYTES = 4
 
 SHORT_TOKENS = 100
-"""Documents that are shorter on average are taken by Arrow, longer ones a slice at a time. Changes speed only."""
+"""Average length below which Arrow takes the documents; longer ones are taken slice by slice. Changes only speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,7 @@ def _size(rows: pa.RecordBatch) -> int:
 
 
 def _place(name: str, start: int, size: int, content: bytes | pa.Buffer) -> tuple[int, int, int, int]:
-    """A row of the table of places of a file. Its checksum is of all of it."""
+    """A row of a file's table of places. Its checksum covers the place and the content."""
     length = len(content)
     return start, length, size, _crc32(f"{name} {start} {length} {size}", content)
 
@@ -302,7 +302,7 @@ def _read_batches(
 
 def join_tasks(receipts: Sequence[Receipt], most: int) -> list[StepTask]:
     """The tasks that join the files of receipts, of which at most `most` are wanted, in one round or several."""
-    # each task that reads a bucket opens each joined file, and a join each of its own: about a square root of all
+    # a task that reads a bucket opens every joined file, a join every file that it joins: about a square root of all
     size = min(FAN_IN, max(math.isqrt(len(receipts) - 1) + 1, ceil_div(len(receipts), most)))
     return [
         StepTask(
@@ -338,14 +338,14 @@ def digest_of(receipts: Iterable[Receipt], *others: object) -> str:
     """A name for the rows that tasks dealt: 32 hexadecimal digits.
 
     Args:
-        others: what else determines the results.
+        others: other values that determine the results.
     """
     facts = [[one.key, one.inputs_digest, sorted(one.left_out), one.documents] for one in receipts]
     return hashlib.blake2b(msgspec.json.encode([*facts, *others]), digest_size=16).hexdigest()
 
 
 def taken(rows: pa.RecordBatch, order: NDArray[np.intp]) -> pa.RecordBatch:
-    """Some rows, in some order.
+    """The rows in the given order.
 
     Arrow's `take` makes an index of 8 bytes for each token of documents, and is three times slower.
     """
@@ -367,7 +367,7 @@ def read_parts(store: Store, name: str, places: Sequence[tuple[int, int]]) -> Se
     """Parts of a file of an unfinished build.
 
     Raises:
-        BuildError: the file cannot be read, or ends before.
+        BuildError: the file cannot be read, or is too short.
     """
     with readable(store, name):
         return store.read(name, places)

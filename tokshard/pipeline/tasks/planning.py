@@ -30,11 +30,11 @@ _MAX_SEGMENT_BYTES = 256 << 20
 """A stream that was killed repeats at most one segment."""
 _TASKS_WANTED = 256
 TASK_TOKENS = 64 << 20
-"""A task that copies smaller shards writes as many as fit, because a receipt has a price; one that deals documents
-reads so many tokens."""
+"""Tokens that a dealing task reads. A task that copies smaller shards writes as many as fit, because a receipt has a
+cost."""
 _MAX_GROUP_INPUTS = 16_384
-"""In one task: opening a file costs more than reading a tiny one, and a receipt has a line for each. A change of this
-number changes the shards."""
+"""The most inputs of a task: opening a file costs more than reading a tiny one, and a receipt has a line for each. A
+change of this number changes the shards."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -1,4 +1,4 @@
-"""Runs one task from start to end: read, make documents, write, and leave a receipt, also of a failure."""
+"""Runs one task from start to end: read, make documents, write, and leave a receipt, even of a failure."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Stage:
         drops: the duplicate texts; None to keep all.
         levels: how its tasks deal rows.
         dealt: the rows that its tasks read.
-        earlier, hashed: where duplicates are found: the texts of earlier generations, and `Drops.tasks`.
+        earlier, hashed: to find duplicates: the texts of earlier generations, and `Drops.tasks`.
         has_files: whether the files of its tasks for later stages must exist.
     """
 
@@ -160,7 +160,7 @@ PrepareAll = Callable[[Iterable[tuple[int, Chunk]]], Iterator[tuple[int, ChunkRe
 """Prepares the chunks of a stream, each with the number of its segment, in order; perhaps in other processes."""
 
 LASTING_ERRORS = (TaskFailedError, SourceError, UsageError, CorpusError)
-"""Errors of a task that would come again. Any other may be gone when the task runs again, and leaves no receipt."""
+"""Errors of a task that would recur. Other errors leave no receipt, because the next run may succeed."""
 
 
 class TaskRunner:
@@ -192,7 +192,7 @@ class TaskRunner:
                 yield self._leave(self._step(task), task.inputs_digest)
             else:
                 yield self._leave(self._task(run, task))
-        except OSError as error:  # what is read names its file, so this is the output
+        except OSError as error:  # errors of inputs name their file, so this one is of the output
             raise cannot_write(self._build.workspace.out, error) from error
 
     def prepare(self, chunk: Chunk | ChunkResult, work: WritingTask | None = None) -> ChunkResult:
@@ -272,7 +272,7 @@ class TaskRunner:
         """Run a stream from the first segment without a receipt."""
         index, room = task.key[0], run.max_documents
         chunks: Iterator[tuple[int, Any]] = self._reader.numbered_chunks(index, run.num_done)
-        if self._stage.name == HASH:  # no limit ends it, so it takes the beginning of an endless stream for all of it
+        if self._stage.name == HASH:  # no limit ends it, so it treats the beginning of an endless stream as all of it
             chunks = _up_to_cut(chunks)
         segment = run.num_done
         ahead: _Lookahead | None = None

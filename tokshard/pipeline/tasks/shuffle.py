@@ -28,7 +28,7 @@ from tokshard.pipeline.workspace.receipts import Key, Receipt, file_path
 from tokshard.store import written
 
 BUCKET_BYTES = 32 << 20
-"""About so much of the corpora is in one bucket of the last level, which a task holds three times over."""
+"""Approximate size of a bucket of the last level. A task holds it three times over."""
 
 _SOURCE, _RECORD = "\\source", "\\record"
 """Columns next to the columns of a shard, whose names have no backslash."""

@@ -38,10 +38,10 @@ from tokshard.pipeline.workspace.receipts import (
 from tokshard.store import Store, written
 
 MARKS = "byte order mark dropped"
-"""What is counted of texts that had one."""
+"""Name of this change in the counts."""
 
 _MOST_CHANGES = 64
-"""Names of fields come from the records, so a task counts so many of them by name."""
+"""The most changes that a task counts by name: names of fields come from the records."""
 
 _LENGTH_BUCKETS = 64
 """Documents are counted by the floor of the binary logarithm of their length."""
@@ -137,7 +137,7 @@ class WritingTask:
     ) -> None:
         self._build, self._stage, self._key = build, stage, key
         self._max_documents, self._make_sink, self._drops = max_documents, make_sink, drops
-        # what is hashed is not split yet
+        # hashed texts are not split yet
         self._tallies = [_Tally(sources, output) for output in (build.outputs[:1] if stage == HASH else build.outputs)]
         self._rejects: IO[bytes] | None = None
         self._num_rejects = self._rejects_bytes = self._rejects_crc32 = 0
@@ -182,7 +182,7 @@ class WritingTask:
             made = made.head(self._max_documents - self.written)
         documents, bad = made.documents, made.bad
         count, base = len(documents), self._tallies[0].records_of(index)
-        self.written += count  # if the next line fails the task, it is known how many came before at most
+        self.written += count  # an upper bound of the documents before it, if a bad record fails the task below
         for record in bad:
             self._reject(index, base, record)
         parts = split_documents(documents)

@@ -116,7 +116,7 @@ def remove_corpora(workspace: Workspace, outputs: Sequence[Output], *, are_compl
 
 
 def _places(workspace: Workspace) -> Iterator[Output]:
-    """Every place in the directory where a generation of a corpus can lie, without links."""
+    """Every place in the directory where a generation of a corpus can be, without links."""
     for is_split in (False, True):
         for output in workspace.outputs(is_split=is_split):
             if any(obstacle(workspace.store, folder) is not None for folder in _folders(output)):

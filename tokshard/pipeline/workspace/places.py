@@ -15,7 +15,7 @@ LOCK = f"{names.WORK}/lock"
 """The file that a running build holds."""
 
 REQUEST = f"{names.WORK}/build.json"
-"""What was asked for. A folder without it does not belong to a build, so it is written first and removed last."""
+"""The request. A folder without it does not belong to a build, so it is written first and removed last."""
 
 INPUTS = f"{names.WORK}/inputs.arrow"
 """The table of the inputs, which workers map."""
@@ -30,7 +30,7 @@ TOKENIZER = f"{names.WORK}/tokenizer.json"
 """The tokenizer as it was given."""
 
 SPOOL = f"{names.WORK}/spool"
-"""Folder of what can be read only once, as files; see `tokshard.pipeline.spool`."""
+"""Folder of the spooled sources; see `tokshard.pipeline.spool`."""
 
 _PARTIAL = f"{names.WORK}/partial"
 

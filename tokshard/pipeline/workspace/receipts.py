@@ -38,8 +38,8 @@ class SourceCounts(msgspec.Struct, array_like=True):
     """The counts of a task for one source and one corpus. ``records_read = documents + sum of left_out``.
 
     Args:
-        omitted: what a chat template left out, to how often, and to the record (from the task's start, from 0) and the
-            message of the first one.
+        omitted: kind of what a chat template left out, to its count, and to the record (from the task's start, from 0)
+            and the message of the first.
     """
 
     index: int
@@ -81,7 +81,7 @@ class CellCounts(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The documents of a task in a view, or in one of its cells.
 
     Args:
-        documents, tokens, targets: of them all; targets only in a corpus with loss spans.
+        documents, tokens, targets: their totals; targets only in a corpus with loss spans.
         shortest, longest, lengths: as in `OutputCounts`.
         sources: source of the corpus to documents and tokens.
         stretches: int64 [stretches, 4], little-endian: see `tokshard.format.view`.
@@ -110,7 +110,7 @@ class CellCounts(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a task failed, and would fail again. Records count from the task's start: earlier receipts give the line.
+    """The failure of a task, which would recur. Records count from the task's start: earlier receipts give the line.
 
     Args:
         kind: a bad ``record``, a damaged or missing ``input``, or an error of another kind.
@@ -259,7 +259,7 @@ def progress_of(receipts: Iterable[Receipt]) -> Progress:
 
 def written_rows(outputs: Iterable[OutputCounts]) -> pa.RecordBatch:
     """The rows of the shard table of some tasks, in order, with `WRITTEN_SHARD_SCHEMA`."""
-    # a stream of Arrow is its schema and then the batches
+    # an Arrow stream is its schema, then its batches
     stream = b"".join([WRITTEN_SHARD_SCHEMA.serialize(), *(output.table for output in outputs)])
     table = ipc.open_stream(stream).read_all().combine_chunks()
     batches = table.to_batches()
@@ -328,7 +328,7 @@ _AGAIN = "run the same command again: the task that left it runs again"
 
 @contextlib.contextmanager
 def readable(store: Store, name: str, *, hint: str = "") -> Iterator[None]:
-    """Say of a file of an unfinished build why it cannot be read.
+    """Turn a failure to read a file of an unfinished build into an error that names the file.
 
     Raises:
         BuildError: with the file.
@@ -417,9 +417,9 @@ class Spooled(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: the file, in the store of the build.
-        settings_digest: what its bytes depend on besides the source.
+        settings_digest: digest of what its bytes depend on besides the source.
         num_bytes, sha256: of the content, before it was compressed.
-        num_records: records of which it has the end, at least; counted for a limit only.
+        num_records: complete records in it, at least; counted only for a limit.
         is_cut: whether the source may go on: a limit needed no more of it.
     """
 
@@ -432,7 +432,7 @@ class Spooled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spooled_name(index: int, size: int) -> str:
-    """The file of an input of which `size` bytes were spooled before: what is longer has another name."""
+    """The file of an input of which `size` bytes were spooled before: a longer spool has another name."""
     return f"{SPOOL}/{index}-{size}.zst"
 
 
@@ -449,7 +449,7 @@ def forget_spooled(store: Store, index: int) -> None:
 
 
 def load_spooled(store: Store, indices: Iterable[int]) -> dict[int, Spooled]:
-    """The facts of those of some inputs that are spooled."""
+    """The facts of some inputs, for those that are spooled."""
     found = {}
     for index in indices:
         try:

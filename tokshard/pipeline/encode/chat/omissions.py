@@ -1,4 +1,4 @@
-"""What a template leaves out of a conversation: its values are looked for in the text that was rendered."""
+"""Finds what a template leaves out of a conversation, by searching the rendered text for the values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tokshard.pipeline.encode.chat.records import Conversation
 
 TEXT, REASONING, CALLS, TOOLS, DOCUMENTS = KINDS = ("text", "reasoning", "calls", "tools", "documents")
-"""What may be left out. The first three are of messages, the others of the whole conversation."""
+"""Parts that may be left out. The first three are of messages, the others of the whole conversation."""
 
 OF_MESSAGES = frozenset({TEXT, REASONING, CALLS})
 
@@ -18,7 +18,7 @@ Omission = tuple[str, int]
 
 
 def omissions(conversation: Conversation, rendered: str) -> list[Omission]:
-    """What of a conversation is not in the text that its template made, in the order of the messages.
+    """The parts of a conversation that its rendered text lacks, in the order of the messages.
 
     White space at both ends of a value does not count, and a value may be written as a string of JSON. A short text
     that is left out is not noticed if the same words stand elsewhere. Costs some 5 us for 2 kB in six messages.
@@ -63,7 +63,7 @@ def _beside_messages(values: Mapping[str, Any], rendered: str) -> Iterator[str]:
 
 
 def _halves(text: str, rendered: str) -> Iterator[str]:
-    """The kinds that are missing of a text, which templates cut into reasoning and answer at ``</think>``."""
+    """The missing kinds of a text, which templates cut into reasoning and answer at ``</think>``."""
     thought, mark, answer = text.rpartition("</think>")
     if not _has(rendered, answer.strip()):
         yield TEXT

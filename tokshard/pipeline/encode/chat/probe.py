@@ -1,4 +1,4 @@
-"""What a template takes, found out by rendering short conversations before the first record."""
+"""Finds the forms of input that a template takes, by rendering short conversations before the first record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CALLS: Sequence[tuple[str | None, Any]] = (
 
 
 def takes_of(template: ChatTemplate, source: str) -> Takes:
-    """What a template takes. Costs 2 ms.
+    """The forms of input that a template takes. Costs 2 ms.
 
     Args:
         source: its text.

@@ -1,4 +1,4 @@
-"""The normal form of conversations: from the fields and spellings that data sets use to what a template is given.
+"""The normal form of conversations: from the fields and spellings of data sets to the values that a template gets.
 
 recipes/guides/forms-of-conversations.md describes it for users.
 """
@@ -72,7 +72,7 @@ class ChatRecordError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Takes:
-    """What a template takes, where templates differ. `probe.takes_of` finds it out.
+    """The forms of input that a template takes, where templates differ. `probe.takes_of` finds them.
 
     Args:
         text: ``string``: parts of a text are joined; ``either``: they stay parts; ``parts``: a string becomes one.
@@ -98,11 +98,11 @@ DEFAULT_TAKES = Takes()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What a template is given.
+    """A conversation as a template gets it.
 
     Args:
         values: ``messages``, ``tools``, ``documents``, and what the record adds.
-        weights: of each message of the assistant, 0 if it is not to be learned; None where the record says nothing.
+        weights: weight of each message of the assistant, 0 if it is not to be learned; None if the record has none.
         places: the number of each message in the record; -1 for one that is not among its messages.
         unread: keys of messages, and variables of the template, that nothing reads.
     """
@@ -209,7 +209,7 @@ def _turns(record: Mapping[str, Any]) -> Iterator[_Turn]:
 
 
 def _messages_of(value: Any) -> list[dict[str, Any]] | None:
-    """The messages that a prompt or a completion is; None if it is a text, which may begin as JSON does."""
+    """The messages in a prompt or a completion; None if it is a text, which may begin like JSON."""
     try:
         found = _objects(value, "")
     except ChatRecordError:
@@ -248,10 +248,10 @@ def _first(found: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def _decoded(value: Any, name: str) -> Any:
-    """A value where a list or an object is meant, of which a string is JSON.
+    """A list or an object; a string is read as JSON.
 
     Raises:
-        ChatRecordError: it is not.
+        ChatRecordError: the string is not JSON.
     """
     if not isinstance(value, str) or value.lstrip()[:1] not in {"[", "{"}:
         return value
@@ -262,7 +262,7 @@ def _decoded(value: Any, name: str) -> Any:
 
 
 def _objects(value: Any, name: str) -> list[dict[str, Any]]:
-    """A list of objects, which as a whole or one by one may be strings of JSON."""
+    """A list of objects; the list or any object may be a string of JSON."""
     found: Any = _decoded(value, name)
     if isinstance(found, list):
         if any(isinstance(item, str) for item in found):
@@ -284,7 +284,7 @@ def _tool(tool: dict[str, Any], takes: Takes) -> dict[str, Any]:
 
 def _message(turn: _Turn, takes: Takes) -> tuple[dict[str, Any], float | None]:
     """A message as templates read it, and its weight."""
-    if turn.found.keys() == _PLAIN_KEYS and takes.text != "parts":  # nearly all are so already
+    if turn.found.keys() == _PLAIN_KEYS and takes.text != "parts":  # nearly all have this form
         role, content = turn.found["role"], turn.found["content"]
         if isinstance(role, str) and isinstance(content, str) and role in _PLAIN_ROLES:
             return turn.found, None
@@ -328,7 +328,7 @@ def _role(turn: _Turn, takes: Takes) -> str:
 
 
 def _text(turn: _Turn) -> tuple[str | list[str] | None, str]:
-    """The text of a message, whole or in parts, None if it has none; and what its parts say of its thinking."""
+    """The text of a message, whole or in parts, None if it has none; and the thinking in its parts."""
     found = [turn.found[name] for name in _TEXT_KEYS if name in turn.found]
     if len(found) > 1:  # an empty one stands for none
         found = [text for text in found if text] or found[:1]
@@ -364,7 +364,7 @@ def _string(value: Any) -> str:
 
 
 def _listed(text: str | list[str] | None) -> Any:
-    """The calls that a message of the role `_CALL` is, one or several."""
+    """The call or calls in a message of the role `_CALL`."""
     found = _decoded(text if isinstance(text, str) else "".join(text or ()), _CALL)
     return [found] if isinstance(found, dict) else found
 
@@ -408,7 +408,7 @@ def _call(turn: _Turn, number: int, call: dict[str, Any], takes: Takes) -> dict[
 
 
 def _weight(turn: _Turn, rest: dict[str, Any], role: str) -> float | None:
-    """What ``weight`` or ``train`` say, which no template is to see."""
+    """The weight in ``weight`` or ``train``, which no template is to see; None if there is none."""
     said = [value for value in (rest.pop("weight", None), rest.pop("train", None)) if value is not None]
     if not said:
         return None

@@ -25,18 +25,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MAX_STEPS = 1_000_000
-"""What one conversation may cost: calls, filters and turns of loops. A call or filter also costs one for each item of a
-list that it handles, and one for each KiB of text. It is a count, so the same record fails on every machine. A step
-takes a few microseconds at most, and 8,000 turns of chat take some 40,000."""
+"""The most steps of one conversation: calls, filters and loop iterations. A call or filter also costs a step for each
+item of a list that it handles, and for each KiB of text. It is a count, so the same record fails on every machine. A
+step takes a few microseconds at most, and 8,000 turns of chat take some 40,000 steps."""
 MAX_MEMORY_BYTES = 1 << 30
-"""Memory that one conversation may cost, besides 32 bytes for each character that it may write."""
+"""Memory limit of one conversation, besides 32 bytes for each character that it may write."""
 _LIMIT = threading.Lock()
-"""Held while the limit on memory is changed, which is one for all threads of the process."""
+"""Held while the memory limit is changed, which all threads of the process share."""
 _MAX_BITS = 4_096
 _DRAWN = ("cycler", "joiner", "lipsum", "random")
-"""Functions and a filter of jinja2 that draw or keep a state, which no chat template needs."""
+"""Functions and a filter of jinja2 that draw at random or keep a state, which no chat template needs."""
 _BUFFERED = (nodes.Macro, nodes.CallBlock, nodes.AssignBlock, nodes.FilterBlock, nodes.Block)
-"""What a template renders into a string first, so that the place of a part in the text is not known yet."""
+"""Nodes that a template renders into a string first, so that the place of a part in the text is not known yet."""
 
 
 class RenderError(Exception):
@@ -208,7 +208,7 @@ def _named(found: Any) -> Any:
 
 
 def _size(value: Any) -> int:
-    """What it costs to handle a value, in steps."""
+    """Cost of handling a value, in steps."""
     if isinstance(value, str):
         return len(value) >> 10
     return len(value) if isinstance(value, list | tuple | dict | range) else 0
@@ -226,7 +226,7 @@ def _printable(value: Any) -> Any:
 
 
 def _foreign(value: Any) -> str | None:
-    """The type of what is no value of JSON in a value; None if there is none."""
+    """The type of the first part of a value that is not JSON; None if there is none."""
     if value is None or isinstance(value, str | int | float | Undefined):
         return None
     if isinstance(value, Mapping):
@@ -297,7 +297,7 @@ class _Generation(Extension):
 
 
 class _Steps(Extension):
-    """Counts the turns of loops: each begins with a call."""
+    """Counts loop iterations: each begins with a call."""
 
     def tick(self) -> None:
         """Nothing: the sandbox counts calls."""
@@ -334,7 +334,7 @@ def _raise(message: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Syntax:
-    """What a template's text says before it is rendered.
+    """The facts in a template's text, before it is rendered.
 
     Args:
         literals: all text that it may write of its own.
@@ -357,7 +357,7 @@ def parsed(sandbox: Sandbox, source: str) -> tuple[Template, Syntax]:
     Raises:
         TemplateError: it is not a template.
         SyntaxError: Python cannot compile what jinja2 makes of it.
-        RenderError: it draws.
+        RenderError: it draws at random, or keeps a state.
     """
     tree = sandbox.parse(source)
     called = {*(node.name for node in tree.find_all(nodes.Filter)), *(node.name for node in tree.find_all(nodes.Name))}

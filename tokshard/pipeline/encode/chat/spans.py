@@ -1,4 +1,4 @@
-"""From a conversation to ids, and to the tokens that are learned: all that a chat document is."""
+"""From a conversation to a chat document: its ids, and the tokens that are targets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tokshard.pipeline.encode.chat.sandbox import Rendered
 
 Loss = Literal["assistant", "last", "all", "weighted"]
-"""What is learned: what the template marks, of that the last answer, or everything; or each answer by its weight."""
+"""The targets: the parts that the template marks, the last of these, everything, or each answer by its weight."""
 Span = tuple[int, int, float]
 """Start, stop and weight."""
 
@@ -47,7 +47,7 @@ class ChatDocument:
         loss: uint32 [2 x spans]: start, stop, start, ... of the tokens that are targets; ascending, not touching,
             without the first token and the last.
         weights: float32 [spans].
-        num_cut: spans that begin inside a token, which is learned whole.
+        num_cut: spans that begin inside a token; the whole token is a target.
         omitted: what the template left out.
         unread: keys of messages, and variables of the template, that nothing read.
     """
@@ -64,8 +64,8 @@ class ChatEncoder:
     """Makes documents of conversations, one after another. Costs some 150 us for 2 kB of text.
 
     Args:
-        end_id: of the token that ends each document.
-        is_strict: a conversation of which the template leaves something out is none.
+        end_id: id of the token that ends each document.
+        is_strict: refuse a conversation of which the template leaves something out.
 
     Attributes:
         control: tokens that are text where a message spells them.
@@ -96,7 +96,7 @@ class ChatEncoder:
         """Make the document of a conversation.
 
         Raises:
-            ChatRecordError: it has none, with the reason.
+            ChatRecordError: it becomes no document, with the reason.
         """
         try:
             rendered, marked = self._author(conversation.values)
@@ -129,7 +129,7 @@ class ChatEncoder:
         )
 
     def _learned(self, conversation: Conversation, rendered: Rendered) -> Sequence[Span]:
-        """The characters that are learned."""
+        """The characters that are targets."""
         said = [1.0 if weight is None else weight for weight in conversation.weights]
         if self._loss != "weighted" and not {0, 1}.issuperset(said):
             found = next(weight for weight in said if weight not in (0, 1))

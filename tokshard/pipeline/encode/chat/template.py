@@ -1,4 +1,4 @@
-"""Where a chat template comes from, and what renders conversations with it."""
+"""Chat templates: where one comes from, and how it renders conversations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _MARKERS = "TRL has templates with them for many models, in trl/chat_templates; give one with --chat FILE.jinja"
 _OLDEST_JINJA = (3, 1, 6)
-"""Older ones let templates out of the sandbox."""
+"""Older versions let templates out of the sandbox."""
 _VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Keys of ``tokenizer_config.json`` that templates read as variables."""
 
@@ -24,8 +24,8 @@ def own_template(config: Mapping[str, Any], file: str | None, location: str) -> 
     """The chat template of a tokenizer.
 
     Args:
-        config: of ``tokenizer_config.json``.
-        file: what its ``chat_template.jinja`` holds; it comes first. None if there is none.
+        config: content of ``tokenizer_config.json``.
+        file: content of its ``chat_template.jinja``; it comes first. None if there is none.
         location: of the tokenizer, for messages.
 
     Raises:
@@ -60,7 +60,7 @@ class ChatTemplate:
     """Renders conversations, one after another, in this process.
 
     Args:
-        needs_spans: the loss is what ``{% generation %}`` marks.
+        needs_spans: the targets are the parts that ``{% generation %}`` marks.
         max_characters: a longer text is refused.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Conversations in a build: what is checked before the first is read, and documents of many."""
+"""Conversations in a build: checks before the first one is read, and the documents of many."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def checked_chat(
     overlong: str,
     template_drops: str,
 ) -> tuple[ChatConfig, TokenizerInfo, list[str]]:
-    """What a build says of its conversations, the tokenizer with the token that ends them, and notes.
+    """The manifest's entry on conversations, the tokenizer with the token that ends them, and notes.
 
     Raises:
         UsageError: the template or the tokenizer cannot be used.
@@ -140,7 +140,7 @@ class ChatTexts:
     """Makes documents of conversations that are JSON.
 
     Args:
-        content: of the ``tokenizer.json``.
+        content: bytes of the ``tokenizer.json``.
 
     Attributes:
         control: tokens that stay text where a message spells them.

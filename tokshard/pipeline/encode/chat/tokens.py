@@ -23,7 +23,7 @@ _SPACE = "\u2581"
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
 
 Step = Callable[[str, bool], str]
-"""Changes a text, of which it is said whether it does not go on with an earlier one."""
+"""Changes a text. The second argument is whether it does not continue an earlier text."""
 
 
 def alternatives(tokens: Iterable[str]) -> re.Pattern[str] | None:
@@ -33,15 +33,15 @@ def alternatives(tokens: Iterable[str]) -> re.Pattern[str] | None:
 
 
 class Speller:
-    """A tokenizer of which it is known what each id spells.
+    """A tokenizer with the bytes that each id spells.
 
     Args:
-        content: of its ``tokenizer.json``.
+        content: bytes of its ``tokenizer.json``.
 
     Attributes:
         special: special added tokens to their ids.
         added: all added tokens to their ids.
-        unreachable: special tokens that no text is given as; the unknown token is one with byte fallback alone.
+        unreachable: special tokens that no text is encoded to; the unknown token is one only with byte fallback.
         plain: encodes text in which all special tokens are spelled, not meant.
 
     Raises:
@@ -102,14 +102,14 @@ class Speller:
 
     @property
     def is_plain(self) -> bool:
-        """Tokens spell the text itself, which nothing changes."""
+        """Whether tokens spell the text itself, because nothing changes it."""
         return not self._steps and self._metaspace is None
 
     def normalized(self, part: str, *, is_first: bool = True, is_start: bool = False) -> str:
-        """What the tokens of a text spell that has no added token.
+        """A text without added tokens, as its tokens spell it.
 
         Args:
-            is_first: the text does not go on with one that was normalized before.
+            is_first: the text does not continue one that was normalized before.
             is_start: nothing comes before it.
         """
         for step in self._steps:
@@ -135,8 +135,8 @@ class Engine:
     """Encodes the stretches of a text between its control tokens.
 
     Args:
-        first: for what starts the text.
-        rest: for all else.
+        first: encodes the start of the text.
+        rest: encodes all else.
         inner: finds the added tokens that stay tokens in a stretch.
     """
 
@@ -192,9 +192,9 @@ class Part:
     """A text, or an added token, between others.
 
     Args:
-        start: where it begins in all.
-        speller: what changes it; None if nothing does.
-        spelled: what its tokens spell, as UTF-8.
+        start: where it begins in the whole text.
+        speller: changes it; None if nothing does.
+        spelled: its text as the tokens spell it, in UTF-8.
     """
 
     start: int
@@ -203,7 +203,7 @@ class Part:
     spelled: bytes
 
     def spell(self, start: int, stop: int) -> bytes:
-        """What tokens spell of a stretch of its characters, if they are changed by themselves."""
+        """The bytes of a stretch of its characters as tokens spell it, if the stretch is changed by itself."""
         stretch = self.text[start:stop]
         if self.speller is not None:
             stretch = self.speller.normalized(stretch, is_first=not start, is_start=not self.start + start)
@@ -247,7 +247,7 @@ def _parts(part: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
 
 
 def _metaspace(pre_tokenizer: Mapping[str, Any] | None) -> tuple[str, str] | None:
-    """What stands for a space, and where one is put in front: ``always``, ``first`` or ``never``."""
+    """The sign for a space, and when one is put in front: ``always``, ``first`` or ``never``."""
     if pre_tokenizer is None or pre_tokenizer["type"] != "Metaspace":
         return None
     older = "always" if pre_tokenizer.get("add_prefix_space", True) else "never"
@@ -302,13 +302,13 @@ def document_end(
 ) -> tuple[str, int]:
     """The token that ends the document of a conversation, and its id: one that neither text nor template can make.
 
-    It is never learned, and nothing after it sees it, so which one it is does not matter for training. A token that
-    begins a turn, by its name, is none.
+    It is never a target, and no token after it sees it, so the choice does not matter for training. A token whose name
+    says that it begins a turn does not fit.
 
     Args:
-        wanted: what the user gives; None for the first of those that fit.
+        wanted: the user's choice; None for the first that fits.
         config: the tokenizer's own tokens, such as ``eos_token``.
-        literals: what the template may write of its own.
+        literals: texts that the template may write of its own.
         written: tokens that it may write through variables.
 
     Raises:
@@ -352,7 +352,7 @@ def _unfit(token: str, speller: Speller, *, literals: Collection[str], written: 
     if token in written or any(token in text for text in literals):
         return "the chat template writes"
     if token not in speller.unreachable:
-        return "a text can be given as"
+        return "a text can become"
     return "begins a turn or a text" if _OPENING.search(token) else None
 
 
@@ -364,7 +364,7 @@ _CONTROL = re.compile(
 
 
 def missing_tokens(text: str, speller: Speller) -> dict[str, int]:
-    """What a template writes like a control token, and the tokenizer has not: each, and the tokens that it becomes."""
+    """Control tokens that a template writes and the tokenizer lacks, each with the number of tokens that it becomes."""
     found = dict.fromkeys(_CONTROL.findall(text))
     counts = {
         token: len(speller.plain.encode([token], has_start=False)[0]) for token in found if token not in speller.added
