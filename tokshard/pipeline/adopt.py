@@ -49,7 +49,7 @@ def adopt(build: Build, tokenizer: bytes, spooler: Spooler) -> tuple[Build, list
     before, is_continued = load_request(workspace), False
     if build.options.force:
         if before is None:
-            save_request(build)  # a run that is killed here leaves what the next one refuses or continues
+            save_request(build)  # if this run is killed here, the next one refuses or continues the build
     elif build.is_complete:
         raise BuildError(f"{workspace.out} was completed by another build just now", hint="run the command again")
     # a build that stopped before its first shard may be continued with other settings: often these were the mistake;
@@ -237,7 +237,7 @@ def _inputs_at_build(sources: Iterable[SourceInfo], report: _Report, request: Re
     versions = {(one.argument, one.path): one.version for one in report.sources}
     rows = (
         (one.argument, one.path, one.num_bytes, one.version, ("", None, ()))
-        if one.is_read_once  # nothing says what it brings
+        if one.is_read_once  # its content is not known
         else (
             old.argument,
             old.path,

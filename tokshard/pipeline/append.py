@@ -1,4 +1,4 @@
-"""The generations of a corpus for ``--append``, and what the next one must have in common with them."""
+"""The generations of a corpus for ``--append``, and the settings that the next one must share with them."""
 
 from __future__ import annotations
 

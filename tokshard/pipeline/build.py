@@ -1,7 +1,7 @@
 """A build from start to end. Read this file first.
 
     resolve   from sources and options to inputs, tokenizer and settings; starts and writes nothing       resolve.py
-    adopt     take the directory: begin, continue or refuse; save what was asked for, and plan the tasks   adopt.py
+    adopt     take the directory: begin, continue or refuse; save the request, and plan the tasks          adopt.py
     work      run the tasks that left no receipt: an executor runs them, and they leave receipts           work.py
     settle    judge the receipts in input order: limits, bad records, damage, the first failure           judge.py
     commit    turn the receipts into tables, the report, and last of all the manifest                      commit.py
@@ -172,11 +172,11 @@ def build_corpus(
 
     Args:
         sources: a file, directory or glob, on this machine or as a URI (``s3://``, ``gs://``, ``az://``; ``https://``
-            for single files), an ``hf://`` data set of the hub or ``-`` (standard input), or a list of these, in
+            for single files); an ``hf://`` data set of the hub; ``-`` for standard input; or a list of these, in
             order. Also an iterable of records (mappings, or strings as texts), such as a generator, a list of
             dicts or a ``datasets.Dataset``. Standard input and iterables are first copied into `out`, compressed to
             about a fifth to a third, and the copy is removed when the build is done. A build that stopped during this
-            copy needs them again from their start, so not an iterator that has begun. One that stopped later does not.
+            copy needs them again from their start, which a used iterator lacks; one that stopped later does not.
         observer: called with the reports of the build while it runs; see `tokshard.pipeline.progress`.
         {options}
 
@@ -237,7 +237,7 @@ def copy_corpus(
     same content fingerprint, so plans over it have the same order. Each document keeps its source and record. The bytes
     do not depend on workers.
 
-    Each worker takes about 150 MB of memory for any size, with `shuffle` about 250 MB, or 400 MB with short documents.
+    For any size, each worker takes about 150 MB of memory, with `shuffle` about 250 MB, or 400 MB with short documents.
     Until it is done, a shuffle also takes the space of the documents once or twice, in `out`.
 
     Args:
@@ -267,9 +267,9 @@ def select_corpus(
 ) -> BuildResult:
     """Make a view: a corpus of some documents of another, without shards of its own. Continues an unfinished run.
 
-    A document is taken if all conditions hold. Only `hash_range` reads tokens; everything else reads columns and
-    bounds, so verify the corpus first. The base has to stay: the view records its path and content fingerprint. A view
-    of a view refers to the first base. The bytes do not depend on workers.
+    A document is taken if all conditions hold. Columns and bounds are read, but tokens only for `hash_range`; so verify
+    the corpus first. The base has to stay: the view records its path and content fingerprint. A view of a view refers
+    to the first base. The bytes do not depend on workers.
 
     The content fingerprint of a view is made of its documents and the fingerprint of its base. A copy of the view has a
     fingerprint of its tokens, so a plan over the copy reads the same documents in another order.

@@ -289,7 +289,7 @@ _CHANGES = {
 
 
 def _not_found(build: Build, receipts: Iterable[Receipt]) -> Iterator[str]:
-    """The number of rows of a copy's list that name no document, in a line. Unknown with a limit."""
+    """A line with the number of rows of a list of drops that name no document. Unknown with a limit."""
     location = build.options.drop_ids
     if location is None or build.options.max_documents is not None:
         return
@@ -335,7 +335,7 @@ def _report(build: Build, result: BuildResult, left_out: Mapping[int, str]) -> d
 
 
 def _original_roots(build: Build) -> list[str]:
-    """Where the sources of the corpora were, so that an append refuses what is there already; empty if unknown."""
+    """The roots of the corpora's sources, so that an append can refuse sources that it has read; empty if unknown."""
     roots: list[str] = []
     for location, generation in build.corpora:
         with open_corpus(location, generation=generation) as corpus:

@@ -82,7 +82,7 @@ class JobResult:
 
     Args:
         receipts: left by this job, in all stages, without their details.
-        written: those of the stage that writes documents.
+        written: receipts of the stage that writes documents.
         is_new: False if the corpus was complete before.
     """
 
@@ -269,7 +269,7 @@ def _check_job(options: BuildOptions, job: Job) -> None:
         hint = f"give --job-index a number from 0 to {job.count - 1}"
         raise UsageError(f"job {job.index} of {job.count} does not exist", hint=hint)
     if options.force:
-        # what the others have done for an append is in a folder of the corpus, which has to stay
+        # the work of the others on an append is in a folder of the corpus, which has to stay
         way_out = "leave out --job-index and --num-jobs" if options.append else f"remove {options.out} first"
         raise UsageError(
             "--force starts over, and every job of an array would remove what the others have done", hint=way_out

@@ -29,7 +29,7 @@ def loss_warning(bad: int, records: int, example: str = "", *, is_end: bool) -> 
     """A warning if half of the records read, or more, are left out as bad; else None.
 
     Args:
-        example: what is wrong with one of them.
+        example: the problem of one of them.
         is_end: all records were read; else there is no warning before `_LOUD_RECORDS`.
     """
     if 2 * bad < records or records < (1 if is_end else _LOUD_RECORDS):

@@ -68,8 +68,8 @@ class Option:
         unit: unit or kind of its value.
         group: its heading; the empty one is for options that are seldom needed.
         reads: the kinds of sources for which it means something.
-        default: what the default is, if it is not a value: one text, or one for each kind.
-        usual: the default of each kind as a text of the command line, where it is not that of Python.
+        default: the default in words, if it is not a value: one text, or one for each kind.
+        usual: the default of each kind as a text of the command line, if Python has another one.
         choices: the values that it may have, if its type does not say them.
         users: the formats for which an import has it; for builds, those of conversations. Empty: it is for all.
         bare: its value where none is given.
@@ -134,9 +134,9 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
             users=("datatrove", "flat", *_TABLES),
         ),
     ] = None
-    text_unit: Annotated[
-        Literal["file", "line", "paragraph"], Option("Text of one document.", "", INPUT, _TEXTS)
-    ] = "file"
+    text_unit: Annotated[Literal["file", "line", "paragraph"], Option("Text of one document.", "", INPUT, _TEXTS)] = (
+        "file"
+    )
     chat: Annotated[
         str | None,
         Option(
@@ -158,7 +158,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     token_dtype: Annotated[
         str | None,
         Option(
-            "For {users}: how ids are stored, such as uint16, where the files do not say it.",
+            "For {users}: how ids are stored, such as uint16, if the files do not say it.",
             "DTYPE",
             INPUT,
             _TOKENS,
@@ -289,7 +289,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = []
     source: Annotated[
         str | None,
-        Option("Take documents of the sources whose names fit, such as '*/wiki-*'.", "PATTERN", LEFT_OUT, _VIEWS),
+        Option("Take documents of the sources whose names match, such as '*/wiki-*'.", "PATTERN", LEFT_OUT, _VIEWS),
     ] = None
     keep_ids: Annotated[
         str | None,
@@ -312,7 +312,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = "skip"
     template_drops: Annotated[
         Literal["count", "fail"],
-        Option("Where a template leaves something out: count, or stop.", "", LEFT_OUT, _TEXTS),
+        Option("If a template leaves something out: count it, or stop.", "", LEFT_OUT, _TEXTS),
     ] = "count"
     dedup: Annotated[
         Literal["none", "exact"],
@@ -365,9 +365,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         Positive | None,
         Option("Input bytes per unit of work.", "SIZE", "", _RECORDS, default="16MiB to 512MiB, by input size"),
     ] = None
-    on_bad_source: Annotated[
-        Policy, Option("What to do with an input that is damaged or gone: stop, or skip all of it.")
-    ] = "fail"
+    on_bad_source: Annotated[Policy, Option("Stop at an input that is damaged or gone, or skip all of it.")] = "fail"
 
     @property
     def is_dedup(self) -> bool:

@@ -368,7 +368,7 @@ def _other_sources(before: Request, now: Request) -> Iterator[str]:
     elif now.corpora:
         yield "the corpora hold other shards"
     else:
-        # what can be read once is spooled, and what comes now is compared with that
+        # sources that can be read only once are compared with their spools
         then = {one.location: (one.num_bytes, one.version) for one in old if not one.is_read_once}
         here = {one.location: (one.num_bytes, one.version) for one in new if not one.is_read_once}
         yield from (f"source {location} is gone" for location in then.keys() - here.keys())

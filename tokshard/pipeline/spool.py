@@ -89,7 +89,7 @@ class Spooler:
         self._readings: dict[int, _Reading] = {}
 
     def spooled(self, build: Build, *, is_continued: bool) -> Build:
-        """The build with all its inputs in files. What is spooled already is not read again.
+        """The build with all its inputs in files. Spooled inputs are not read again.
 
         Args:
             is_continued: some results depend on the spooled data.
@@ -119,7 +119,7 @@ class Spooler:
         """The build with at least twice as many records of each stream that was cut.
 
         Raises:
-            ConfigurationChangedError: this process has not read what is there, and gets another stream.
+            ConfigurationChangedError: this process has not read the spooled data, and gets another stream.
             SourceError: a source cannot be read.
         """
         inputs = build.inputs
@@ -158,7 +158,7 @@ class Spooler:
         return not found or (found.startswith(start) and is_enough and not is_more)
 
     def _write(self, build: Build, input_: Input, before: Spooled | None, settings_digest: str) -> None:
-        """Spool a source, after what was spooled of it before."""
+        """Spool a source, after the part of it that was spooled before."""
         store, reading, limit = build.workspace.store, self._reading(build, input_), _limit(build)
         if before is None:
             forget_spooled(store, input_.index)

@@ -27,7 +27,7 @@ from tokshard.store import present
 
 _OTHER_SPLIT = frozenset(IN_OTHER_SPLIT.values())
 _PASSES = {HASH: "hashing", FIND: "finding duplicates", DEAL: "dealing", WRITE: "writing"}
-"""Stages in their order, and what they do."""
+"""Stages in their order, each with its work."""
 
 COMPLETE, RUNNING, UNFINISHED = "complete", "running", "unfinished"
 
@@ -83,7 +83,7 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
 
     Raises:
         UsageError: the directory holds no build.
-        TokshardError: what it left is damaged.
+        TokshardError: its files are damaged.
     """
     workspace = open_workspace(location)
     while True:

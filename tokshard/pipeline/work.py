@@ -71,7 +71,7 @@ def judge_of(build: Build, stage: Stage, tasks: Sequence[AnyTask] | None = None)
 def valid_receipts(build: Build, stage: Stage, tasks: Sequence[AnyTask]) -> Iterator[Receipt]:
     """The receipts of some tasks that hold; void ones are deleted, so that their tasks run again.
 
-    A receipt is void if what the task read has changed since, or if a file that it promises is not there.
+    A receipt is void if the data that the task read have changed, or if a file that it promises is missing.
     """
     store = build.workspace.store
     known = {task.key[0] if isinstance(task, StreamTask) else task.key: task for task in tasks}

@@ -129,7 +129,7 @@ def look_at(location: str | os.PathLike[str]) -> Entry | None:
         return Entry(f"{name}/")
     except NotRegularFileError:
         return Entry(name)
-    except (OSError, ValueError):  # a path may hold what no name can
+    except (OSError, ValueError):  # a path may have characters that no name can have
         pass
     with contextlib.suppress(OSError, ValueError):
         if any(True for _ in open_store(location).list()):

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from tokshard.errors import UsageError
 
 BUCKETS = {"s3": "bucket", "gs": "bucket", "az": "container"}
-"""Schemes of object stores, and what each calls the first part of a URI."""
+"""Schemes of object stores, each with its word for the first part of a URI."""
 
 SERVERS = ("https", "http")
 

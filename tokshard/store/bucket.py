@@ -194,7 +194,7 @@ class Bucket:
                 except FileNotFoundError:
                     if isinstance(error, PreconditionError):
                         raise
-                    if is_refused:  # it went meanwhile, or two puts met
+                    if is_refused:  # it was removed meanwhile, or two puts met
                         raise TryAgainError(errno.EAGAIN, "a put that neither won nor lost") from error
                     raise error from None
                 if found == content:  # ours: only the answer was lost

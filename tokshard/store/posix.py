@@ -165,7 +165,7 @@ class PosixLease:
 
 
 def _clear_attempts(folder: str, token: str) -> None:
-    """Remove the folders of all attempts. A token names what this attempt moves away."""
+    """Remove the folders of all attempts. The token names the folder that this attempt moves away."""
     with contextlib.suppress(FileNotFoundError):
         # a process of an earlier attempt then finds no file there to rename, and can open none
         os.rename(folder, f"{folder}-stale-{token}")

@@ -186,7 +186,7 @@ def _checksum(file: RecordFile, record: int, data: bytes | memoryview) -> bytes:
     seed = zlib.crc32(f"{file.content} {record} {len(data)}".encode())
     return (zlib.crc32(data, seed) | 1 << 32).to_bytes(
         _CHECKSUM_BYTES, "little"
-    )  # a hole, which is zeros, never has it
+    )  # never that of a hole, which is zeros
 
 
 @contextlib.contextmanager

@@ -84,7 +84,7 @@ class RemoteStore:
             keys += self.bucket.keys_below(self._key(name[:-1])) if name.endswith("/") else [self._key(name)]
         self.bucket.delete(keys)
 
-    def local_path(self, name: str) -> str | None:  # noqa: ARG002 -- nothing lies on this machine
+    def local_path(self, name: str) -> str | None:  # noqa: ARG002 -- no file is on this machine
         return None
 
     def spool(self, name: str) -> RemoteSpool:
@@ -236,7 +236,7 @@ class _RemoteFile(io.RawIOBase):
         return len(part)
 
     def close(self) -> None:
-        """Drop what was fetched ahead."""
+        """Drop the bytes fetched ahead."""
         self._abandoned.set()
         self._ahead, self._window = None, b""
         super().close()

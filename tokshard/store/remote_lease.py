@@ -116,7 +116,7 @@ def _take(bucket: Bucket, key: str, record: LeaseRecord) -> Tag:
             found = _find(bucket, key)
             tag = None if found is None else _tag_of_dead(bucket, key, found)
         except FileNotFoundError:
-            if tag is None:  # then it is not what a dead holder left
+            if tag is None:  # then no dead holder left it
                 raise
             tag = None
     raise BlockingIOError(errno.EAGAIN, "other processes keep taking and releasing it", bucket.where(key))
@@ -131,8 +131,8 @@ def _put(bucket: Bucket, key: str, record: LeaseRecord, tag: Tag | None, ended: 
 def _prove(bucket: Bucket, key: str, record: LeaseRecord, tag: Tag) -> None:
     """Have the store refuse to create the object again, and to replace other content than it has.
 
-    Otherwise two processes could hold the lease. Both requests put the content that is there already. By the time they
-    are answered, a store that looks first and writes then has written what another process put at the same moment.
+    Otherwise two processes could hold the lease. Both requests put the content that is there already. A store may look
+    first and write then. Once it has answered both, it has written what another process put at the same moment.
 
     Raises:
         StoreError: the store knows no conditional writes.

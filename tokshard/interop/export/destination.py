@@ -18,7 +18,7 @@ def new_place(out: str, *, is_marked: bool) -> Iterator[Store]:
     """A store to write files into. They appear at `out` when the context ends; on an error nothing does.
 
     On this machine they are written next to `out` and renamed together. A bucket cannot do that: files appear one by
-    one, and a reader is kept away only by the index, which comes last; the writer removes what it put.
+    one, and only the index, which comes last, keeps readers away; on an error the writer removes its files.
 
     Args:
         is_marked: the format has an index without which its readers find nothing.

@@ -64,7 +64,7 @@ def read_documents(corpus: Corpus, *, columns: Collection[str], with_loss: bool)
 
     Args:
         columns: the kept columns to read.
-        with_loss: whether to read what is trained.
+        with_loss: whether to read the weights in the loss.
 
     Raises:
         DamagedCorpusError: a shard is missing, or does not match the manifest and its hashes.

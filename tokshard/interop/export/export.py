@@ -191,7 +191,7 @@ def _loss_form(corpus: Corpus, form: FormatName) -> str | None:
     raise UsageError(
         f"{corpus.location} trains {manifest.num_targets:,} of its {manifest.num_tokens:,} tokens: {what}, and {form} "
         "cannot hold them",
-        hint=f"use --format {' or '.join(forms)}; --drop-loss writes the tokens alone, of which readers then train all",
+        hint=f"use --format {' or '.join(forms)}; --drop-loss writes the tokens alone, and readers then train on all",
     )
 
 

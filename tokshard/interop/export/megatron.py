@@ -73,7 +73,7 @@ class _Pair:
     def __init__(self, store: Store, stem: str, dtype: str) -> None:
         self._store, self._stem, self._dtype = store, stem, np.dtype(dtype)
         self._bin = store.spool(f"{stem}.bin")
-        # 4 bytes per document, of which a large corpus has billions
+        # 4 bytes per document, and a large corpus has billions of them
         self._lengths = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the pair
         self._num_documents = self._num_tokens = 0
 

@@ -77,7 +77,7 @@ class EndsIndex:
         shift = int(self.has_zero)
         low = start - 1 + shift
         found = self.ends.read(max(0, low), stop + shift)
-        bounds = np.minimum(found, self.ids.count + 1).astype(np.int64)  # what is larger is wrong anyway
+        bounds = np.minimum(found, self.ids.count + 1).astype(np.int64)  # larger ones are wrong anyway
         if low < 0:
             bounds = np.concatenate([np.zeros(1, np.int64), bounds])
         width, first = self.ids.dtype.itemsize, self.ids.start
@@ -128,7 +128,7 @@ def read_npy(store: Store, name: str, start: int, stop: int | None, spec: TokenS
 
 
 def npy_array(store: Store, name: str) -> NumberFile:
-    """The array in a ``.npy`` file, of which only the header is read.
+    """The array in a ``.npy`` file. Reads only the header.
 
     Raises:
         BadSourceError: it is not an array of integers of one dimension, or the file has another size.

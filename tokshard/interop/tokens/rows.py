@@ -138,7 +138,7 @@ def _restart(
     starts |= is_restart
     is_wrong = ~is_restart & (is_first | (np.diff(positions, prepend=0) != 1))
     expected = "expected 0 where a document begins, and one more at each id"
-    # two documents of one and the same id, which does not end a document, are what padding looks like
+    # padding looks like documents of one and the same id, which does not end a document
     is_single = is_restart & np.append(starts[1:], True)
     is_same = np.append(False, (tokens[1:] == tokens[:-1]) & is_single[:-1] & ~ended[:-1])
     return [

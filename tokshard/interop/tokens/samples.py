@@ -222,7 +222,7 @@ def mds_columns(store: Store, name: str, spec: TokenSpec) -> list[str]:
 
 
 def _row_columns(store: Store, name: str, entry: Json, ids: int) -> dict[str, tuple[int, str]]:
-    """The columns that say what is padding and where documents begin, each with its number and encoding.
+    """The columns that mark padding and the starts of documents, each with its number and encoding.
 
     Args:
         ids: the number of the column of ids.

@@ -223,7 +223,7 @@ def apply_rules(made: ChunkResult, config: BuildConfig) -> ChunkResult:
 def validation_mask(contents: Iterable[bytes], fraction: float) -> NDArray[np.bool_]:
     """Which documents belong to the validation corpus: bool [documents].
 
-    Only what they hold decides. So equal ones are in the same corpus, other inputs change nothing, and a larger
+    Only the contents decide. So equal ones are in the same corpus, other inputs change nothing, and a larger
     fraction only moves texts from training to validation. Costs 1 CPU-second per GB.
     """
     threshold = int(Fraction(fraction) * (1 << 64))

@@ -45,11 +45,11 @@ class EncodedTexts:
         tokens: uint32 [tokens], delimiters included. The writer narrows them when it copies them.
         ends: int64 [documents]: where each document ends in `tokens`.
         with_special: indices of the texts that were encoded to a special id. They are not among the documents.
-        failed: for each text that became no document, its index, the reason and what was found.
+        failed: for each text that became no document, its index, the reason and the detail.
         idle: indices of conversations without a target. They are not among the documents either.
         loss: of conversations: the columns of loss spans.
         changes: kind of change, to the indices of the changed texts.
-        omitted: of conversations: what the template left out of each document, as `Documents.omitted` has it.
+        omitted: of conversations: the counts that `Documents.omitted` has.
     """
 
     tokens: NDArray[Any]

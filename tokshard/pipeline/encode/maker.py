@@ -45,7 +45,7 @@ class Parsed:
     """The records of one chunk that can become documents.
 
     Args:
-        records: texts and what is wrong with others; or, where no text is read, the documents themselves.
+        records: texts, and the problems of other records; or, where no text is read, the documents themselves.
     """
 
     records: Records | ChunkResult
@@ -122,7 +122,7 @@ class Maker:
         return apply_rules(made, self._config)
 
     def hashed(self, parsed: Parsed) -> ChunkResult:
-        """The texts of a chunk as documents without tokens, of which only the hashes are known."""
+        """The texts of a chunk as documents without tokens, only with hashes."""
         found, hashes = parsed.records, content_hashes(parsed.contents())
         documents = Documents(
             tokens=np.empty(0, np.uint32),

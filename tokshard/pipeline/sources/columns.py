@@ -23,7 +23,7 @@ from tokshard.pipeline.sources.opening import damaged
 from tokshard.pipeline.sources.records import ROWS_PER_CHUNK, RecordSpec, batches, field_hint, value_bytes
 
 _OBJECT_BYTES = 64.0
-"""About what a value inside a list or struct costs as a Python object, in addition to its text."""
+"""Approximate bytes of a value inside a list or struct as a Python object, in addition to its text."""
 
 _BINARY_OF = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 

@@ -35,8 +35,8 @@ _HASH_BYTES = 8
 def share_documents(one: Corpus, other: Corpus) -> bool:
     """Whether documents of one corpus are also in another, according to their manifests.
 
-    They are if one holds, as a whole, in a generation or as a copy, what the other holds or took a part of. Two parts
-    of a corpus are not compared.
+    One must hold a whole corpus, in a generation or as a copy, that the other holds or took a part of. Two parts of a
+    corpus are not compared.
     """
     (ours, our_parts), (theirs, their_parts) = contents(one), contents(other)
     return bool(ours & (theirs | their_parts) or our_parts & theirs)
@@ -52,7 +52,7 @@ def contents(corpus: Corpus) -> tuple[set[str], set[str]]:
         held, some = contents(corpus.base)
         return {corpus.fingerprint}, held | some
     for manifest, up_to in zip(corpus.manifests, corpus.content_fingerprints, strict=True):
-        if not manifest.num_documents:  # as any other of no documents
+        if not manifest.num_documents:  # any two without documents are equal
             continue
         whole |= {manifest.fingerprints.content, up_to}
         copied = manifest.build.copied

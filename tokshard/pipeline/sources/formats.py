@@ -82,7 +82,7 @@ def notes_on_columns(inputs: InputTable, spec: RecordSpec) -> list[str]:
 
 
 def loss_columns(inputs: InputTable, wanted: str | None) -> tuple[dict[str, str], list[str]]:
-    """The columns of loss spans of an import, and notes on what they come from. Opens one input of each kind.
+    """The columns of loss spans of an import, and notes on their origin. Opens one input of each kind.
 
     Args:
         wanted: the column that the user gave.

@@ -109,7 +109,7 @@ class InputTable:
     Args:
         roots: for each argument, the root of its paths; the file itself if the path is empty.
         table: the inputs; None if they are in a file, which is mapped when it is first used.
-        files: store and name of that file, once it exists; what can be read only once is spooled in that store.
+        files: store and name of that file, once it exists; inputs that can be read only once are spooled in that store.
         digest: the digest that the file must have; None to accept any.
     """
 
@@ -140,7 +140,7 @@ class InputTable:
         return self.at([root if root in once else absolute_location(root) for root in self.roots])
 
     def at(self, roots: Sequence[str]) -> InputTable:
-        """The same inputs with other roots, and with what is spooled by now."""
+        """The same inputs with other roots, and with the spools that exist by now."""
         return InputTable(roots, self._table, self._files)
 
     @cached_property
@@ -160,7 +160,7 @@ class InputTable:
 
     @cached_property
     def spooled(self) -> Mapping[int, Spooled]:
-        """What is spooled, by index: all inputs that can be read only once, as soon as their tasks are planned."""
+        """The spools by index: of all inputs that can be read only once, as soon as their tasks are planned."""
         return load_spooled(self._files[0][0], self.once) if self._files and self.once else {}
 
     @property
@@ -170,7 +170,7 @@ class InputTable:
 
     @cached_property
     def _columns(self) -> dict[str, Any]:
-        """The columns, with the facts of what is spooled."""
+        """The columns, with the facts of the spools."""
         columns: dict[str, Any] = dict(zip(_NAMES, self._table.columns, strict=True))
         for name in ("size", "version") if self.spooled else ():
             values = columns[name].to_pylist()

@@ -1,6 +1,6 @@
 """Records that a Python program passes to a build: any iterable of mappings or texts, read once and in order.
 
-They are spooled: each as its length and MessagePack, with the values that the corpus keeps, or what is bad about it.
+They are spooled: each as its length and MessagePack, with the values that the corpus keeps, or its problem.
 """
 
 from __future__ import annotations

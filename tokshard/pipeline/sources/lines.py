@@ -44,7 +44,7 @@ def line_chunks(
     parts: list[bytes | memoryview] = []  # of a chunk whose last line has not ended yet; copied once, when it has
     place = here = start
     num_whole = num_last = 0  # bytes before the last line of that chunk, and in it
-    end = here  # of what was read
+    end = here  # of the bytes read so far
 
     def finished(stop: int) -> tuple[int, LineChunk]:
         data = b"".join(parts)
@@ -81,7 +81,7 @@ def line_chunks(
 
 
 def _held(data: bytes, num_whole: int, num_last: int, max_line_bytes: int) -> LineChunk:
-    """The lines of a chunk, of which the last has `num_last` bytes and begins at `num_whole`."""
+    """The lines of a chunk, whose last line has `num_last` bytes and begins at `num_whole`."""
     if num_last <= max_line_bytes:
         return LineChunk(data)
     return LineChunk(data[:num_whole], num_last, oversized_start=data[num_whole : num_whole + START_BYTES])

@@ -14,7 +14,7 @@ from tokshard.store import Entry, Store
 
 Read = Callable[[Input, Span, RecordSpec], Iterator[tuple[int | None, Chunk]]]
 """Yields the chunks of a span, each with its place in the decompressed stream, or None where segments of a stream are
-measured by what their chunks hold."""
+measured by the contents of their chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,7 +133,7 @@ def _in_listed_order(store: Store, entries: Sequence[Entry], is_folder: bool) ->
         except BadSourceError:
             if folder in needing:
                 raise
-            continue  # it belongs to something else, as one does that lists nothing that is there
+            continue  # it belongs to something else, like an index that lists no existing file
         listed, missing = [], []
         for either in sample_index.listed_names(index):
             there = [places[folder + base] for base in either if folder + base in places]
@@ -167,11 +167,11 @@ _INDEX = (("/", sample_index.INDEX),)
 _MEGATRON = (megatron.SUFFIX, megatron.INDEX_SUFFIX)
 
 _MASKS = (("", ends.LOSS_SUFFIX), (f"*{flat.IDS}", flat.MASK))
-"""What files need that have a mask beside them."""
+"""The mask that a file needs if there is one beside it."""
 
 
 def _with_mask(mask: tuple[str, str], form: Format) -> Format:
-    """A format of which a file may have a mask beside it; then it is a variant that needs it."""
+    """A format whose files may have a mask beside them; such a file has a variant of the format that needs the mask."""
     masked = replace(form, needs=(*form.needs, mask))
 
     def examine(store: Store, entry: Entry) -> Format:
@@ -193,7 +193,7 @@ FORMATS = (
         megatron.SUFFIX,
         needs=(_MEGATRON,),
         helpers=(f"*{megatron.INDEX_SUFFIX}",),
-        omitted=megatron.SUFFIX,  # Megatron-LM calls its two files by what their names have in common
+        omitted=megatron.SUFFIX,  # Megatron-LM names its two files by their common prefix
         arrange=partial(_complete_pairs, *_MEGATRON),
     ),
     _with_mask(

@@ -194,7 +194,7 @@ class Dealt:
 
     Args:
         level: levels that were dealt: 1 after the first.
-        files: what the tasks of that level left, in order. After the first level, each holds rows of all buckets.
+        files: files of the tasks of that level, in order. After the first level, each holds rows of all buckets.
             After a later one, each holds the buckets that one bucket of the level before was dealt to.
     """
 

@@ -338,7 +338,7 @@ def readable(store: Store, name: str, *, hint: str = "") -> Iterator[None]:
     except (*ARROW_ERRORS, *UNDECODABLE) as error:
         reason = getattr(error, "strerror", None)
         problem = f"is damaged: {error}" if reason is None else f"cannot be read: {reason}"
-        # a file that is gone or cut is not what its receipt promises, which the next run sees by itself
+        # the next run sees by itself that a missing or short file breaks the promise of its receipt
         again = _AGAIN if isinstance(error, OSError) else f"delete that file and {_AGAIN}"
         raise BuildError(f"{store.where(name)} {problem}", hint=hint or again) from error
 

@@ -142,8 +142,8 @@ class _Marks:
 def _marked_characters(tokens: Collection[str], written: Collection[str]) -> frozenset[str]:
     """The characters of a record that have to be marked.
 
-    They are the first and the last of each token, and what comes where a template that writes the rest of a token
-    itself, such as ``<|`` and ``|>``, leaves room for the record.
+    They are the first and the last of each token. If a template writes both ends of a token itself, such as ``<|`` and
+    ``|>``, they are also the characters between.
 
     Args:
         written: all texts that the template writes of its own.

@@ -90,7 +90,7 @@ def _has_call(rendered: str, function: Mapping[str, Any]) -> bool:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """The keys of a value, and what is neither a list nor an object in it."""
+    """The keys in a value, and the values in it that are neither lists nor objects."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield key

@@ -101,7 +101,7 @@ class Conversation:
     """A conversation as a template gets it.
 
     Args:
-        values: ``messages``, ``tools``, ``documents``, and what the record adds.
+        values: ``messages``, ``tools``, ``documents``, and variables that the record adds.
         weights: weight of each message of the assistant, 0 if it is not to be learned; None if the record has none.
         places: the number of each message in the record; -1 for one that is not among its messages.
         unread: keys of messages, and variables of the template, that nothing reads.
@@ -176,7 +176,7 @@ def _is_absent(name: str, value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A message as the record has it.
+    """A message in the form of the record.
 
     Args:
         place: its number in the record; -1 for one that is not among its messages.

@@ -84,7 +84,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._spans: list[tuple[int, int]] = []
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter that costs steps. What it yields bit by bit has no text of its own: that would be an address."""
+        """A filter that costs steps. An iterator that it returns has no text, which would be an address."""
 
         @functools.wraps(function)  # with the attribute that says what jinja2 passes first
         def counted(*args: Any, **keywords: Any) -> Any:
@@ -160,7 +160,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise RenderError(f"{error}, in line {line} of the template" if line else str(error)) from error
         except MemoryError:
             raise
-        except Exception as error:  # whatever a template does wrong
+        except Exception as error:  # a template can fail in any way
             line = _line(error, template)
             place = f", in line {line} of the template" if line else ""
             raise RenderError(f"{type(error).__name__}: {error}"[:500] + place) from error
@@ -187,7 +187,7 @@ class _Function:
 
 
 class _Items(Iterator[Any]):
-    """What a filter yields bit by bit. It has no text, which would be its address."""
+    """An iterator that a filter returns. It has no text, which would be its address."""
 
     __slots__ = ("_items",)
 
@@ -338,7 +338,7 @@ class Syntax:
 
     Args:
         literals: all text that it may write of its own.
-        constants: those of them that are strings in expressions: it may also compare with them.
+        constants: the literals that are strings in expressions: it may also compare with them.
         names: the variables, functions and attributes that it reads.
         has_spans: there is a ``{% generation %}`` block.
         is_nested: there is one in a macro, or in another place whose text is made before it is written.
@@ -378,7 +378,7 @@ def parsed(sandbox: Sandbox, source: str) -> tuple[Template, Syntax]:
     assert isinstance(steps, _Steps)
     for loop in tree.find_all(nodes.For):
         steps.count_in(loop)
-    with _bounded_memory(MAX_MEMORY_BYTES):  # jinja2 computes what is constant now, and leaves what fails for later
+    with _bounded_memory(MAX_MEMORY_BYTES):  # jinja2 computes constant expressions now, but not those that fail
         code = sandbox.compile(tree)
     return Template.from_code(sandbox, code, sandbox.make_globals(None), None), syntax
 

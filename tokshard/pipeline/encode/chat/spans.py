@@ -40,7 +40,7 @@ LEFT_OUT = "chat template leaves something out"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatDocument:
-    """A conversation as a corpus has it.
+    """A conversation as a document of a corpus.
 
     Args:
         ids: uint32 [tokens], the document's end included.

@@ -98,7 +98,7 @@ class ChatTemplate:
         """Render a conversation.
 
         Args:
-            values: ``messages``, ``tools``, ``documents``, and what else the record gives its template.
+            values: ``messages``, ``tools``, ``documents``, and other variables of the record.
 
         Raises:
             RenderError: the template refuses it, fails on it, or writes too much. `error` is this class.

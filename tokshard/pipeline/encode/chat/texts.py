@@ -205,7 +205,7 @@ class ChatTexts:
 
 
 def _table_of(omitted: Mapping[int, Sequence[Omission]], num_documents: int) -> NDArray[np.int32]:
-    """What the template left out of each document: int32 [documents, kinds, 2], as `Documents.omitted` has it."""
+    """The table `Documents.omitted` of some documents: int32 [documents, kinds, 2]."""
     table = np.zeros((num_documents, len(KINDS), 2), np.int32)
     for document, found in omitted.items():
         for kind, number in reversed(found):  # so the first message stays
