@@ -1,9 +1,9 @@
 """Records of files elsewhere, kept on a disk of this machine and shared by its processes.
 
 A file of the cache is a mirror with holes: a record lies where its number says, followed by a checksum that covers its
-content, its number and its file. So a record that was never written, was torn by a kill or a crash, belongs to another
-file, or was changed counts as missing and is written again. Processes need no locks, because all of them write the same
-bytes.
+content, its number and its file. A record counts as missing if it was never written, was torn by a kill or a crash,
+belongs to another file, or was changed; then it is written again. Processes need no locks, because all of them write
+the same bytes.
 """
 
 from __future__ import annotations

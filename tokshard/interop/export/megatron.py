@@ -1,8 +1,8 @@
 """Megatron-LM's ``.bin`` and ``.idx``: the ids of all documents, and where each document lies.
 
 The index is a header (magic, version 1, code of the dtype, number of sequences, number of entries of the last list) and
-three lists: the length of each sequence (int32), the byte where it starts (int64), and the sequence at which each
-document starts, with the end of the last one (int64). Here a document is one sequence, as in ``preprocess_data.py``.
+three lists. They hold the length of each sequence (int32), its first byte (int64), and the first sequence of each
+document, with the end of the last one (int64). Here a document is one sequence, as in ``preprocess_data.py``.
 """
 
 from __future__ import annotations

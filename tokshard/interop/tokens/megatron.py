@@ -1,9 +1,13 @@
 """Megatron-LM's indexed data sets: ids in ``NAME.bin``, and their sequences and documents in ``NAME.idx``.
 
-An index is, little-endian and without gaps: the magic number, the version (uint64, 1), a code of the dtype (uint8), the
-number of sequences and of document bounds (uint64 each), the length of every sequence in tokens (int32), its first byte
-in the file of ids (int64), and the number of the first sequence of every document, ending with the number of sequences
-(int64). Multimodal data sets append a mode for every sequence (int8).
+An index holds, little-endian and without gaps:
+
+    the magic number, the version (uint64, 1) and a code of the dtype (uint8)
+    the number of sequences and of document bounds (uint64 each)
+    the length of every sequence in tokens (int32)
+    the first byte of every sequence in the file of ids (int64)
+    the number of the first sequence of every document, ending with the number of sequences (int64)
+    in multimodal data sets, a mode for every sequence (int8)
 """
 
 from __future__ import annotations

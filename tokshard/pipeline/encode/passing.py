@@ -1,7 +1,7 @@
 """From the tokens of other tools to documents: every boundary gets exactly one delimiter, and no id changes.
 
 A record is the tokens between two boundaries. Boundaries are the ends of the source's own documents, the cuts that a
-source names inside them, and all delimiters, because in a corpus EOS is only at the end of a document.
+source names inside them, and all delimiters: in a corpus, EOS is only at the end of a document.
 """
 
 from __future__ import annotations

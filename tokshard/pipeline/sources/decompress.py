@@ -207,8 +207,8 @@ class _GzipMember:
 def _streams(file: IO[bytes], kind: str, make: Callable[[], Any]) -> Iterator[bytes]:
     """gzip, bz2 and xz: one stream after another, in pieces of at most `CHUNK_BYTES`.
 
-    The file objects of the standard library ignore any bytes after a stream. Here only another stream may follow, and
-    zeros after gzip members, as tapes and blocks of a fixed size have them, and after xz streams in multiples of 4.
+    The file objects of the standard library ignore any bytes after a stream. Here only another stream may follow, or
+    zeros: any number after gzip members, as on tapes and in blocks of a fixed size, multiples of 4 after xz streams.
 
     Args:
         make: returns a decompressor for a stream.

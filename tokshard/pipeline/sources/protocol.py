@@ -13,7 +13,7 @@ from tokshard.pipeline.sources.records import Chunk, RecordSpec
 from tokshard.store import Entry, Store
 
 Read = Callable[[Input, Span, RecordSpec], Iterator[tuple[int | None, Chunk]]]
-"""Yields the chunks of a span, each with its place in the decompressed stream, or None where segments of a stream are
+"""Yields the chunks of a span, each with its place in the decompressed stream. The place is None if segments are
 measured by the contents of their chunks."""
 
 

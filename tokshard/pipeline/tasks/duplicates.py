@@ -6,8 +6,8 @@
 
 A place is the number of a text within its task, without empty and bad records. If no text is read, the tokens of a
 document are hashed instead. The texts of earlier generations come before all others. A hashing task deals each text
-once for each million: the places of those that repeat another of them are kept in its file. So a bucket has no more
-rows of one text than there are tasks, however often the text occurs.
+once for each million; its file keeps the places of the repeats. So however often a text occurs, a bucket has no more
+rows of it than there are tasks.
 """
 
 from __future__ import annotations

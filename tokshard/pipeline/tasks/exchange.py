@@ -6,9 +6,9 @@
     read     a task reads a bucket of the last level
 
 The search for duplicates deals hashes, and then the places of the duplicates; a shuffle deals documents. In each round,
-a file gets one record batch for each bucket with rows. It may also keep rows for its own task. A table at
-its end lists their places, so the parts of a bucket are ranges that any store can read. Batches, their places and the
-table each have a CRC-32. Rows of a bucket stay in the order in which they were dealt.
+a file gets one record batch for each bucket with rows. Other batches hold rows that only its own task wants back. A
+table at its end lists the places of all batches, so the parts of a bucket are ranges that any store can read. Batches,
+their places and the table each have a CRC-32. Rows of a bucket stay in the order in which they were dealt.
 """
 
 from __future__ import annotations
