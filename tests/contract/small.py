@@ -57,8 +57,8 @@ _SIZES: Mapping[str, tuple[str, ...]] = {
     "hash_stride": ("tokshard.format.stride_hashes.HASH_STRIDE", "tokshard.runtime.bytes.ranged.HASH_STRIDE"),
     "whole_table_bytes": ("tokshard.format.tables._WHOLE_BYTES",),
     "view_rows": (
-        "tokshard.format.view._RANGES_AT_ONCE",
-        "tokshard.format.view._FEWEST_AT_ONCE",
+        "tokshard.format.kept._RANGES_AT_ONCE",
+        "tokshard.format.kept._FEWEST_AT_ONCE",
         "tokshard.inspect.verify.view_check._ROWS_AT_ONCE",
         "tokshard.runtime.bytes.view._SORTED_FROM",
     ),
@@ -216,14 +216,14 @@ def reads_that_hang(file_name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def rows_of_views() -> Iterator[list[int]]:
     """How many rows of the tables of views are read, a number for each time."""
-    numbers, read = [], _get("tokshard.format.view.Ascending").__getitem__
+    numbers, read = [], _get("tokshard.format.kept.Ascending").__getitem__
 
     def counted(column: Any, rows: Any) -> Any:
         numbers.append(len(rows))
         return read(column, rows)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tokshard.format.view.Ascending.__getitem__", counted)
+        patch.setattr("tokshard.format.kept.Ascending.__getitem__", counted)
         yield numbers
 
 

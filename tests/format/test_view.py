@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tokshard.format.arrays import numbers_of
 from tokshard.format.files import HashingFile
-from tokshard.format.view import COLUMNS, Ascending, Kept, KeptWriter
+from tokshard.format.kept import Ascending, Kept
+from tokshard.format.view import COLUMNS, KeptWriter
 
 numbers = st.one_of(st.integers(1, 9), st.sampled_from([(1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 5 << 32]))
 

@@ -12,7 +12,8 @@ from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.files import map_file
-from tokshard.format.view import Kept, View, ranges_of
+from tokshard.format.kept import Kept, ranges_of
+from tokshard.format.view import View
 
 _FENCE_ROWS = 1_024
 _ROWS_AT_ONCE = 1 << 20

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tokshard.errors import PlanError
+from tokshard.format.kept import ranges_of
 from tokshard.runtime.bytes.source import KeptDocuments, TokenSource
 
 
@@ -29,8 +30,6 @@ def check_apart(names: Sequence[str], sources: Sequence[TokenSource]) -> None:
             continue  # cells of one division: the ranges of a thousand of them need not be compared
         if len(found) == 1:
             continue
-        from tokshard.format.view import ranges_of  # here, for plans that open no corpus
-
         for ranges in ranges_of([kept.documents for _, kept in found]):
             starts, stops = map(np.concatenate, zip(*ranges, strict=True))
             owners = np.repeat(np.arange(len(found)), [len(of_view) for of_view, _ in ranges])

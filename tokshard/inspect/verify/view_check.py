@@ -9,9 +9,10 @@ import numpy as np
 from tokshard.errors import CorpusError
 from tokshard.format import names
 from tokshard.format.files import read_file
+from tokshard.format.kept import ranges_of
 from tokshard.format.manifest import Base, Manifest
 from tokshard.format.opening import open_base
-from tokshard.format.view import KeptDigest, View, ranges_of
+from tokshard.format.view import KeptDigest, View
 from tokshard.inspect.verify.manifest_check import Tally, check_sources, false_claims
 from tokshard.inspect.verify.shard_check import Problem, ShardFindings, problem_of
 from tokshard.store import Store

@@ -11,13 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # a user's source opens no corpus
-    from tokshard.format.view import Kept
+from tokshard.format.kept import Kept
 
 _REQUESTS_AT_ONCE = 32
 
