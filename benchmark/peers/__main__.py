@@ -34,7 +34,7 @@ def main() -> None:
                 work=Path(work),
                 repeats=arguments.repeats or (1 if arguments.quick else 3),
                 environments=Environments(arguments.environments),
-                megabytes=arguments.megabytes or (4.0 if arguments.quick else 512.0),
+                megabytes=arguments.megabytes or (4.0 if arguments.quick else 512.0 if name == "building" else 64.0),
                 limit=120.0 if arguments.quick else 600.0,
                 peers=frozenset(arguments.peers) if arguments.peers else None,
             )
@@ -63,7 +63,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--write", action="store_true", help="write a part into the results and the guide")
     parser.add_argument("--repeats", type=int, help="of each measurement; default: 1 with --quick, else 3")
-    parser.add_argument("--megabytes", type=float, help="of text; default: 4 with --quick, else 512")
+    parser.add_argument("--megabytes", type=float, help="of text; default: 512 to build, else 64; 4 with --quick")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results; other sections stay there")
     parser.add_argument("--page", type=Path, default=GUIDE, help="where the newest tables go")
     parser.add_argument("--environments", type=Path, default=ROOT, help="folder with the environments of the peers")
