@@ -70,7 +70,7 @@ help:
 	@echo "make test-ray      builds on a Ray cluster of three nodes on this machine"
 	@echo "make soak          trials of kills, histories and damage, every day others; 15 minutes, or hours with LONG=1"
 	@echo "make benchmark     where the time of a build goes and how fast plans are read, on this machine"
-	@echo "make benchmark-peers  tokshard beside other builders and loaders; 50 minutes; QUICK=1 or ONLY=chat only print"
+	@echo "make benchmark-peers  tokshard beside other builders and loaders; an hour or so; QUICK=1 or ONLY=chat only print"
 	@echo "make lint          ruff and mypy"
 	@echo "make format        ruff format, and the fixes that ruff is sure of"
 	@echo "make clean         remove everything that make made"
