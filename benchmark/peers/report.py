@@ -100,7 +100,7 @@ def rendered(results: Results, plots: str | None) -> str:
     lines = [
         f"# {TITLE}",
         "",
-        "`make benchmark-peers` makes this page anew on your machine, in about an hour after it has installed the peers.",
+        "`make benchmark-peers` makes this page anew on your machine, in about an hour once the peers are installed.",
         '`QUICK=1` and `ONLY="building chat"` print tables and leave the page as it is; quick ones show little but',
         "start-up. A figure is a median, with the least and the greatest behind it. Every peer has an environment of",
         "its own, its newest release on the Python that this needs, and the same text, tokenizer and cores.",
