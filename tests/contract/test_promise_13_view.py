@@ -20,7 +20,7 @@ from tests.examples import crossed, examples
 from tests.format.edits import table_says
 from tests.refusals import tokshard
 from tests.runtime.sources import ListSource
-from tokshard import copy_corpus, open_corpus, select_corpus
+from tokshard import TokshardError, copy_corpus, open_corpus, select_corpus
 from tokshard.errors import CorpusError, DamagedCorpusError, PlanError
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
@@ -174,6 +174,28 @@ def test_a_table_whose_stretches_are_not_in_order_is_refused_with_the_row(column
     table_says(column, value, row=row).make(view / names.KEPT)
     (problem,) = verify_corpus(view).problems
     assert (problem.file, f"in row {named} " in str(problem)) == (names.KEPT, True), problem
+
+
+@crossed("access, number", ["mmap", "pread"], [1, 2])
+def test_a_changed_table_gives_rows_or_an_error_of_ours(access, number, tmp_path, mixed):
+    views = dict(list(zip(mixed().names, mixed().sources, strict=True))[:2])
+    table = Path(views["even"].location, names.KEPT)
+    content, said = table.read_bytes(), set[str]()
+    sizes = {"seq_len": 4, "block_tokens": 64, "window_blocks": 2, "allow_small_blocks": True}
+    try:
+        for place in range(0, len(content), 3):
+            table.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+            sources = {name: source.location for name, source in list(views.items())[:number]}
+            try:
+                plan = StreamPlan({name: CorpusSource(at, access=access) for name, at in sources.items()}, **sizes)
+                with NumpyLoader(plan, global_batch_size=8) as loader:
+                    for _, _batch in zip(range(9), loader, strict=False):
+                        pass
+            except TokshardError as error:
+                said.add(error.problem.split(": ")[-1])
+    finally:
+        table.write_bytes(content)
+    assert "the table was changed" in said
 
 
 def test_weights_by_temperature_and_repeats_follow_the_tokens_of_each_corpus(mixed):

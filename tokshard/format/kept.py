@@ -51,7 +51,7 @@ class Kept:
     """The documents of a view.
 
     Args:
-        columns: those of `KEPT_SCHEMA`.
+        columns: document, position, number and token, as in the table.
 
     Attributes:
         documents, positions: [stretches + 1], the first document of each in the base, and its first token there; then

@@ -68,7 +68,7 @@ def open_corpus(location: str | os.PathLike[str], *, generation: int | None = No
 
 
 def open_base(store: Store, base: Base) -> Corpus:
-    """The base of a view, at its earlier location or beside the view.
+    """Open the base of a view, where the view was made or beside the view.
 
     Raises:
         CorpusError: it is not there, or is another one.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tokshard.errors import PlanError
+from tokshard.errors import RESTORE, DamagedCorpusError, PlanError
 from tokshard.format.kept import ranges_of
 from tokshard.runtime.bytes.source import KeptDocuments, TokenSource
 
@@ -16,6 +16,7 @@ def check_apart(names: Sequence[str], sources: Sequence[TokenSource]) -> None:
 
     Raises:
         PlanError: names the two.
+        DamagedCorpusError: the table of a view lists a document twice.
     """
     wholes = {source.fingerprint: name for name, source in zip(names, sources, strict=True) if source.kept is None}
     groups: dict[str, list[tuple[str, KeptDocuments]]] = {}
@@ -38,6 +39,12 @@ def check_apart(names: Sequence[str], sources: Sequence[TokenSource]) -> None:
             for place in overlap[:1].tolist():
                 second = int(order[place + 1])
                 holds = (starts <= starts[second]) & (stops > starts[second]) & (owners != owners[second])
+                if not holds.any():
+                    name, _ = found[int(owners[second])]
+                    raise DamagedCorpusError(
+                        f"corpus {name!r}: its table lists document {starts[second]:,} of the base twice",
+                        hint=RESTORE,
+                    )
                 pair = sorted({int(owners[second]), int(owners[np.flatnonzero(holds)[0]])})
                 one, other = (found[number][0] for number in pair)
                 raise _shared(one, other, int(starts[second]))

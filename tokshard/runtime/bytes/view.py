@@ -6,12 +6,15 @@ bisection more than reading the base.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.forking import cached_property
+from tokshard.format import names
 from tokshard.format.schema import HASH_STRIDE
 from tokshard.format.view import View
 from tokshard.runtime.bytes.copying import spread
@@ -72,9 +75,32 @@ class ViewedCorpus:
     def _touched(
         self, starts: NDArray[np.int64], stops: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The stretches that parts of the view touch: number of the part, and of the stretch."""
-        first = self.corpus.kept.stretch_of_token(starts)
-        return spread(first, self.corpus.kept.stretch_of_token(stops - 1) - first + 1)
+        """The stretches that parts of the view touch: number of the part, and of the stretch.
+
+        Raises:
+            DamagedCorpusError: they are not in order, or do not cover the parts.
+        """
+        kept = self.corpus.kept
+        first, last = kept.stretch_of_token(starts), kept.stretch_of_token(stops - 1)
+        # each stretch has a token at least, so damage cannot ask for more of them than tokens
+        is_wrong = (first < 0) | (last < first) | (last >= len(kept)) | (last - first >= stops - starts)
+        if is_wrong.any():
+            raise self._damage()
+        owners, stretches = spread(first, last - first + 1)
+        rows, after = kept.tokens[stretches], kept.tokens[stretches + 1]
+        documents = kept.numbers[stretches + 1] - kept.numbers[stretches]
+        ends = kept.positions[stretches] + after - rows
+        is_wrong = (documents < 1) | (after - rows < documents) | (ends > kept.positions[stretches + 1])
+        is_wrong |= (after <= starts[owners]) | (rows >= stops[owners]) | (ends > self.base.num_tokens)
+        if is_wrong.any() or bool((kept.tokens[first] > starts).any() or (kept.tokens[last + 1] < stops).any()):
+            raise self._damage()
+        return owners, stretches
+
+    def _damage(self) -> DamagedCorpusError:
+        return DamagedCorpusError(
+            f"{self.corpus.store.where(names.KEPT)}: its stretches are not in order: the table was changed",
+            hint=RESTORE,
+        )
 
     def _parts(
         self, starts: NDArray[np.int64], stops: NDArray[np.int64]
@@ -90,7 +116,10 @@ class ViewedCorpus:
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any], at: NDArray[np.int64]
     ) -> None:
         """Copy the tokens of pieces, as `TokenSource.read` does."""
-        self.base.read(starts + self._shifts_at(starts), lengths, out, at)
+        places = starts + self._shifts_at(starts)
+        if ((places < 0) | (places + lengths > self.base.num_tokens)).any():
+            raise self._damage()
+        self.base.read(places, lengths, out, at)
 
     def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The ends of documents in stretches of the view, as in `TokenSource.ends`."""
@@ -186,7 +215,8 @@ class ViewedCorpus:
     def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """Have the base forget blocks."""
         if len(starts):
-            self.base.has_read(*self._parts(starts, stops))
+            with contextlib.suppress(DamagedCorpusError):  # who reads them is told
+                self.base.has_read(*self._parts(starts, stops))
 
     @property
     def reading(self) -> str | None:
