@@ -28,6 +28,7 @@ _SIZES: Mapping[str, tuple[str, ...]] = {
         *(f"tokshard.pipeline.sources.{module}.CHUNK_BYTES" for module in _CHUNKED),
         "tokshard.pipeline.tasks.planning.CHUNK_BYTES",
     ),
+    "segment_tasks": ("tokshard.pipeline.tasks.planning.SEGMENT_TASKS",),
     "part_texts": ("tokshard.pipeline.tasks.duplicates.PART_TEXTS",),
     "fence_rows": ("tokshard.pipeline.tasks.duplicates.FENCE_ROWS",),
     "hash_fan_out": ("tokshard.pipeline.tasks.duplicates.HASH_FAN_OUT",),
@@ -138,8 +139,10 @@ def shrink(set_attribute: Set = setattr, **sizes: float) -> None:
     """Set sizes of the package, in this process and in workers that are forked from it.
 
     Args:
-        sizes: names of `_SIZES`.
+        sizes: names of `_SIZES`. With small chunks, a stream has as many segments as other inputs have tasks.
     """
+    if "chunk_bytes" in sizes:
+        sizes.setdefault("segment_tasks", 1)
     for name, value in sizes.items():
         for place in _SIZES[name]:
             _set(set_attribute, place, value)

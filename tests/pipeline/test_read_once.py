@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.contract import small
 from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, texts_of, write_byte_tokenizer
 from tokshard import Corpus, build_corpus, open_corpus
@@ -79,7 +80,8 @@ def built(*arguments: Any, **options: Any) -> Corpus:
 
 
 @BOTH
-def test_what_is_read_once_gives_the_same_corpus_for_any_number_of_workers(kind):
+def test_what_is_read_once_gives_the_same_corpus_for_any_number_of_workers(kind, monkeypatch):
+    small.shrink(monkeypatch.setattr, segment_tasks=1)
     reports: list[Any] = []
     hashes = []
     for workers in (3, 1):

@@ -313,6 +313,11 @@ def test_a_stream_is_one_task_which_divides_itself():
     assert [isinstance(task, StreamTask) for task in planned] == [False, True, True, False]
 
 
+@pytest.mark.parametrize(("task_mib", "segment_mib"), [(1, 16), (16, 256), (64, 512), (512, 512), (4096, 4096)])
+def test_a_stream_has_fewer_segments_than_other_inputs_have_tasks(task_mib, segment_mib):
+    assert tasks.segment_bytes(task_mib << 20) == segment_mib << 20
+
+
 @pytest.mark.parametrize(
     ("total_bytes", "task_mib"), [(0, 16), (4 << 30, 16), (16 << 30, 64), (128 << 30, 512), (50 << 40, 512)]
 )

@@ -26,8 +26,9 @@ from tokshard.pipeline.workspace.receipts import Key
 
 MIN_TASK_BYTES = 16 << 20
 _MAX_TASK_BYTES = 512 << 20
-_MAX_SEGMENT_BYTES = 256 << 20
-"""A stream that was killed repeats at most one segment."""
+SEGMENT_TASKS = 16
+"""A segment of a stream is as large as so many tasks, if it is not larger than any task: segments share out no work,
+they only bound what a kill repeats."""
 _TASKS_WANTED = 256
 TASK_TOKENS = 64 << 20
 """Tokens that a dealing task reads. A task that copies smaller shards writes as many as fit, because a receipt has a
@@ -132,8 +133,8 @@ def default_task_bytes(total_bytes: int) -> int:
 
 
 def segment_bytes(task_bytes: int) -> int:
-    """Size of the segments of a stream, in bytes of text: the size of a task, up to the limit of a worker's memory."""
-    return min(task_bytes, _MAX_SEGMENT_BYTES)
+    """Size of the segments of a stream, in bytes of text."""
+    return max(task_bytes, min(SEGMENT_TASKS * task_bytes, _MAX_TASK_BYTES))
 
 
 def round_task_bytes(task_bytes: int) -> int:
