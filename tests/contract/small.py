@@ -63,6 +63,7 @@ _SIZES: Mapping[str, tuple[str, ...]] = {
         "tokshard.inspect.verify.view_check._ROWS_AT_ONCE",
         "tokshard.runtime.bytes.view._SORTED_FROM",
     ),
+    "join_rows": ("tokshard.pipeline.sources.joined.MAX_ROWS",),
     "view_masked": ("tokshard.format.view._MASKED_BELOW",),
     "view_joined": ("tokshard.runtime.bytes.view._JOINED_DOCUMENTS",),
     "dealt_rows": ("tokshard.runtime.rows.steps._MAX_DEALT_ROWS",),

@@ -13,9 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from tests.cli.transcripts import commands, is_as_expected, refusals, renewed, workplace
+from tests.contract import small
 from tests.pipeline.encode.chat import chats
 from tests.pipeline.encode.chat.templates import BARE, CHATML
 from tests.pipeline.inputs import write_byte_tokenizer
@@ -95,7 +98,79 @@ def with_another_stream(directory: Path) -> None:
     build_corpus([iter(["b"]), bad], tokenizer=write_byte_tokenizer(directory / "bytes"), out="stopped")
 
 
+def joining(columns: dict[str, Any], *, rows: int = 100) -> Call:
+    """A view of a corpus of 3 documents, without ids, with a joined file of which so many rows may be in memory."""
+
+    def call(directory: Path) -> None:
+        write_byte_tokenizer(directory / "tok")
+        build_corpus(write(directory / "a.jsonl", ["a", "b", "c"]), tokenizer="tok", out="corpus", workers=1)
+        parquet.write_table(pa.table(columns), "scores.parquet", row_group_size=2)
+        with pytest.MonkeyPatch.context() as patch:
+            small.shrink(patch.setattr, join_rows=rows)
+            select_corpus("corpus", out="view", join="scores.parquet", where="score>=0.5", workers=1)
+
+    return call
+
+
+OF_JOINS = "give a parquet file with a column 'id', or 'document' and 'fingerprint', and the columns to join"
+
 CALLS = [
+    Refusal(
+        "joined columns of no documents",
+        joining({"name": ["a"], "score": [0.5]}),
+        UsageError,
+        "DIR/scores.parquet has the columns name, score",
+        OF_JOINS,
+    ),
+    Refusal(
+        "joined columns by id, of a corpus without ids",
+        joining({"id": ["a"], "score": [0.5]}),
+        UsageError,
+        "DIR/scores.parquet lists ids, and the corpus has no column 'id'",
+        "build it with --id-field, or list documents by their numbers ('document' and 'fingerprint')",
+    ),
+    Refusal(
+        "joined columns by numbers that are none",
+        joining({"document": [0.0, 1.0, 2.0], "score": [0.5, 0.5, 0.5]}),
+        UsageError,
+        "DIR/scores.parquet: the column 'document' has to be integers without nulls",
+        OF_JOINS,
+    ),
+    Refusal(
+        "joined columns by numbers, one of which is missing",
+        joining({"document": [0, 1, None], "score": [0.5, 0.5, 0.5]}),
+        UsageError,
+        "DIR/scores.parquet: the column 'document' has to be integers without nulls",
+        OF_JOINS,
+    ),
+    Refusal(
+        "joined columns of some documents of a corpus that is not named",
+        joining({"document": [0, 1], "score": [0.5, 0.5]}),
+        UsageError,
+        "DIR/scores.parquet has 2 rows, and this is * with 3 documents",
+        "give the file of this corpus, with its fingerprint ('tokshard inspect --json' shows it)",
+    ),
+    Refusal(
+        "joined columns of another corpus",
+        joining({"document": [0, 1, 2], "fingerprint": ["0"] * 3, "score": [0.5, 0.5, 0.5]}),
+        UsageError,
+        "DIR/scores.parquet is for another corpus, and this is * with 3 documents",
+        "give the file of this corpus, with its fingerprint ('tokshard inspect --json' shows it)",
+    ),
+    Refusal(
+        "joined columns that have a document twice",
+        joining({"document": [0, 2, 2], "score": [0.5, 0.5, 0.5]}),
+        UsageError,
+        "two rows of DIR/scores.parquet name 2",
+        "give each document once",
+    ),
+    Refusal(
+        "joined columns of many documents, not sorted",
+        joining({"document": [0, 2, 1], "score": [0.5, 0.5, 0.5]}, rows=2),
+        UsageError,
+        "DIR/scores.parquet is not sorted: any of 3 rows may name the same documents",
+        "sort its rows by 'document', and write row groups of about a million",
+    ),
     Refusal(
         "--ray without the package",
         with_package("ray", None, "a.jsonl", ray="auto"),

@@ -35,7 +35,7 @@ from tests.pipeline.test_copy import LANGUAGES, Row, copy_corpus, corpus_of, lef
 from tests.refusals import tokshard
 from tokshard import open_corpus
 from tokshard import select_corpus as select_by_processes
-from tokshard.errors import BuildError, CorpusError
+from tokshard.errors import BuildError, CorpusError, UsageError
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.progress import StageStarted
@@ -257,6 +257,30 @@ def test_columns_are_joined_by_id_or_by_number_and_documents_without_a_row_have_
     assert sorted(number for cell in found.values() for number in cell) == list(range(60)) == ids(tmp_path / "cells")
 
 
+@pytest.mark.parametrize("order", ["sorted", "in a random order", "without statistics"])
+@pytest.mark.parametrize("is_shared", [False, True], ids=["of this corpus", "of two corpora"])
+def test_a_file_with_numbers_is_read_by_row_groups(with_ids, tmp_path, monkeypatch, order, is_shared):
+    """Sorted, it may have any number of rows: what is in memory at a time is bounded."""
+    numbers = np.arange(60) if order == "sorted" else np.random.default_rng(1).permutation(60)
+    columns = {"document": np.repeat(numbers, 1 + is_shared), "even": np.repeat(numbers, 1 + is_shared) % 2 == 0}
+    if is_shared:
+        with open_corpus(with_ids) as opened:
+            columns["fingerprint"] = [opened.fingerprint, "0" * 64] * 60
+        columns["even"][1::2] ^= True
+    options = {"row_group_size": 7, "write_statistics": order != "without statistics"}
+    parquet.write_table(pa.table(columns), tmp_path / "even.parquet", **options)
+    given = {"join": tmp_path / "even.parquet", "where": "even=true"}
+    select_corpus(with_ids, out=tmp_path / "view", **given)
+    assert ids(tmp_path / "view") == [*range(0, 60, 2)]
+    small.shrink(monkeypatch.setattr, join_rows=42)
+    limited = (
+        pytest.raises(UsageError, match=r"any of \d+ rows may name") if order != "sorted" else contextlib.nullcontext()
+    )
+    with limited:
+        select_corpus(with_ids, out=tmp_path / "again", **given)
+        assert ids(tmp_path / "again") == [*range(0, 60, 2)]
+
+
 def test_cells_partition_a_view_and_their_mix_names_them(corpus, tmp_path):
     select_corpus(corpus, out=tmp_path / "cells", by="lang", min_tokens=10)
     whole = rows(tmp_path / "cells")
@@ -290,6 +314,12 @@ def test_a_view_in_a_bucket_of_a_corpus_in_one_is_read_by_range(corpus, tmp_path
     select_corpus(f"{bucket}/corpus", out=tmp_path / "here", where="lang!=en")
     select_corpus(corpus, out=tmp_path / "local", where="lang!=en")
     assert rows(f"{bucket}/views/view") == rows(tmp_path / "here") == rows(tmp_path / "local")
+    with open_corpus(corpus) as opened:
+        langs = [str(row[1]["lang"]) for row in rows(corpus)]
+        parquet.write_table(pa.table({"document": range(len(opened)), "said": langs}), tmp_path / "said.parquet")
+    open_store(bucket).put("said.parquet", (tmp_path / "said.parquet").read_bytes())
+    select_corpus(corpus, out=tmp_path / "joined", join=f"{bucket}/said.parquet", where="said!=en")
+    assert rows(tmp_path / "joined") == rows(tmp_path / "local")
     for place in (f"{bucket}/views/view", f"{bucket}/views/view/lang=fr", tmp_path / "here"):
         source = CorpusSource(place)
         assert not source.is_in_memory

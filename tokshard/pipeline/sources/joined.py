@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +16,32 @@ from tokshard.format.arrays import number_array, numbers_of
 from tokshard.format.corpus import Corpus
 from tokshard.format.document_list import ID, MAX_ROWS
 from tokshard.format.schema import ARROW_ERRORS, SUPPORTED_COLUMN_TYPES
-from tokshard.store import local_file, locate
+from tokshard.store import locate
+
+if TYPE_CHECKING:
+    from pyarrow import parquet as pq
 
 DOCUMENT, FINGERPRINT = "document", "fingerprint"
 _ID_BYTES = 16
 _NO_ID = b"\xff" * _ID_BYTES
+_LAST = (1 << 63) - 1
 _HINT = "give a parquet file with a column 'id', or 'document' and 'fingerprint', and the columns to join"
+
+
+class _Rows(NamedTuple):
+    """Rows of the file, in memory.
+
+    Args:
+        groups: int64 [groups], their row groups.
+        keys: int64 or bytes [rows], ascending: the number or the hash of the id of each.
+        order: int64 [rows], its place in `values`.
+        values: the joined columns.
+    """
+
+    groups: NDArray[np.int64]
+    keys: NDArray[Any]
+    order: NDArray[np.int64]
+    values: Mapping[str, pa.Array]
 
 
 class Joined:
@@ -28,7 +49,11 @@ class Joined:
 
     The file has a column `id`, as ``--id-field`` kept them, or `document`: a number in the corpus whose content
     fingerprint is in the column `fingerprint` or in the metadata of the file. Without a fingerprint, the numbers are of
-    this corpus if the file has a row for each of its documents. The file stays in memory, at 24 bytes a row or more.
+    this corpus if the file has a row for each of its documents.
+
+    Of a file with numbers, only the row groups that may have the documents asked for are read: two or three at a time,
+    if the file is sorted by number. A file with ids is read whole. What is read stays in memory, at 24 bytes a row or
+    more.
 
     Args:
         file: a parquet file, by path or URI.
@@ -39,88 +64,144 @@ class Joined:
         by_id: whether documents are found by their ids.
 
     Raises:
-        UsageError: it cannot be read, belongs to another corpus, or names a document twice.
+        UsageError: it cannot be read, or belongs to another corpus.
     """
 
     def __init__(self, file: str, corpus: Corpus) -> None:
+        self._file, self._fingerprint = file, corpus.fingerprint
+        with self._opened() as table:
+            schema = table.schema_arrow
+            self.by_id = DOCUMENT not in schema.names
+            self._check(schema, corpus)
+            if not self.by_id:
+                self._check_is_of(table, corpus)
+            self.columns = {
+                name: _kind(file, name, schema.field(name).type)
+                for name in schema.names
+                if name not in {ID, DOCUMENT, FINGERPRINT}
+            }
+            groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
+        self._read = [name for name in schema.names if name not in ({DOCUMENT, FINGERPRINT} if self.by_id else {ID})]
+        self._num_rows = np.array([group.num_rows for group in groups], np.int64)
+        self._bounds = np.array([_bounds(group) for group in groups], np.int64).reshape(-1, 2)
+        self._rows: _Rows | None = None
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[pq.ParquetFile]:
         from pyarrow import parquet  # takes 50 ms, and most commands need none
 
-        self._file = file
+        store, name = locate(self._file)
+        path = store.local_path(name)
         try:
-            with local_file(*locate(file)) as path:
-                table = parquet.read_table(path, memory_map=False)
+            # not mapped: cutting a mapped file ends the process
+            with pa.PythonFile(store.open(name), mode="r") if path is None else pa.OSFile(path) as source:
+                yield parquet.ParquetFile(source)
         except ARROW_ERRORS as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)[:200]
-            raise UsageError(f"{file} cannot be read: {reason}", hint=_HINT) from error
-        names = table.schema.names
-        self.by_id = DOCUMENT not in names
-        if ID not in names and self.by_id:
-            raise UsageError(f"{file} has the columns {', '.join(names) or 'none'}", hint=_HINT)
-        if table.num_rows > MAX_ROWS:
-            raise UsageError(f"{file} has more than {MAX_ROWS:,} rows", hint="divide it, and join several views")
+            raise UsageError(f"{self._file} cannot be read: {reason}", hint=_HINT) from error
+
+    def _check(self, schema: pa.Schema, corpus: Corpus) -> None:
+        """Refuse a file whose rows name no documents of this corpus."""
+        if self.by_id and ID not in schema.names:
+            raise UsageError(f"{self._file} has the columns {', '.join(schema.names) or 'none'}", hint=_HINT)
         if self.by_id and ID not in corpus.manifest.columns:
             raise UsageError(
-                f"{file} lists ids, and the corpus has no column 'id'",
+                f"{self._file} lists ids, and the corpus has no column 'id'",
                 hint="build it with --id-field, or list documents by their numbers ('document' and 'fingerprint')",
             )
-        if not self.by_id:
-            table = self._of_this(table, corpus)
-        self.columns = {
-            name: _kind(file, name, table.schema.field(name).type)
-            for name in names
-            if name not in {ID, DOCUMENT, FINGERPRINT}
-        }
-        self._values = {
-            name: table.column(name).combine_chunks().cast(SUPPORTED_COLUMN_TYPES[kind])
-            for name, kind in self.columns.items()
-        }
-        keys = _hashes(table.column(ID).to_pylist()) if self.by_id else numbers_of(table.column(DOCUMENT).cast("int64"))
-        self._order = np.argsort(keys, kind="stable")
-        self._keys = keys[self._order]
-        if len(twice := np.flatnonzero(self._keys[1:] == self._keys[:-1])):
-            row = int(self._order[twice[0] + 1])
-            named = table.column(ID if self.by_id else DOCUMENT)[row].as_py()
-            raise UsageError(f"row {row + 1} of {file} names {named!r}, as an earlier row does", hint="give each once")
-
-    def _of_this(self, table: pa.Table, corpus: Corpus) -> pa.Table:
-        """The rows for the documents of this corpus."""
-        column = table.column(DOCUMENT)
-        if column.null_count or not pa.types.is_integer(column.type):
+        if not self.by_id and not pa.types.is_integer(schema.field(DOCUMENT).type):
             raise UsageError(f"{self._file}: the column 'document' has to be integers without nulls", hint=_HINT)
-        metadata = table.schema.metadata or {}
-        given = {metadata[key].decode() for key in (b"fingerprint", b"tokshard.fingerprint") if key in metadata}
-        if FINGERPRINT in table.schema.names:
-            import pyarrow.compute as pc
 
-            mine = pc.equal(table.column(FINGERPRINT), corpus.fingerprint)
-            given |= {corpus.fingerprint} if pc.any(mine).as_py() else {"another"}
-            table = table.filter(mine)
-        if (given and corpus.fingerprint not in given) or (not given and table.num_rows != corpus.num_documents):
-            found = f"is for the corpus {min(given)[:12]}" if given else f"has {table.num_rows:,} rows"
+    def _check_is_of(self, table: pq.ParquetFile, corpus: Corpus) -> None:
+        """Refuse the numbers of another corpus."""
+        metadata = table.schema_arrow.metadata or {}
+        given = {metadata[key].decode() for key in (b"fingerprint", b"tokshard.fingerprint") if key in metadata}
+        if FINGERPRINT in table.schema_arrow.names:
+            batches = table.iter_batches(columns=[FINGERPRINT])
+            is_there = any(corpus.fingerprint in batch.column(0).unique().to_pylist() for batch in batches)
+            given |= {corpus.fingerprint} if is_there else {""}
+        num_rows = table.metadata.num_rows
+        if (given and corpus.fingerprint not in given) or (not given and num_rows != corpus.num_documents):
+            found = f"is for {min(given)[:12] or 'another corpus'}" if given else f"has {num_rows:,} rows"
             raise UsageError(
                 f"{self._file} {found}, and this is {corpus.fingerprint[:12]} with {corpus.num_documents:,} documents",
                 hint="give the file of this corpus, with its fingerprint ('tokshard inspect --json' shows it)",
             )
-        return table
 
     def values(self, numbers: NDArray[np.int64], ids: pa.Array | None) -> Mapping[str, pa.Array]:
         """The columns of some documents: null for one that the file does not name.
 
         Args:
-            numbers: int64 [documents]: the number of each in the corpus.
+            numbers: int64 [documents]: the number of each in the corpus, ascending.
             ids: the column of their ids; None if the corpus has none.
+
+        Raises:
+            UsageError: the file cannot be read, has too many rows to keep in memory, or names a document twice.
         """
         wanted: NDArray[Any] = numbers
+        groups = np.arange(len(self._num_rows))
         if self.by_id:
             wanted = _hashes([None] * len(numbers) if ids is None else ids.to_pylist())
-        places = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
-        is_there = self._keys[places] == wanted
-        rows = pa.Array.from_buffers(
+        else:
+            groups = np.flatnonzero((self._bounds[:, 0] <= numbers[-1]) & (self._bounds[:, 1] >= numbers[0]))
+        rows = self._rows
+        if rows is None or not np.array_equal(groups, rows.groups):
+            self._rows = None  # before others take its room
+            rows = self._rows = self._loaded(groups)
+        places = np.searchsorted(rows.keys, wanted)
+        is_there = places < len(rows.keys)
+        is_there[is_there] = rows.keys[places[is_there]] == wanted[is_there]
+        taken = pa.Array.from_buffers(
             pa.int64(),
             len(numbers),
-            [pa.py_buffer(np.packbits(is_there, bitorder="little")), *number_array(self._order[places]).buffers()[1:]],
+            [
+                pa.py_buffer(np.packbits(is_there, bitorder="little")),
+                *number_array(np.append(rows.order, 0)[places]).buffers()[1:],
+            ],
         )
-        return {name: values.take(rows) for name, values in self._values.items()}
+        return {name: values.take(taken) for name, values in rows.values.items()}
+
+    def _loaded(self, groups: NDArray[np.int64]) -> _Rows:
+        num_rows = int(self._num_rows[groups].sum())
+        if num_rows > MAX_ROWS and self.by_id:
+            raise UsageError(
+                f"{self._file} has more than {MAX_ROWS:,} rows, which are found by their ids",
+                hint="list documents by their numbers ('document'), or divide it, and join several views",
+            )
+        if num_rows > MAX_ROWS:
+            raise UsageError(
+                f"{self._file} is not sorted: any of {num_rows:,} rows may name the same documents",
+                hint="sort its rows by 'document', and write row groups of about a million",
+            )
+        with self._opened() as file:
+            table = file.read_row_groups(groups.tolist(), columns=self._read)
+        if FINGERPRINT in table.schema.names:
+            import pyarrow.compute as pc
+
+            table = table.filter(pc.equal(table.column(FINGERPRINT), self._fingerprint))
+        named = table.column(ID if self.by_id else DOCUMENT)
+        if not self.by_id and named.null_count:
+            raise UsageError(f"{self._file}: the column 'document' has to be integers without nulls", hint=_HINT)
+        keys: NDArray[Any] = _hashes(named.to_pylist()) if self.by_id else numbers_of(named.cast("int64"))
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        if len(twice := np.flatnonzero(keys[1:] == keys[:-1])):
+            again = named[int(order[twice[0] + 1])].as_py()
+            raise UsageError(f"two rows of {self._file} name {again!r}", hint="give each document once")
+        values = {
+            name: table.column(name).combine_chunks().cast(SUPPORTED_COLUMN_TYPES[kind])
+            for name, kind in self.columns.items()
+        }
+        return _Rows(groups, keys, order, values)
+
+
+def _bounds(group: pq.RowGroupMetaData) -> tuple[int, int]:
+    """The least and greatest number of a document in a row group, as far as the file says it."""
+    for index in range(group.num_columns):
+        column = group.column(index)
+        if column.path_in_schema == DOCUMENT and column.statistics is not None and column.statistics.has_min_max:
+            return max(column.statistics.min, 0), min(column.statistics.max, _LAST)
+    return 0, _LAST
 
 
 def _hashes(ids: list[str | int | None]) -> NDArray[np.bytes_]:
