@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
-from tokshard.format.arrays import number_array
+from tokshard.format.arrays import number_array, numbers_of
 from tokshard.interop.tokens.batches import TokenBatch
 from tokshard.interop.tokens.located import batches_of
 from tokshard.interop.tokens.loss import (
@@ -222,7 +222,7 @@ def _lengths(array: pa.Array) -> NDArray[np.int64]:
     lengths = pc.list_value_length(array)
     if lengths.null_count:
         lengths = pc.fill_null(lengths, 0)
-    return _numbers(lengths).astype(np.int64)
+    return numbers_of(lengths).astype(np.int64)
 
 
 def ids_of(array: pa.Array) -> NDArray[Any]:
@@ -233,14 +233,7 @@ def ids_of(array: pa.Array) -> NDArray[Any]:
     """
     if array.null_count:
         raise ValueError(f"{array.null_count:,} ids are null")
-    return _numbers(array)
-
-
-def _numbers(array: pa.Array) -> NDArray[Any]:
-    dtype = np.dtype(str(array.type))
-    if not len(array):
-        return np.empty(0, dtype)
-    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+    return numbers_of(array)
 
 
 def join(documents: Sequence[NDArray[Any]], input_bytes: int) -> TokenBatch:
