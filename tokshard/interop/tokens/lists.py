@@ -19,12 +19,12 @@ from tokshard.interop.tokens.loss import (
     NO_LOSS,
     PACKED,
     STARTS,
+    WRONG_LOSS,
     LossField,
-    aligned_values,
     find_loss,
     weights_of,
 )
-from tokshard.interop.tokens.rows import LENGTHS, MASK, ROW_FIELDS, RowValues, documents_of_rows
+from tokshard.interop.tokens.rows import LENGTHS, MASK, ROW_FIELDS, RowValues, documents_of_rows, for_each_id
 from tokshard.numbers import DTYPES
 
 USUAL_FIELDS = ("tokens", "input_ids", "token_ids")
@@ -198,7 +198,8 @@ def _weights(
     field: LossField, array: pa.Array, tokens: NDArray[Any], bounds: NDArray[np.int64]
 ) -> tuple[NDArray[np.float32], dict[int, tuple[str, str]]]:
     found = _row_values(field.name, array)
-    values, problems = aligned_values(field, found.values, found.counts, np.diff(bounds))
+    unread = np.full(len(tokens), IGNORED if field.is_labels else 0, found.values.dtype)
+    values, problems = for_each_id(field.name, found, np.diff(bounds), unread, reason=WRONG_LOSS, may_miss=False)
     weights, wrong = weights_of(field, values, tokens, bounds[1:])
     return weights, wrong | problems
 

@@ -160,24 +160,3 @@ def weights_of(
     if problems:
         weights[is_wrong] = 0
     return weights, problems
-
-
-def aligned_values(
-    field: LossField, values: NDArray[Any], lengths: NDArray[np.int64], wanted: NDArray[np.int64]
-) -> tuple[NDArray[Any], dict[int, tuple[str, str]]]:
-    """A value for each token, and the documents with more or fewer values than tokens.
-
-    Args:
-        lengths: int64 [documents]: values of each.
-        wanted: int64 [documents]: tokens of each. Such a document gets meaningless values.
-    """
-    is_same = lengths == wanted
-    if is_same.all():
-        return values, {}
-    aligned = np.full(int(wanted.sum()), IGNORED if field.is_labels else 0, values.dtype)
-    aligned[np.repeat(is_same, wanted)] = values[np.repeat(is_same, lengths)]
-    problems = {
-        document: (WRONG_LOSS, f"{field.name} has {int(lengths[document]):,} values for {int(wanted[document]):,} ids")
-        for document in np.flatnonzero(~is_same).tolist()
-    }
-    return aligned, problems
