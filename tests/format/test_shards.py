@@ -26,7 +26,7 @@ from tokshard.format.files import HashingFile
 from tokshard.format.manifest import shard_schema
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import HASH_STRIDE, ORDINAL_STRIDE
-from tokshard.format.tables import SHARD_TABLE_SCHEMA, Table, write_table
+from tokshard.format.tables import Table, write_table
 from tokshard.format.writer import ShardWriter
 from tokshard.store import open_store
 
@@ -247,22 +247,6 @@ def test_a_short_write_is_continued():
 )
 def test_a_name_that_could_leave_the_directory_is_not_a_shard_name(name, is_one):
     assert names.is_shard_name(name) == is_one
-
-
-def test_lists_of_the_shard_table_are_read_without_a_search_for_pandas(tmp_path, monkeypatch):
-    """Old versions of pyarrow try to import it for every array that becomes one of numpy."""
-    wanted = []
-
-    class Finder:
-        def find_spec(self, name, path=None, target=None):
-            wanted.append(name)
-
-    with open_corpus(write_tiny(tmp_path / "corpus", documents_of([3, 4]))) as corpus:
-        table = Table(open_store(str(corpus.directory)), names.SHARD_TABLE, SHARD_TABLE_SCHEMA)
-        table.batch(0)
-        monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
-        assert table.list_at("batch_tokens", 0).tolist() == [7]
-    assert wanted == []
 
 
 @pytest.mark.parametrize(
