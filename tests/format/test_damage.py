@@ -255,6 +255,10 @@ SHARDS = [
     ("a folder", Edit(becomes_a_folder), "FILE is missing; the manifest names 3 shards"),
     ("a column's name that is not UTF-8", replaced(b"url", b"u\xffl"), OTHER_COLUMN),
     ("kept text that is not UTF-8", replaced(b"abb", b"\xffbb"), "FILE, batch 0, column url: Invalid UTF8 *"),
+    *(
+        (f"{what} in too short a buffer", replaced(entry, entry[:8] + int64(8)), "FILE, batch 0 is BatchPlace(*")
+        for what, entry in (("offsets", int64(0) + int64(24)), ("tokens", int64(24) + int64(14)))
+    ),
     ("an end below 0", in_buffer("tokens", 1, 8, int64(-1)), f"{OFFSETS} 0, -1, ... 7 at document 0"),
     ("an empty document", in_buffer("tokens", 1, 8, int64(0)), f"{OFFSETS} 0, 0, ... 7 at document 0"),
     ("an empty last document", in_buffer("tokens", 1, 8, int64(7)), f"{OFFSETS} 7, 7, ... 7 at document 1"),
