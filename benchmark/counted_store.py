@@ -7,11 +7,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import IO
 
 from tokshard.store import Attempt, Entry, Spool
-from tokshard.store.base import Lease
 from tokshard.store.posix import PosixStore
 
 SCHEME = "counted"
@@ -114,9 +114,13 @@ class CountedStore:
     def attempt(self, folder: str, token: str) -> Attempt:
         return _Attempt(self)
 
-    def lease(self, name: str) -> Lease:
+    def hold(self, name: str, holder: str) -> AbstractContextManager[bool]:
         _requested("lease")
-        return self._files.lease(name)
+        return self._files.hold(name, holder)
+
+    def holder(self, name: str) -> str | None:
+        _requested("lease")
+        return self._files.holder(name)
 
 
 @dataclass(frozen=True, slots=True)

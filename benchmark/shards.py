@@ -21,9 +21,10 @@ from tokshard.format.manifest import (
     content_fingerprint,
     encode_manifest,
     recipe_fingerprint,
+    shard_schema,
 )
 from tokshard.format.opening import open_corpus
-from tokshard.format.schema import FORMAT_VERSION, ShardFacts, token_dtype
+from tokshard.format.schema import FORMAT_VERSION, token_dtype
 from tokshard.format.stride_hashes import stride_hash_bytes
 from tokshard.format.tables import (
     SHARD_TABLE_SCHEMA,
@@ -89,13 +90,6 @@ def repeated(folder: Path, one: Path, *, num_shards: int) -> Path:
 def _write(directory: Path, num_tokens: int, document_tokens: int, *, seed: tuple[int, ...], most: int) -> None:
     tokenizer = tokenizer_info(TOKENIZER.read_bytes())
     dtype = token_dtype(tokenizer.vocab_size)
-    facts = ShardFacts(
-        dtype=dtype,
-        tokenizer_sha256=tokenizer.canonical_sha256,
-        eos_id=tokenizer.eos_id,
-        bos_id=tokenizer.bos_id,
-        columns={},
-    )
     rng = np.random.default_rng(seed)
     ids = rng.integers(EOS + 1, tokenizer.vocab_size, 3 * _CALL_TOKENS + 200 * document_tokens, np.dtype(dtype))
     written, num_documents, shortest, longest = 0, 0, 1 << 40, 0
@@ -103,7 +97,7 @@ def _write(directory: Path, num_tokens: int, document_tokens: int, *, seed: tupl
     with ShardWriter(
         store=open_store(directory),
         name=lambda part: names.shard_name(generation=0, first_input=0, segment=0, part=part),
-        facts=facts,
+        schema=shard_schema(tokenizer, {}),
         shard_tokens=most,
     ) as writer:
         while written < num_tokens:

@@ -33,9 +33,10 @@ from tokshard.format.manifest import (
     content_fingerprint,
     encode_manifest,
     recipe_fingerprint,
+    shard_schema,
 )
 from tokshard.format.opening import open_corpus
-from tokshard.format.schema import FORMAT_VERSION, ShardFacts, token_dtype
+from tokshard.format.schema import FORMAT_VERSION, token_dtype
 from tokshard.format.stride_hashes import StrideHasher, group_hashes, stride_hash_bytes
 from tokshard.format.tables import (
     SHARD_TABLE_SCHEMA,
@@ -133,13 +134,10 @@ def write_corpus(
     info = tokenizer_info(content, eos=eos, bos=bos)
     columns = dict(columns or {})
     dtype = token_dtype(info.vocab_size)
-    facts = ShardFacts(
-        dtype=dtype, tokenizer_sha256=info.canonical_sha256, eos_id=info.eos_id, bos_id=info.bos_id, columns=columns
-    )
     with ShardWriter(
         store=open_store(directory),
         name=lambda part: names.shard_name(generation=generation, first_input=0, segment=0, part=part),
-        facts=facts,
+        schema=shard_schema(info, columns),
         shard_tokens=shard_tokens,
     ) as writer:
         for index, source in enumerate(sources):

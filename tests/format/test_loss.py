@@ -17,7 +17,7 @@ from pyarrow import ipc
 
 from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_of, write_corpus
 from tests.format.test_damage import SHARD
-from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS, Targets, batch_targets, read_section
+from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS, Targets, read_section
 from tokshard.format.opening import open_corpus
 from tokshard.format.shard import checked_targets
 from tokshard.inspect.verify.verification import verify_corpus
@@ -136,14 +136,6 @@ def test_a_loss_section_holds_the_spans_of_its_documents_and_nothing_else(parts,
     with pytest.raises(ValueError, match=problem) if problem else contextlib.nullcontext():
         targets = read_section(section, np.array([0, 3]), is_weighted=len(parts) > 2)
         assert targets.of_tokens(0, 3).tolist() == [0, 0.5 if len(parts) > 2 else 1, 0]
-
-
-def test_spans_may_touch_only_where_they_have_weights():
-    offsets, spans = np.array([0, 4]), (np.array([0, 4]), np.array([1, 2, 2, 4], np.uint32))
-    weights = (np.array([0, 2]), np.array([1, 2], np.float32))
-    assert batch_targets(spans, weights, offsets=offsets).of_tokens(0, 4).tolist() == [0, 1, 2, 2]
-    with pytest.raises(ValueError, match="do not touch"):
-        batch_targets(spans, offsets=offsets)
 
 
 def test_a_kept_column_may_be_called_loss(tmp_path):

@@ -17,15 +17,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
+from tests.corpora import TINY_TOKENIZER, Source, documents_of, tokenizer_info, write_corpus
 from tokshard.errors import DamagedCorpusError
 from tokshard.format import corpus as corpora
 from tokshard.format import names, stride_hashes, writer
 from tokshard.format.corpus import Provenance
 from tokshard.format.files import HashingFile
+from tokshard.format.manifest import shard_schema
 from tokshard.format.opening import open_corpus
-from tokshard.format.schema import HASH_STRIDE, ORDINAL_STRIDE, ShardFacts
-from tokshard.format.tables import SHARD_TABLE_SCHEMA, Table, write_table
+from tokshard.format.schema import HASH_STRIDE, ORDINAL_STRIDE
+from tokshard.format.tables import Table, write_table
 from tokshard.format.writer import ShardWriter
 from tokshard.store import open_store
 
@@ -248,30 +249,14 @@ def test_a_name_that_could_leave_the_directory_is_not_a_shard_name(name, is_one)
     assert names.is_shard_name(name) == is_one
 
 
-def test_lists_of_the_shard_table_are_read_without_a_search_for_pandas(tmp_path, monkeypatch):
-    """Old versions of pyarrow try to import it for every array that becomes one of numpy."""
-    wanted = []
-
-    class Finder:
-        def find_spec(self, name, path=None, target=None):
-            wanted.append(name)
-
-    with open_corpus(write_tiny(tmp_path / "corpus", documents_of([3, 4]))) as corpus:
-        table = Table(open_store(str(corpus.directory)), names.SHARD_TABLE, SHARD_TABLE_SCHEMA)
-        table.batch(0)
-        monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
-        assert table.list_at("batch_tokens", 0).tolist() == [7]
-    assert wanted == []
-
-
 @pytest.mark.parametrize(
     ("shard_tokens", "batch_tokens", "whole"), [(4, 100, ["0", "1"]), (100, 1, []), (100, 100, [])]
 )
 def test_a_shard_that_is_not_finished_is_dropped_in_silence(shard_tokens, batch_tokens, whole, tmp_path, capfd):
-    facts = ShardFacts(dtype="uint16", tokenizer_sha256="0" * 64, eos_id=0, bos_id=None, columns={})
+    schema = shard_schema(tokenizer_info(TINY_TOKENIZER), {})
 
     def write_and_fail():
-        with ShardWriter(store=open_store(tmp_path), name=str, facts=facts, shard_tokens=shard_tokens) as unfinished:
+        with ShardWriter(store=open_store(tmp_path), name=str, schema=schema, shard_tokens=shard_tokens) as unfinished:
             for _ in range(3):
                 document = np.array([1, 2, 0], np.uint16)
                 unfinished.extend(document, np.array([3]), source=0, records=np.array([0]), columns={})

@@ -16,6 +16,7 @@ from pyarrow import parquet
 
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tests.store.memory import SCHEME, MemoryStore
+from tests.store.servers import copied
 from tokshard import import_corpus, open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import DamagedCorpusError, UsageError
@@ -144,11 +145,11 @@ def test_labels_count_towards_the_size_of_files(tmp_path, drop_loss, num_files):
 
 
 def test_a_mask_has_a_byte_for_each_id_unless_it_is_dropped(tmp_path):
-    kind, file = "olmo", "labels_mask_part_0000.npy"
-    done = export_corpus(trained(tmp_path / "corpus"), format=kind, out=tmp_path / "out")
+    file = "labels_mask_part_0000.npy"
+    done = export_corpus(trained(tmp_path / "corpus"), format="olmo", out=tmp_path / "out")
     assert (tmp_path / "out" / file).read_bytes() == bytes([0, 1, 1, 0, 0, 0, 1, 0, 0, 1, 1])
     assert (done.num_targets, done.num_files) == (5, 1)
-    export_corpus(trained(tmp_path / "other"), format=kind, out=tmp_path / "bare", drop_loss=True)
+    export_corpus(trained(tmp_path / "other"), format="olmo", out=tmp_path / "bare", drop_loss=True)
     assert not (tmp_path / "bare" / file).exists()
 
 
@@ -230,13 +231,10 @@ def in_memory(tmp_path, monkeypatch) -> str:
 
 
 def test_an_export_from_a_bucket_into_a_bucket_is_that_of_directories(corpus, tmp_path, in_memory):
-    kind = "mds"
-    source, target = f"{in_memory}/{kind}/corpus", f"{in_memory}/{kind}/out"
-    for name in files_below(open_store(corpus), ""):
-        open_store(source).put(name, (corpus / name).read_bytes())
-    done = export_corpus(source, format=kind, out=target, file_bytes=2_000)
+    source = copied(corpus, f"{in_memory}/corpus")
+    done = export_corpus(source, format="mds", out=f"{in_memory}/out", file_bytes=2_000)
     found = open_store(done.location)
-    export_corpus(corpus, format=kind, out=tmp_path / "out", file_bytes=2_000)
+    export_corpus(corpus, format="mds", out=tmp_path / "out", file_bytes=2_000)
     here = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert {name: found.get(name) for name in files_below(found, "")} == here
 

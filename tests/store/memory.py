@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import IO
 
-from tokshard.store import Entry
+from tokshard.store import Entry, Spool
 
 SCHEME = "memory"
 
@@ -107,14 +107,38 @@ class MemoryStore:
     def local_path(self, name: str) -> str | None:
         return None
 
-    def spool(self, name: str) -> MemorySpool:
-        return MemorySpool(self, name)
+    def spool(self, name: str) -> Spool:
+        """A temporary file of this machine until it is put."""
+        descriptor, path = tempfile.mkstemp(prefix="memory-store-")
+        file = os.fdopen(descriptor, "wb")
+
+        def publish() -> None:
+            file.close()
+            with open(path, "rb") as written:
+                self.put(name, written.read())
+            os.unlink(path)
+
+        return Spool(file=file, path=path, publish=publish)
 
     def attempt(self, folder: str, token: str) -> MemoryAttempt:
         return MemoryAttempt(self)
 
-    def lease(self, name: str) -> MemoryLease:
-        return MemoryLease(self, name)
+    @contextlib.contextmanager
+    def hold(self, name: str, holder: str) -> Iterator[bool]:
+        """A lease among the threads of this process; its file shows that it was taken."""
+        uri = self.where(name)
+        with _LOCK:
+            if uri in _HOLDERS:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), uri)
+            _HOLDERS[uri] = holder
+            self.put(name, holder.encode())
+        try:
+            yield True
+        finally:
+            del _HOLDERS[uri]
+
+    def holder(self, name: str) -> str | None:
+        return _HOLDERS.get(self.where(name))
 
     def _file(self, name: str) -> _File:
         try:
@@ -134,29 +158,6 @@ class MemoryStore:
         return sorted(found, key=os.fsencode)
 
 
-class MemorySpool:
-    """A temporary file of this machine until it is put."""
-
-    def __init__(self, store: MemoryStore, name: str) -> None:
-        self._store, self._name = store, name
-        descriptor, self.path = tempfile.mkstemp(prefix="memory-store-")
-        self.file: IO[bytes] = os.fdopen(descriptor, "wb")
-
-    def put(self) -> None:
-        try:
-            self.file.close()
-            with open(self.path, "rb") as file:
-                self._store.put(self._name, file.read())
-        finally:
-            self.discard()
-
-    def discard(self) -> None:
-        with contextlib.suppress(OSError):
-            self.file.close()
-        with contextlib.suppress(OSError):
-            os.unlink(self.path)
-
-
 @dataclass(frozen=True, slots=True)
 class MemoryAttempt:
     """An attempt without traces in the store: spools are files of this machine."""
@@ -170,27 +171,3 @@ class MemoryAttempt:
     def discard_spooled(self) -> None: ...
 
     def end(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryLease:
-    """A lease among the threads of this process; its file shows that it was taken."""
-
-    store: MemoryStore
-    name: str
-
-    @contextlib.contextmanager
-    def hold(self, holder: str) -> Iterator[bool]:
-        uri = self.store.where(self.name)
-        with _LOCK:
-            if uri in _HOLDERS:
-                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), uri)
-            _HOLDERS[uri] = holder
-            self.store.put(self.name, holder.encode())
-        try:
-            yield True
-        finally:
-            del _HOLDERS[uri]
-
-    def holder(self) -> str | None:
-        return _HOLDERS.get(self.store.where(self.name))

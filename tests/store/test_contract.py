@@ -223,7 +223,7 @@ def test_an_attempt_that_joins_leaves_those_under_way_alone(store):
 
 
 def _hold(store: Store, held: Any) -> None:
-    with store.lease("work/lock").hold("the other one"):
+    with store.hold("work/lock", "the other one"):
         held.set()
         time.sleep(60)
 
@@ -244,25 +244,23 @@ def another_holder(store: Store) -> Iterator[multiprocessing.process.BaseProcess
 
 
 def test_a_lease_is_held_by_one_process_that_it_names_and_ends_with_it(shared_store):
-    lease = shared_store.lease("work/lock")
     with another_holder(shared_store):
-        assert lease.holder() == "the other one"
-        with pytest.raises(BlockingIOError), lease.hold("this one"):
+        assert shared_store.holder("work/lock") == "the other one"
+        with pytest.raises(BlockingIOError), shared_store.hold("work/lock", "this one"):
             pass
-    assert lease.holder() is None
-    with lease.hold("this one") as is_alone:
+    assert shared_store.holder("work/lock") is None
+    with shared_store.hold("work/lock", "this one") as is_alone:
         assert is_alone
 
 
 def test_a_lease_is_held_once_and_says_by_whom(store):
-    lease = store.lease("work/lock")
-    assert lease.holder() is None
-    with lease.hold("this one") as is_alone:
-        assert (is_alone, lease.holder()) == (True, "this one")
-        with pytest.raises(BlockingIOError), store.lease("work/lock").hold("the other one"):
+    assert store.holder("work/lock") is None
+    with store.hold("work/lock", "this one") as is_alone:
+        assert (is_alone, store.holder("work/lock")) == (True, "this one")
+        with pytest.raises(BlockingIOError), store.hold("work/lock", "the other one"):
             pass
-    assert lease.holder() is None
-    with store.lease("work/lock").hold("this one"):  # its file may be deleted meanwhile
+    assert store.holder("work/lock") is None
+    with store.hold("work/lock", "this one"):  # its file may be deleted meanwhile
         store.delete("work/lock")
     assert names_of(store) == []
 

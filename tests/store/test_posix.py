@@ -99,9 +99,9 @@ def test_where_there_are_no_locks_a_lease_says_that_it_keeps_nobody_out(store, m
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with store.lease("lock").hold("one") as is_alone:
+    with store.hold("lock", "one") as is_alone:
         assert not is_alone
-        assert store.lease("lock").holder() is None
+        assert store.holder("lock") is None
 
 
 def test_a_disk_that_is_full_leaves_nothing(store, monkeypatch):

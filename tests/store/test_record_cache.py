@@ -20,7 +20,8 @@ def file_of(content: str, num_records: int = 10, last_bytes: int = 100) -> Recor
 
 
 def record(file: RecordFile, number: int) -> bytes:
-    return bytes([ord(file.content[0]), number]) * (file.bytes_of(number) // 2)
+    size = file.last_bytes if number + 1 == file.num_records else SIZE
+    return bytes([ord(file.content[0]), number]) * (size // 2)
 
 
 def records(file: RecordFile, first: int, stop: int) -> list[bytes]:

@@ -27,7 +27,7 @@ OPTIONS = RemoteOptions(patience=6, first_patience=3, lease_seconds=1.5)
 
 def held_while(store: RemoteStore, *steps: Callable[[], object]) -> None:
     """Hold the lease, take the steps, and wait for half a minute."""
-    with store.lease("work/lock").hold("this one"):
+    with store.hold("work/lock", "this one"):
         for step in steps:
             step()
         time.sleep(30)
@@ -54,7 +54,7 @@ def test_a_living_holder_keeps_its_lease_and_is_named_whatever_the_clock_says(
     clock = time.time
     monkeypatch.setattr("tokshard.store.bucket.time.time", lambda: clock() + wrong)
     words = r"\] the other one has held it since 2.*it can be taken over in "
-    with pytest.raises(BlockingIOError, match=words), remote_store(s3, OPTIONS).lease("work/lock").hold("this one"):
+    with pytest.raises(BlockingIOError, match=words), remote_store(s3, OPTIONS).hold("work/lock", "this one"):
         pass
 
 
@@ -62,13 +62,13 @@ def test_the_lease_of_a_dead_holder_elsewhere_ends_by_itself(s3, other_holder, a
     store = remote_store(s3, OPTIONS)
     other_holder.kill()
     other_holder.join()
-    with pytest.raises(BlockingIOError, match="can be taken over in"), store.lease("work/lock").hold("this one"):
+    with pytest.raises(BlockingIOError, match="can be taken over in"), store.hold("work/lock", "this one"):
         pass
     time.sleep(OPTIONS.lease_seconds + 1)  # times of S3 are whole seconds
-    assert store.lease("work/lock").holder() is None
-    with store.lease("work/lock").hold("this one") as is_alone:
+    assert store.holder("work/lock") is None
+    with store.hold("work/lock", "this one") as is_alone:
         assert is_alone
-        assert store.lease("work/lock").holder() == "this one"
+        assert store.holder("work/lock") == "this one"
 
 
 def test_a_holder_whose_lease_another_took_is_interrupted_and_puts_nothing_more(s3, monkeypatch):
@@ -76,7 +76,7 @@ def test_a_holder_whose_lease_another_took_is_interrupted_and_puts_nothing_more(
     taken, end = threading.Event(), threading.Event()
 
     def take() -> None:
-        with second.lease("work/lock").hold("the second"):
+        with second.hold("work/lock", "the second"):
             second.put("a", b"")
             taken.set()
             end.wait(30)
@@ -97,14 +97,14 @@ def test_a_holder_whose_lease_another_took_is_interrupted_and_puts_nothing_more(
 def test_a_lease_whose_answer_was_lost_is_held(s3, s3_proxy, fault):
     store = remote_store(s3, RemoteOptions(patience=6, first_patience=3, lease_seconds=9))
     s3_proxy.fail(fault, fault, matches="PUT")
-    with store.lease("work/lock").hold("this one"):
-        assert store.lease("work/lock").holder() == "this one"
+    with store.hold("work/lock", "this one"):
+        assert store.holder("work/lock") == "this one"
         s3_proxy.fail(fault, fault, fault, matches="PUT")
         time.sleep(5)
         assert s3_proxy.faults == []
         store.put("a", b"")  # not fenced
-        assert store.lease("work/lock").holder() == "this one"
-    assert store.lease("work/lock").holder() is None
+        assert store.holder("work/lock") == "this one"
+    assert store.holder("work/lock") is None
 
 
 # losing a lease
@@ -180,7 +180,7 @@ def test_a_put_that_is_tried_again_stops_when_the_lease_is_lost(s3, s3_proxy):
 def test_a_store_without_conditional_writes_is_refused_and_nothing_is_left(small_s3, small_s3_proxy, fault, message):
     small_s3_proxy.fail(for_ever=fault)
     store = remote_store(small_s3, OPTIONS)
-    with pytest.raises(StoreError, match=message) as refused, store.lease("work/lock").hold("this one"):
+    with pytest.raises(StoreError, match=message) as refused, store.hold("work/lock", "this one"):
         pytest.fail("the lease was given")
     assert "build into a directory, and copy its files there" in refused.value.hint
     assert list(files_below(open_store(small_s3), "")) == []
@@ -199,7 +199,7 @@ def test_of_two_processes_whose_creates_both_won_one_has_the_lease(small_s3, sma
         client.sendall(answer)
 
     small_s3_proxy.fail(let_both_win, matches="PUT .*lock")
-    with pytest.raises(BlockingIOError), remote_store(small_s3, OPTIONS).lease("work/lock").hold("this one"):
+    with pytest.raises(BlockingIOError), remote_store(small_s3, OPTIONS).hold("work/lock", "this one"):
         pytest.fail("the lease was given")
     assert other.get("work/lock") == others[0]
 
@@ -209,9 +209,9 @@ def test_of_two_processes_whose_creates_both_won_one_has_the_lease(small_s3, sma
 )
 def test_a_lease_that_makes_no_sense_is_held_by_somebody(s3, change):
     store = remote_store(s3, OPTIONS)
-    with store.lease("work/lock").hold("this one"):
+    with store.hold("work/lock", "this one"):
         record = json.loads(store.get("work/lock"))
     store.put("work/lock", json.dumps(record | change).encode())
-    with pytest.raises(BlockingIOError), store.lease("work/lock").hold("this one"):
+    with pytest.raises(BlockingIOError), store.hold("work/lock", "this one"):
         pytest.fail("the lease was given")
-    assert store.lease("work/lock").holder() is not None
+    assert store.holder("work/lock") is not None

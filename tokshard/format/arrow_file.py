@@ -13,7 +13,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import ipc
@@ -31,18 +31,7 @@ _PREFIX_BYTES = 8
 _RECORD_BATCH = 3
 
 
-class Description(NamedTuple):
-    """The place of a record batch in a file.
-
-    Args:
-        num_rows: its rows.
-        nodes: values and nulls of each column, and of the values of a column of lists, after it.
-        buffers: first byte in the file and length of the buffers of each of these, in their order.
-    """
-
-    num_rows: int
-    nodes: list[tuple[int, int]]
-    buffers: list[tuple[int, int]]
+Pairs = list[tuple[int, int]]
 
 
 class ArrowFile:
@@ -113,8 +102,12 @@ class ArrowFile:
         """The first byte and the length of each record batch's description, from the footer."""
         return [(position, num_bytes) for position, num_bytes, _ in self._blocks]
 
-    def description(self, index: int) -> Description:
-        """The places of the buffers of a record batch, within the file.
+    def description(self, index: int) -> tuple[int, Pairs, Pairs]:
+        """The rows of a record batch, and what its columns hold, within the file.
+
+        Returns:
+            The number of rows; values and nulls of each column, and of the values of a column of lists, after it;
+            first byte in the file and length of the buffers of each of these, in their order.
 
         Raises:
             ValueError: it is compressed, or reaches beyond the file.
@@ -124,7 +117,7 @@ class ArrowFile:
         except struct.error as error:
             raise ValueError(f"its description is damaged: {error}") from error
 
-    def _description(self, index: int) -> Description:
+    def _description(self, index: int) -> tuple[int, Pairs, Pairs]:
         position, message_bytes, _ = self._blocks[index]
         body = position + message_bytes
         if not 0 <= position < body <= len(self._content):
@@ -146,7 +139,7 @@ class ArrowFile:
             if start < 0 or length < 0 or start + length > body_bytes:
                 raise ValueError(f"a buffer has {length} bytes at {start} of {body_bytes}")
         nodes = header.structs(1, _NODE)[1]
-        return Description(header.number(0, "<q"), nodes, [(body + start, length) for start, length in buffers])
+        return header.number(0, "<q"), nodes, [(body + start, length) for start, length in buffers]
 
 
 class _Record:

@@ -15,8 +15,11 @@ from tokshard.errors import UsageError
 from tokshard.format.arrays import value_array
 from tokshard.format.schema import SUPPORTED_COLUMN_TYPES
 
+Condition = tuple[str, str, pa.Array]
+"""A kept column, a sign, and the value or values that it is compared with."""
 
-class Conditions:
+
+def parse_conditions(texts: Sequence[str], columns: Mapping[str, str]) -> list[Condition]:
     """Conditions on kept columns, all of which a document has to meet.
 
     Args:
@@ -26,19 +29,18 @@ class Conditions:
     Raises:
         UsageError: a condition is on an unknown column, or its value is not of the column's type.
     """
-
-    def __init__(self, texts: Sequence[str], columns: Mapping[str, str]) -> None:
-        self._conditions = [_condition(text, columns) for text in texts]
-
-    def are_met(self, columns: Mapping[str, pa.Array], num_documents: int) -> NDArray[np.bool_]:
-        """Whether each document meets them: bool [documents]. An absent column has no values."""
-        met = np.ones(num_documents, np.bool_)
-        for name, sign, value in self._conditions:
-            met &= _are_met(columns[name], sign, value) if name in columns else sign == "!="
-        return met
+    return [_condition(text, columns) for text in texts]
 
 
-def _are_met(column: pa.Array, sign: str, value: pa.Array) -> NDArray[np.bool_]:
+def are_met(conditions: Sequence[Condition], columns: Mapping[str, pa.Array], num_documents: int) -> NDArray[np.bool_]:
+    """Whether each document meets conditions: bool [documents]. An absent column has no values."""
+    met = np.ones(num_documents, np.bool_)
+    for name, sign, value in conditions:
+        met &= _is_met(columns[name], sign, value) if name in columns else sign == "!="
+    return met
+
+
+def _is_met(column: pa.Array, sign: str, value: pa.Array) -> NDArray[np.bool_]:
     """Whether each value of a column meets a condition. A missing value differs from all others."""
     import pyarrow.compute as pc  # takes 50 ms, and most commands need none
 
@@ -69,8 +71,7 @@ _COMPARED: Mapping[str, str] = {
 """Sign to the function of Arrow that compares."""
 
 
-def _condition(text: str, columns: Mapping[str, str]) -> tuple[str, str, pa.Array]:
-    """The kept column of a condition, its sign, and its value or values."""
+def _condition(text: str, columns: Mapping[str, str]) -> Condition:
     # names may contain signs: the longest that fits wins
     for name in sorted(columns, key=len, reverse=True):
         found = _OPERATOR.fullmatch(text.removeprefix(name)) if text.startswith(name) else None

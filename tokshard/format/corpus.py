@@ -19,8 +19,8 @@ from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.files import LoadFile, map_file
 from tokshard.format.generations import combined_manifest
 from tokshard.format.loss import has_spans, kept_columns
-from tokshard.format.manifest import Manifest, decode_manifest, shard_facts
-from tokshard.format.schema import HASH_GROUP, shard_schema
+from tokshard.format.manifest import Manifest, decode_manifest, shard_schema
+from tokshard.format.schema import HASH_GROUP
 from tokshard.format.shard import Shard
 from tokshard.format.shard_table import ShardTable
 from tokshard.format.stride_hashes import group_hashes, read_stride_hashes
@@ -99,7 +99,7 @@ class Corpus:
         """The store of each generation, and its manifest."""
         self.shards = self._shard_table()
         """The shards in order, with everything that the shard table says about them."""
-        self.shard_schema = shard_schema(shard_facts(manifest.tokenizer, manifest.columns))
+        self.shard_schema = shard_schema(manifest.tokenizer, manifest.columns)
         """The Arrow schema of every shard."""
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._forms: set[bytes] = set()

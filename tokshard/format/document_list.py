@@ -1,8 +1,8 @@
-"""Lists of documents, such as opt-outs and leaked benchmarks, and the documents of corpora that they name.
+"""Lists of documents, such as opt-outs and leaked benchmarks, and the documents of a corpus that they name.
 
 A row of a list has the `id` of a document, as ``--id-field`` kept it, or its number: `document`, counted from 0. A
-number comes with the `fingerprint` of its corpus, which may be left out for a single corpus. If no corpus has it, the
-id of the row counts. ``tokshard scan`` writes rows that have all three.
+number may come with the `fingerprint` of its corpus. If that is another corpus, the id of the row counts. ``tokshard
+scan`` writes rows that have all three.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import array
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -49,89 +49,78 @@ class ListedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentList:
-    """The rows of a list that concern some corpora. Compares ids by 128 bits of BLAKE2b, and drops repeated rows.
+    """The rows of a list that concern a corpus. Compares ids by 128 bits of BLAKE2b, and drops repeated rows.
 
     Args:
         ids: bytes [n], ascending: hashes of ids.
         id_rows: int64 [n], the row of each in the file, from 0.
-        numbers: by the index of a corpus: int64 [2, n]: document numbers, ascending, and their rows.
+        numbers: int64 [n], ascending: numbers of documents.
+        number_rows: int64 [n], the row of each.
         foreign: int64 [n]: rows that name a document of other corpora.
     """
 
     ids: NDArray[np.bytes_]
     id_rows: NDArray[np.int64]
-    numbers: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    numbers: NDArray[np.int64]
+    number_rows: NDArray[np.int64]
     foreign: NDArray[np.int64]
 
     @property
     def rows(self) -> NDArray[np.int64]:
         """All rows, ascending."""
-        return np.sort(np.concatenate([self.id_rows, self.foreign, *(rows for _, rows in self.numbers.values())]))
+        return np.sort(np.concatenate([self.id_rows, self.number_rows, self.foreign]))
 
-    def find(
-        self, corpus: int, numbers: NDArray[np.int64], ids: Any = None
-    ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    def find(self, numbers: NDArray[np.int64], ids: pa.Array | None) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
         """Whether documents are listed, bool [documents], and the rows that name them. Costs 4 us for each id.
 
         Args:
-            corpus: the index of their corpus.
             numbers: int64 [documents]: the number of each in the corpus.
             ids: the column of their ids; None if the corpus has none.
         """
-        is_listed, rows = np.zeros(len(numbers), np.bool_), [np.empty(0, np.int64)]
-        if corpus in self.numbers:
-            wanted, of_number = self.numbers[corpus]
-            places = np.minimum(np.searchsorted(wanted, numbers), len(wanted) - 1)
-            is_listed = wanted[places] == numbers
-            rows.append(of_number[places[is_listed]])
-        if ids is not None and len(self.ids) and len(ids):
-            values = ids.to_pylist() if isinstance(ids, pa.Array) else ids
-            hashes = np.frombuffer(
-                b"".join(_hash("" if value is None else str(value)) for value in values), f"S{_HASH_BYTES}"
-            )
-            places = np.minimum(np.searchsorted(self.ids, hashes), len(self.ids) - 1)
-            has_id = (self.ids[places] == hashes) & np.array([value is not None for value in values], np.bool_)
-            is_listed |= has_id
-            rows.append(self.id_rows[places[has_id]])
-        return is_listed, np.unique(np.concatenate(rows))
+        is_listed, rows = _named(self.numbers, self.number_rows, numbers)
+        if ids is not None and len(ids) and len(self.ids):
+            texts = ("" if value is None else str(value) for value in ids.to_pylist())  # no list has an empty id
+            hashes = np.frombuffer(b"".join(map(_hash, texts)), self.ids.dtype)
+            has_listed_id, rows_of_ids = _named(self.ids, self.id_rows, hashes)
+            is_listed, rows = is_listed | has_listed_id, np.concatenate([rows, rows_of_ids])
+        return is_listed, np.unique(rows)
 
 
-def read_document_list(location: str, corpora: Sequence[Corpus]) -> DocumentList:
+def _named(
+    listed: NDArray[Any], rows: NDArray[np.int64], wanted: NDArray[Any]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Which values are in a list, bool [values], and the rows that have them there."""
+    if not len(listed):
+        return np.zeros(len(wanted), np.bool_), rows
+    places = np.minimum(np.searchsorted(listed, wanted), len(listed) - 1)
+    is_listed = listed[places] == wanted
+    return is_listed, rows[places[is_listed]]
+
+
+def read_document_list(location: str, corpus: Corpus) -> DocumentList:
     """Read a list, once from start to end.
 
     Args:
         location: a path or URI of a text, or of ``.jsonl``, ``.csv``, ``.tsv`` or ``.parquet``; texts may be compressed
             (``.gz``, ``.zst``, ``.bz2``).
-        corpora: the corpora of the documents.
+        corpus: the corpus of the documents.
 
     Raises:
-        UsageError: it cannot be read, has no rows or more than `MAX_ROWS`, or lists documents that these corpora cannot
+        UsageError: it cannot be read, has no rows or more than `MAX_ROWS`, or lists documents that this corpus cannot
             have.
     """
-    of_fingerprint = {
-        fingerprint: index for index, corpus in enumerate(corpora) for fingerprint in corpus.content_fingerprints
-    }
-    has_ids = any(ID in corpus.manifest.columns for corpus in corpora)
     hashes, id_rows, foreign = bytearray(), array.array("q"), array.array("q")
-    numbers: dict[int, tuple[array.array[int], array.array[int]]] = {}
+    numbers, number_rows = array.array("q"), array.array("q")
     row = -1
     for row, listed in enumerate(listed_rows(location)):
         if row == MAX_ROWS:
             raise UsageError(f"{location} has more than {MAX_ROWS:,} rows", hint="divide it, and copy twice")
-        corpus = of_fingerprint.get(listed.fingerprint) if listed.fingerprint is not None else None
-        if listed.document is not None and listed.fingerprint is None:
-            if len(corpora) > 1:
-                raise UsageError(
-                    f"row {row + 1} of {location} has the number of a document, and there are {len(corpora)} corpora",
-                    hint="add the 'fingerprint' of its corpus to each row ('tokshard inspect --json' shows it)",
-                )
-            corpus = 0
-        if listed.document is not None and corpus is not None:
-            mine = numbers.setdefault(corpus, (array.array("q"), array.array("q")))
-            mine[0].append(listed.document)
-            mine[1].append(row)
+        is_ours = listed.fingerprint is None or listed.fingerprint in corpus.content_fingerprints
+        if listed.document is not None and is_ours:
+            numbers.append(listed.document)
+            number_rows.append(row)
         elif listed.id is not None:
-            if not has_ids:
+            if ID not in corpus.manifest.columns:
                 raise UsageError(
                     f"{location} lists ids, such as {listed.id:.60}, and no corpus has a column 'id'",
                     hint="list documents by their numbers ('document' and 'fingerprint' in JSON lines); only a build "
@@ -144,13 +133,14 @@ def read_document_list(location: str, corpora: Sequence[Corpus]) -> DocumentList
     if row < 0:
         raise UsageError(f"{location} lists no document", hint=_HINT)
     kind = f"S{_HASH_BYTES}"
-    all_ids = np.frombuffer(hashes, kind) if hashes else np.empty(0, kind)
-    ids, first = np.unique(all_ids, return_index=True)
+    ids, first_ids = np.unique(np.frombuffer(hashes, kind) if hashes else np.empty(0, kind), return_index=True)
+    distinct, first_numbers = np.unique(np.array(numbers), return_index=True)
     return DocumentList(
         ids=ids,
-        id_rows=np.frombuffer(id_rows, np.int64)[first] if len(ids) else np.empty(0, np.int64),
-        numbers={corpus: _distinct(*map(np.array, of_corpus)) for corpus, of_corpus in numbers.items()},
-        foreign=np.array(foreign, np.int64),
+        id_rows=np.array(id_rows)[first_ids],
+        numbers=distinct,
+        number_rows=np.array(number_rows)[first_numbers],
+        foreign=np.array(foreign),
     )
 
 
@@ -201,8 +191,3 @@ def _listed(row: Mapping[str, Any]) -> ListedRow:
 
 def _hash(value: str) -> bytes:
     return hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).digest()
-
-
-def _distinct(numbers: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    distinct, first = np.unique(numbers, return_index=True)
-    return np.stack([distinct, rows[first]])

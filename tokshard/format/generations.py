@@ -13,7 +13,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from tokshard.errors import DamagedCorpusError, UsageError
+from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
 from tokshard.format.manifest import (
     DocumentLengths,
@@ -63,20 +63,6 @@ def _shared_facts(manifest: Manifest) -> tuple[object, ...]:
     tokenizer = manifest.tokenizer
     delimiters = tokenizer.eos_id, tokenizer.bos_id
     return tokenizer.canonical_sha256, delimiters, manifest.dtype, manifest.columns, manifest.build.split
-
-
-def check_has_generation(wanted: int | None, available: int, *, location: str) -> None:
-    """Refuse a generation that a corpus does not have.
-
-    Args:
-        available: the newest one.
-
-    Raises:
-        UsageError: there is no such generation.
-    """
-    if wanted is not None and not 0 <= wanted <= available:
-        newest = "it has generation 0 only" if not available else f"it has generations 0 to {available}"
-        raise UsageError(f"{location} has no generation {wanted}: {newest}", hint="give one of these")
 
 
 _COUNTS = ("num_documents", "num_tokens", "num_shards", "num_bytes", "text_bytes")

@@ -8,12 +8,21 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
 from tokshard.errors import DamagedCorpusError, UnsupportedFormatError
 from tokshard.format import names
 from tokshard.format.content import Content
-from tokshard.format.loss import has_spans
-from tokshard.format.schema import FORMAT_VERSION, MAX_VOCABULARY, ShardFacts, token_dtype
+from tokshard.format.loss import LOSS_COLUMNS, has_spans
+from tokshard.format.schema import (
+    COLUMN_TYPES,
+    FORMAT_VERSION,
+    MAX_VOCABULARY,
+    TOKENS,
+    numbers_type,
+    token_dtype,
+)
 
 _HASH_KEY = "manifest_sha256"
 
@@ -299,15 +308,23 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     base: Base | None = None
 
 
-def shard_facts(tokenizer: TokenizerInfo, columns: Mapping[str, str]) -> ShardFacts:
-    """The facts about a corpus that each of its shards repeats."""
-    return ShardFacts(
-        dtype=token_dtype(tokenizer.vocab_size),
-        tokenizer_sha256=tokenizer.canonical_sha256,
-        eos_id=tokenizer.eos_id,
-        bos_id=tokenizer.bos_id,
-        columns=columns,
-    )
+def shard_schema(tokenizer: TokenizerInfo, columns: Mapping[str, str]) -> pa.Schema:
+    """The schema of every shard of a corpus: `TOKENS` first, then the other columns in order.
+
+    Every shard repeats facts of the corpus in its metadata, so that a single file identifies itself.
+    """
+    dtype = token_dtype(tokenizer.vocab_size)
+    fields = [pa.field(TOKENS, numbers_type(pa.from_numpy_dtype(np.dtype(dtype))), nullable=False)]
+    for name, kind in columns.items():
+        fields.append(pa.field(name, COLUMN_TYPES[kind], nullable=kind not in LOSS_COLUMNS.values()))
+    metadata = {
+        "tokshard.format_version": str(FORMAT_VERSION),
+        "tokshard.tokenizer_sha256": tokenizer.canonical_sha256,
+        "tokshard.eos_id": str(tokenizer.eos_id),
+        "tokshard.bos_id": "" if tokenizer.bos_id is None else str(tokenizer.bos_id),
+        "tokshard.dtype": dtype,
+    }
+    return pa.schema(fields, metadata=metadata)
 
 
 _RESTORE = "restore the file from a copy, or remove the directory and build again"

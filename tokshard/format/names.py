@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 MANIFEST = "manifest.json"
 SHARD_TABLE = "shards.arrow"
@@ -77,8 +76,3 @@ def in_folder(folder: str, name: str) -> str:
 def is_shard_name(name: str) -> bool:
     """Whether a file name has the form of a shard; such a name cannot leave its directory."""
     return _SHARD.fullmatch(name) is not None
-
-
-def shard_sizes(files: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Name and size of those files that have the name of a shard."""
-    return {name: size for name, size in files if is_shard_name(name)}

@@ -17,7 +17,7 @@ from tokshard.errors import (
 )
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
-from tokshard.format.generations import check_generation, check_has_generation, generation_numbers
+from tokshard.format.generations import check_generation, generation_numbers
 from tokshard.format.loss import LOSS_COLUMNS, WEIGHTS, has_spans, kept_columns
 from tokshard.format.manifest import Base, Manifest, decode_manifest, manifest_hash
 from tokshard.format.schema import COLUMN_TYPES, TOKENS, token_dtype
@@ -147,7 +147,10 @@ def read_generations(store: Store, generation: int | None = None) -> list[Manife
         check_generation(manifests[-1], before_hash, manifest, number=len(manifests), path=path)
         manifests.append(manifest)
         before_hash = manifest_hash(content)
-    check_has_generation(generation, len(manifests) - 1, location=store.location)
+    newest = len(manifests) - 1
+    if generation is not None and not 0 <= generation <= newest:
+        known = f"it has generations 0 to {newest}" if newest else "it has generation 0 only"
+        raise UsageError(f"{store.location} has no generation {generation}: {known}", hint="give one of these")
     return manifests
 
 

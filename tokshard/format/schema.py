@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -58,25 +58,6 @@ COLUMN_TYPES: Mapping[str, pa.DataType] = {
 """Types that a column may have, by the name used in the manifest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardFacts:
-    """The facts that every shard of a corpus repeats, so that a single file identifies itself.
-
-    Args:
-        dtype: the token type, ``uint16`` or ``uint32``.
-        tokenizer_sha256: hash of the canonical JSON of the tokenizer.
-        eos_id: the delimiter that ends every document.
-        bos_id: the token that starts every document, if there is one.
-        columns: the columns of loss spans, then the kept columns; name to one of `COLUMN_TYPES`.
-    """
-
-    dtype: str
-    tokenizer_sha256: str
-    eos_id: int
-    bos_id: int | None
-    columns: Mapping[str, str]
-
-
 def token_dtype(vocab_size: int) -> str:
     """The narrowest supported dtype for ids in ``[0, vocab_size)``.
 
@@ -88,19 +69,9 @@ def token_dtype(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def shard_schema(facts: ShardFacts) -> pa.Schema:
-    """The schema of every shard of a corpus: `TOKENS` first, then the other columns in order."""
-    fields = [pa.field(TOKENS, numbers_type(pa.from_numpy_dtype(np.dtype(facts.dtype))), nullable=False)]
-    for name, kind in facts.columns.items():
-        fields.append(pa.field(name, COLUMN_TYPES[kind], nullable=kind not in LOSS_COLUMNS.values()))
-    metadata = {
-        "tokshard.format_version": str(FORMAT_VERSION),
-        "tokshard.tokenizer_sha256": facts.tokenizer_sha256,
-        "tokshard.eos_id": str(facts.eos_id),
-        "tokshard.bos_id": "" if facts.bos_id is None else str(facts.bos_id),
-        "tokshard.dtype": facts.dtype,
-    }
-    return pa.schema(fields, metadata=metadata)
+def token_type(schema: pa.Schema) -> np.dtype[Any]:
+    """The dtype of the tokens of a shard."""
+    return np.dtype(str(schema.field(TOKENS).type.value_type))
 
 
 def column_kinds(schema: pa.Schema) -> dict[str, str]:

@@ -16,7 +16,7 @@ from tokshard.forking import cached_property
 from tokshard.format.arrow_file import ArrowFile
 from tokshard.format.files import map_file, readable
 from tokshard.format.loss import Targets, all_but_first, has_spans, has_weights, kept_columns, read_section, stored_hash
-from tokshard.format.schema import TOKENS, check_shard_schema, column_kinds
+from tokshard.format.schema import check_shard_schema, column_kinds, token_type
 from tokshard.format.tables import BatchPlace, ShardInfo
 from tokshard.store import Store
 
@@ -54,7 +54,7 @@ class Shard:
         if self._mapped.size != info.num_bytes:
             raise DamagedCorpusError(f"{path} has {self._mapped.size} bytes, expected {info.num_bytes}")
         self._schema, self._forms = schema, forms
-        self._dtype = np.dtype(str(schema.field(TOKENS).type.value_type))
+        self._dtype = token_type(schema)
         self._batches: dict[int, tuple[NDArray[np.int64], NDArray[Any]]] = {}
         self._columns: dict[int, dict[str, pa.Array]] = {}
         self._targets: tuple[int, Targets] | None = None

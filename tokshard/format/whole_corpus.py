@@ -19,8 +19,7 @@ from tokshard.format.files import file_sha256, readable
 from tokshard.format.schema import HASH_STRIDE
 from tokshard.format.shard import Shard
 from tokshard.format.stride_hashes import StrideHasher
-from tokshard.format.tables import BatchPlace, ShardInfo
-from tokshard.store import Store, local_file
+from tokshard.store import local_file
 
 
 def check_not_empty(corpus: Corpus) -> None:
@@ -37,57 +36,24 @@ def check_not_empty(corpus: Corpus) -> None:
 
 
 def checked_batches(corpus: Corpus, index: int) -> Iterator[tuple[Shard, int]]:
-    """Each record batch of one shard, as `batches_of_shard` gives them.
-
-    Raises:
-        DamagedCorpusError: the shard is missing, or does not match the manifest and its hashes.
-        StoreError: it cannot be read.
-    """
-    stored, number = corpus.stored(index)
-    info, places, hashes = stored.shards[number], stored.shards.batch_places(number), stored.stride_hashes(number)
-    for shard, batch in batches_of_shard(stored.store, info, places, stored.shard_schema, hashes):
-        yield corpus.part_of(index, shard), batch
-
-
-@contextmanager
-def open_shard(corpus: Corpus, index: int) -> Iterator[Shard]:
-    """One shard, not kept in memory; a shard of a bucket is copied to a temporary file. Its hashes are not checked.
-
-    Raises:
-        DamagedCorpusError: the shard is missing, or does not match the manifest.
-        StoreError: it cannot be read.
-    """
-    stored, number = corpus.stored(index)
-    info, places = stored.shards[number], stored.shards.batch_places(number)
-    with _mapped(stored.store, info) as mapped:
-        yield corpus.part_of(
-            index, Shard(stored.store, info, places, stored.shard_schema, content=pa.py_buffer(mapped))
-        )
-
-
-def batches_of_shard(
-    store: Store, info: ShardInfo, places: list[BatchPlace], schema: pa.Schema, hashes: NDArray[np.uint32]
-) -> Iterator[tuple[Shard, int]]:
     """Each record batch of one shard, as the shard and the index of the batch there.
 
     The tokens, and with kept columns the whole file, are checked against their hashes after the last batch. Treat the
     data as unverified until the iterator ends. Costs 0.25 ns per byte, with kept columns about 2 ns. A shard of another
     store is first copied to a temporary file.
 
-    Args:
-        hashes: the hashes of its strides, as `Corpus.stride_hashes` gives them.
-
     Raises:
-        DamagedCorpusError: the shard is missing, or does not match `info`, `places` or its hashes.
+        DamagedCorpusError: the shard is missing, or does not match the manifest and its hashes.
         StoreError: it cannot be read.
     """
-    hasher = StrideHasher()
-    digest = hashlib.sha256() if len(schema) > 1 else None  # the hashes of strides are of tokens alone
-    with _mapped(store, info) as mapped:
-        shard = Shard(store, info, places, schema, content=pa.py_buffer(mapped))
+    stored, number = corpus.stored(index)
+    hashes, hasher = stored.stride_hashes(number), StrideHasher()
+    digest = hashlib.sha256() if len(stored.shard_schema) > 1 else None  # the hashes of strides are of tokens alone
+    with _mapped(stored, number) as (shard, mapped):
+        part = corpus.part_of(index, shard)
         released = 0
-        for batch, place in enumerate(places):
-            yield shard, batch
+        for batch, place in enumerate(shard.places):
+            yield part, batch
             tokens = shard.batch(batch)[1]
             hasher.add(tokens)
             # pages that were read would count as memory of the process until the shard ends; needed ones come back
@@ -99,8 +65,20 @@ def batches_of_shard(
         _check_hashes(shard, hasher.finish(), hashes)
         if digest is not None:
             digest.update(memoryview(mapped)[released:])
-            if digest.hexdigest() != info.sha256:
-                raise _other_hash(shard.path, digest.hexdigest(), info.sha256)
+            if digest.hexdigest() != shard.info.sha256:
+                raise _other_hash(shard.path, digest.hexdigest(), shard.info.sha256)
+
+
+@contextmanager
+def open_shard(corpus: Corpus, index: int) -> Iterator[Shard]:
+    """One shard, not kept in memory; a shard of a bucket is copied to a temporary file. Its hashes are not checked.
+
+    Raises:
+        DamagedCorpusError: the shard is missing, or does not match the manifest.
+        StoreError: it cannot be read.
+    """
+    with _mapped(*corpus.stored(index)) as (shard, _):
+        yield corpus.part_of(index, shard)
 
 
 def check_side_files(corpus: Corpus) -> None:
@@ -124,14 +102,16 @@ def _other_hash(path: str, found: str, expected: str) -> DamagedCorpusError:
 
 
 @contextmanager
-def _mapped(store: Store, info: ShardInfo) -> Iterator[mmap.mmap]:
-    """A map of a shard, or of a copy of it in a temporary file. It lives as long as a view of it."""
+def _mapped(corpus: Corpus, number: int) -> Iterator[tuple[Shard, mmap.mmap]]:
+    """A stored shard and the map of it, or of a copy of it in a temporary file. It lives as long as a view of it."""
+    store, info, places = corpus.store, corpus.shards[number], corpus.shards.batch_places(number)
     try:
         with local_file(store, info.name) as path, open(path, "rb") as file:
             num_bytes = os.fstat(file.fileno()).st_size
             if num_bytes != info.num_bytes:
                 raise DamagedCorpusError(f"{store.where(info.name)} has {num_bytes} bytes, expected {info.num_bytes}")
-            yield mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            yield Shard(store, info, places, corpus.shard_schema, content=pa.py_buffer(mapped)), mapped
     except FileNotFoundError:
         raise DamagedCorpusError(f"{store.where(info.name)} is missing") from None
     except OSError as error:  # the temporary directory may be full, so this need not be damage

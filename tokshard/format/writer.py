@@ -19,9 +19,8 @@ from tokshard.format.schema import (
     MAX_BATCH_TOKENS,
     ORDINAL_STRIDE,
     TOKENS,
-    ShardFacts,
     column_kinds,
-    shard_schema,
+    token_type,
 )
 from tokshard.format.stride_hashes import StrideHasher, group_hashes
 from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
@@ -39,6 +38,7 @@ class ShardWriter:
     Args:
         store: the store of the corpus.
         name: gives the name of the next shard, from the number of shards closed before.
+        schema: of every shard, from `manifest.shard_schema`.
         shard_tokens: a shard closes before the document that would exceed this; a longer document gets its own shard.
     """
 
@@ -47,15 +47,15 @@ class ShardWriter:
         *,
         store: Store,
         name: Callable[[int], str],
-        facts: ShardFacts,
+        schema: pa.Schema,
         shard_tokens: int,
     ) -> None:
         self._store = store
         self._name = name
-        self._facts = facts
-        self._schema = shard_schema(facts)
+        self._schema = schema
+        self._kinds = column_kinds(schema)
         self._shard_tokens = shard_tokens
-        self._buffer = np.empty(0, np.dtype(facts.dtype))
+        self._buffer = np.empty(0, token_type(schema))
         self._rows: list[Mapping[str, Any]] = []
         self._file: _OpenShard | None = None
         self._start_batch()
@@ -126,12 +126,12 @@ class ShardWriter:
         self._fill = 0
         self._characters = 0
         self._ends: list[NDArray[np.int64]] = []
-        self._columns: dict[str, list[Any]] = {name: [] for name in self._facts.columns}
+        self._columns: dict[str, list[Any]] = {name: [] for name in self._kinds}
 
     def _text_ends(self, columns: Mapping[str, Sequence[Any]], count: int) -> NDArray[np.int64]:
         """For each document, the characters of kept text up to its end."""
         lengths = np.zeros(count, np.int64)
-        for name, kind in self._facts.columns.items():
+        for name, kind in self._kinds.items():
             if kind == "string":
                 lengths += np.fromiter((len(text or "") for text in columns[name]), np.int64, count)
         return np.cumsum(lengths)

@@ -5,7 +5,6 @@ Nothing before the manifest makes a corpus, so a build that is killed at any mom
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import json
 import platform
@@ -170,7 +169,7 @@ def _manifest(build: Build, output: Output, totals: Totals, files: dict[str, Fil
         num_shards=len(totals.shard_sizes),
         num_bytes=sum(totals.shard_sizes.values()),
         text_bytes=totals.text_bytes,
-        dtype=build.facts.dtype,
+        dtype=build.dtype,
         columns=build.columns,
         fingerprints=Fingerprints(content=content, recipe=recipe_fingerprint(config, tokenizer, sources)),
         tokenizer=tokenizer,
@@ -295,9 +294,9 @@ def _not_found(build: Build, receipts: Iterable[Receipt]) -> Iterator[str]:
         return
     found = np.frombuffer(b"".join(receipt.listed for receipt in receipts), "<u4").astype(np.int64)
     try:
-        with contextlib.ExitStack() as stack:
-            corpora = [stack.enter_context(open_corpus(place, generation=number)) for place, number in build.corpora]
-            listed = read_document_list(location, corpora)
+        ((place, number),) = build.corpora  # a list is of a view, which has one base
+        with open_corpus(place, generation=number) as corpus:
+            listed = read_document_list(location, corpus)
         count, shown = rows_not_found(location, listed, found, most=_MAX_SHOWN_ROWS)
     except UsageError as error:  # the copy is done: whoever makes the corpus may not see the list
         yield f"{error.problem}: the number of its rows that name no document is unknown"

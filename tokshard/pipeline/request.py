@@ -22,8 +22,8 @@ from tokshard.extras import version_of
 from tokshard.forking import cached_property
 from tokshard.format import names
 from tokshard.format.loss import has_spans, has_weights
-from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo, shard_facts
-from tokshard.format.schema import ShardFacts
+from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
+from tokshard.format.schema import token_dtype
 from tokshard.interop.tokens.batches import TokenSpec
 from tokshard.pipeline.options import (
     SKIP,
@@ -109,10 +109,10 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
         """Whether all of its corpora have their manifests."""
         return all(names.MANIFEST in present(output.store) for output in self.outputs)
 
-    @cached_property
-    def facts(self) -> ShardFacts:
-        """The facts of its corpus that every shard repeats."""
-        return shard_facts(self.tokenizer, self.columns)
+    @property
+    def dtype(self) -> str:
+        """The dtype of the tokens of its corpus."""
+        return token_dtype(self.tokenizer.vocab_size)
 
     @cached_property
     def spec(self) -> RecordSpec:
@@ -122,7 +122,7 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
             field=config.token_field,
             dtype=config.token_dtype,
             delimiters=(eos,) if config.source_eos is None else (eos, config.source_eos),
-            narrowest=self.facts.dtype,
+            narrowest=self.dtype,
             max_document_bytes=config.max_document_bytes,
             loss_field=config.loss_field,
             has_loss=has_spans(self.columns),

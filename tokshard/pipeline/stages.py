@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tokshard.format.schema import shard_schema
+from tokshard.format.manifest import shard_schema
 from tokshard.pipeline.append import earlier_texts
 from tokshard.pipeline.judge import Judge, is_divided
 from tokshard.pipeline.request import Build
@@ -128,7 +128,10 @@ def _duplicates(build: Build, hashed: Sequence[Receipt], run: RunStage) -> Drops
 
 def _shuffled(build: Build, reading: Stage, run: RunStage) -> tuple[Judge, Judge]:
     """Deal documents to buckets, level by level, and gather them. Returns the first stage and the last."""
-    store, levels = build.workspace.store, deal_levels(build.inputs.num_bytes, shard_schema(build.facts))
+    store, levels = (
+        build.workspace.store,
+        deal_levels(build.inputs.num_bytes, shard_schema(build.tokenizer, build.columns)),
+    )
     # a level's files are removed when the next level is complete: of earlier ones, only the first's counts are read
     complete = [
         n

@@ -215,7 +215,7 @@ class _Writer:
             num_shards=0,
             num_bytes=0,
             text_bytes=sum(source.text_bytes for source in sources),
-            dtype=build.facts.dtype,
+            dtype=build.dtype,
             columns=build.columns,
             fingerprints=Fingerprints(
                 content=fingerprint, recipe=recipe_fingerprint(build.config, build.tokenizer, paths)

@@ -49,25 +49,40 @@ class Entry:
     is_link: bool = False
 
 
-class Spool(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spool:
     """A file that is written on this machine first, and then put whole or discarded.
 
     Its content may be larger than memory.
+
+    Args:
+        file: open for writing, buffered.
+        path: of the file on this machine until it is put; flushed bytes can be read there.
+        publish: closes the file and puts it under its name, durable; nothing is at `path` afterwards.
+        tidy: removes the folder that was made for the file, if one was. Never fails.
     """
 
-    @property
-    def file(self) -> IO[bytes]:
-        """Open for writing, buffered."""
-
-    @property
-    def path(self) -> str:
-        """The path of the file on this machine until it is put; flushed bytes can be read there."""
+    file: IO[bytes]
+    path: str
+    publish: Callable[[], None]
+    tidy: Callable[[], None] | None = None
 
     def put(self) -> None:
         """Close the file and put it under its name, durable. On an error nothing appears, and the file is gone."""
+        try:
+            self.publish()
+        except BaseException:
+            self.discard()
+            raise
 
     def discard(self) -> None:
         """Remove the file unless it was put. Never fails."""
+        with contextlib.suppress(OSError):
+            self.file.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+        if self.tidy is not None:
+            self.tidy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,26 +126,6 @@ class Attempt:
     def end(self) -> None:
         """End this attempt: remove all files that it spooled and did not put. It can put nothing more."""
         shutil.rmtree(self.scratch, ignore_errors=True)
-
-
-class Lease(Protocol):
-    """A name that one process at a time holds."""
-
-    def hold(self, holder: str) -> AbstractContextManager[bool]:
-        """Hold the name alone, until the context ends or the process does.
-
-        Args:
-            holder: the description that `holder` returns meanwhile.
-
-        Yields:
-            False where the store cannot keep a second holder out.
-
-        Raises:
-            BlockingIOError: another process holds it.
-        """
-
-    def holder(self) -> str | None:
-        """Who holds the name; None if it is free, or the store cannot tell."""
 
 
 class Store(Protocol):
@@ -217,8 +212,21 @@ class Store(Protocol):
             token: a name that no other attempt has.
         """
 
-    def lease(self, name: str) -> Lease:
-        """The lease of a name. Takes nothing yet."""
+    def hold(self, name: str, holder: str) -> AbstractContextManager[bool]:
+        """Hold a name alone, until the context ends or the process does.
+
+        Args:
+            holder: the description that `holder` returns meanwhile.
+
+        Yields:
+            False where the store cannot keep a second holder out.
+
+        Raises:
+            BlockingIOError: another process holds it.
+        """
+
+    def holder(self, name: str) -> str | None:
+        """Who holds a name; None if it is free, or the store cannot tell."""
 
 
 @contextlib.contextmanager

@@ -36,6 +36,8 @@ _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 4
 _LARGE_BYTES = 256 << 10
 """Longer content is uploaded without a watch for stalls: sending it over a slow line would look like one."""
+_CONNECTIONS = 32
+"""Requests in flight at once."""
 _PAGE = 1_000
 """Keys that a store lists by one request."""
 _BULK_REQUESTS = 8
@@ -55,7 +57,7 @@ class Bucket:
         self.address, self.options = address, options
         self.requests = Requests(address, options)
         # for concurrent requests; nothing that runs in it may wait for another. Threads start with the first request
-        self.pool = ThreadPoolExecutor(options.connections, thread_name_prefix="tokshard-store")
+        self.pool = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="tokshard-store")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Bucket, (self.address, self.options))

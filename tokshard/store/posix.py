@@ -17,7 +17,7 @@ from functools import partial
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import IO
 
-from tokshard.store.base import Attempt, Entry, NotRegularFileError, Store
+from tokshard.store.base import Attempt, Entry, NotRegularFileError, Spool, Store, written
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 _LEASE_TRIES = 5
@@ -95,13 +95,8 @@ class PosixStore:
             return file.read()
 
     def put(self, name: str, content: bytes) -> None:
-        spool = self.spool(name)
-        try:
-            spool.file.write(content)
-            spool.put()
-        except BaseException:
-            spool.discard()
-            raise
+        with written(self, name) as file:
+            file.write(content)
 
     def delete(self, *names: str) -> None:
         folders = dict[str, None]()
@@ -120,27 +115,25 @@ class PosixStore:
     def local_path(self, name: str) -> str | None:
         return self.where(name)
 
-    def spool(self, name: str) -> PosixSpool:
-        return PosixSpool(self, name)
+    def spool(self, name: str) -> Spool:
+        """A file next to its final place, or in the scratch folder of an attempt, until it is renamed."""
+        final = self.where(name)
+        folder, base = os.path.split(final)
+        path = os.path.join(self.scratch or folder, f".{base}.{_attempt_name()}.partial")
+        # if another attempt has taken over, making its scratch folder again would undo that
+        file, has_made_folder = _begun(path, may_make_folder=self.scratch is None)
+        tidy = partial(_remove_empty, self, os.path.dirname(name)) if has_made_folder else None
+        return Spool(file=file, path=path, publish=partial(_publish, file, path, final), tidy=tidy)
 
     def attempt(self, folder: str, token: str) -> Attempt:
         place = self.where(folder)
         store, clear = replace(self, scratch=f"{place}/{token}"), partial(_clear_attempts, place, token)
         return Attempt(store=store, scratch=f"{place}/{token}", mode=0o777, clear=clear)
 
-    def lease(self, name: str) -> PosixLease:
-        return PosixLease(self.where(name))
-
-
-@dataclass(frozen=True, slots=True)
-class PosixLease:
-    """A lock on a file; it dies with the process, so that a killed one leaves nothing behind."""
-
-    path: str
-
     @contextlib.contextmanager
-    def hold(self, holder: str) -> Iterator[bool]:
-        descriptor, is_locked = _locked(self.path)
+    def hold(self, name: str, holder: str) -> Iterator[bool]:
+        """A lock on a file; it dies with the process, so that a killed one leaves nothing behind."""
+        descriptor, is_locked = _locked(self.where(name))
         try:
             os.truncate(descriptor, 0)
             os.write(descriptor, holder.encode())
@@ -148,9 +141,9 @@ class PosixLease:
         finally:
             os.close(descriptor)
 
-    def holder(self) -> str | None:
+    def holder(self, name: str) -> str | None:
         try:
-            descriptor = os.open(self.path, os.O_RDONLY)
+            descriptor = os.open(self.where(name), os.O_RDONLY)
         except OSError:
             return None
         try:
@@ -189,7 +182,7 @@ def _locked(path: str) -> tuple[int, bool]:
             except (FileNotFoundError, BlockingIOError):
                 if tries >= _LEASE_TRIES:
                     raise
-                # the holder before removed the folder just now, or `PosixLease.holder` has the lock for a moment
+                # the holder before removed the folder just now, or `PosixStore.holder` has the lock for a moment
                 time.sleep(_LEASE_SECONDS)
                 continue
             if _is_at(path, descriptor):
@@ -208,65 +201,38 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-class PosixSpool:
-    """A file next to its final place, or in the scratch folder of an attempt, until it is renamed."""
-
-    def __init__(self, store: PosixStore, name: str) -> None:
-        self._store, self._name = store, name
-        self._final = store.where(name)
-        folder, base = os.path.split(self._final)
-        self._is_fenced = store.scratch is not None
-        self.path = os.path.join(store.scratch or folder, f".{base}.{_attempt_name()}.partial")
-        self._made_folder = False
-        self.file: IO[bytes] = self._open()
-
-    def put(self) -> None:
-        """Sync and rename."""
+def _begun(path: str, *, may_make_folder: bool) -> tuple[IO[bytes], bool]:
+    """A new file, and whether its folder was made for it."""
+    tries = 0
+    while True:
         try:
-            self.file.flush()
-            os.fsync(self.file.fileno())
-            self.file.close()
-            self._publish()
-        except BaseException:
-            self.discard()
-            raise
-        _sync_directory(os.path.dirname(self._final) or ".")
+            return open(path, "wb"), tries > 0
+        except FileNotFoundError:
+            tries += 1
+            if not may_make_folder or tries == _FOLDER_TRIES:
+                raise
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
 
-    def discard(self) -> None:
-        """Close and remove the file, and the folder that was made for it."""
-        with contextlib.suppress(OSError):
-            self.file.close()
-        with contextlib.suppress(OSError):
-            os.unlink(self.path)
-        if self._made_folder:
-            _remove_empty(self._store, os.path.dirname(self._name))
 
-    def _open(self) -> IO[bytes]:
-        tries = 0
-        while True:
-            try:
-                return open(self.path, "wb")
-            except FileNotFoundError:
-                tries += 1
-                # if another attempt has taken over, making the folder again would undo that
-                if self._is_fenced or tries == _FOLDER_TRIES:
-                    raise
-            os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
-            self._made_folder = True
-
-    def _publish(self) -> None:
-        folder = os.path.dirname(self._final) or "."
-        for tries in range(_FOLDER_TRIES):
-            # if another attempt has taken over, the unfinished file is gone, and the folder must not come back
-            if not os.path.isdir(folder) and os.path.lexists(self.path):
-                os.makedirs(folder, exist_ok=True)
-            try:
-                os.replace(self.path, self._final)  # readers see the whole file or none
-            except FileNotFoundError:
-                if tries == _FOLDER_TRIES - 1 or not os.path.lexists(self.path):
-                    raise
-            else:
-                return
+def _publish(file: IO[bytes], path: str, final: str) -> None:
+    """Sync and rename a file."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+    folder = os.path.dirname(final) or "."
+    tries = 0
+    while True:
+        # if another attempt has taken over, the unfinished file is gone, and the folder must not come back
+        if not os.path.isdir(folder) and os.path.lexists(path):
+            os.makedirs(folder, exist_ok=True)
+        try:
+            os.replace(path, final)  # readers see the whole file or none
+            break
+        except FileNotFoundError:
+            tries += 1
+            if tries == _FOLDER_TRIES or not os.path.lexists(path):
+                raise
+    _sync_directory(folder)
 
 
 def _real_folders(store: PosixStore, folder: str) -> frozenset[str]:

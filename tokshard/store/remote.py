@@ -13,16 +13,17 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import IO
 from urllib.parse import unquote
 
+from tokshard.store import remote_lease
 from tokshard.store.addresses import canonical_uri, parse_address
-from tokshard.store.base import Attempt, Entry
+from tokshard.store.base import Attempt, Entry, Spool
 from tokshard.store.bucket import REQUEST_BYTES, Bucket
-from tokshard.store.remote_lease import RemoteLease
 from tokshard.store.requests import RemoteOptions
 
 
@@ -87,8 +88,13 @@ class RemoteStore:
     def local_path(self, name: str) -> str | None:  # noqa: ARG002 -- no file is on this machine
         return None
 
-    def spool(self, name: str) -> RemoteSpool:
-        return RemoteSpool(self.bucket, self._key(name), self.scratch)
+    def spool(self, name: str) -> Spool:
+        """A file on this machine, until it is uploaded."""
+        if self.scratch is not None:
+            os.makedirs(self.scratch, mode=0o700, exist_ok=True)
+        descriptor, path = tempfile.mkstemp(suffix=".partial", prefix="tokshard-", dir=self.scratch)
+        file = os.fdopen(descriptor, "wb")
+        return Spool(file=file, path=path, publish=partial(_upload, file, path, self.bucket, self._key(name)))
 
     def attempt(self, folder: str, token: str) -> Attempt:
         """Its unfinished files lie in the temporary directory of this machine; nobody can foresee the folder's name.
@@ -100,8 +106,11 @@ class RemoteStore:
         store, clear = replace(self, scratch=scratches + token), partial(_clear_attempts, scratches)
         return Attempt(store=store, scratch=scratches + token, mode=0o700, clear=clear)
 
-    def lease(self, name: str) -> RemoteLease:
-        return RemoteLease(self.bucket, self._key(name))
+    def hold(self, name: str, holder: str) -> AbstractContextManager[bool]:
+        return remote_lease.hold(self.bucket, self._key(name), holder)
+
+    def holder(self, name: str) -> str | None:
+        return remote_lease.holder_of(self.bucket, self._key(name))
 
     def _key(self, name: str) -> str:
         if self.bucket.address.is_server:
@@ -109,30 +118,12 @@ class RemoteStore:
         return f"{self.path}/{name}" if self.path and name else self.path or name
 
 
-class RemoteSpool:
-    """A file on this machine, until it is uploaded."""
-
-    def __init__(self, bucket: Bucket, key: str, scratch: str | None) -> None:
-        self._bucket, self._key = bucket, key
-        if scratch is not None:
-            os.makedirs(scratch, mode=0o700, exist_ok=True)
-        descriptor, self.path = tempfile.mkstemp(suffix=".partial", prefix="tokshard-", dir=scratch)
-        self.file: IO[bytes] = os.fdopen(descriptor, "wb")
-
-    def put(self) -> None:
-        """Upload it, in parts if it is large."""
-        try:
-            self.file.close()
-            self._bucket.put(self._key, Path(self.path))
-        finally:
-            self.discard()
-
-    def discard(self) -> None:
-        """Close and remove the file."""
-        with contextlib.suppress(OSError):
-            self.file.close()
-        with contextlib.suppress(OSError):
-            os.unlink(self.path)
+def _upload(file: IO[bytes], path: str, bucket: Bucket, key: str) -> None:
+    """Upload a file, in parts if it is large, and remove it here."""
+    file.close()
+    bucket.put(key, Path(path))
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _clear_attempts(scratches: str) -> None:

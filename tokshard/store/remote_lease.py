@@ -55,56 +55,50 @@ class _Found:
     age: float
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteLease:
-    """A lease that ends some time after its last renewal; at once, if its holder was a process of this machine.
+@contextlib.contextmanager
+def hold(bucket: Bucket, key: str, holder: str) -> Iterator[bool]:
+    """As `Store.hold`; the error says who holds it, since when, and when that ends.
 
-    A holder that cannot renew it in that time, or finds another one in its place, has lost it. The main thread is then
-    interrupted as by Ctrl-C, if it is the holder. The context and every later put through `bucket` end in a
-    `StoreError`.
+    A lease ends some time after its last renewal; at once, if its holder was a process of this machine. A holder that
+    cannot renew it in that time, or finds another one in its place, has lost it. The main thread is then interrupted
+    as by Ctrl-C, if it is the holder. The context and every later put through `bucket` end in a `StoreError`.
+
+    Raises:
+        StoreError: the store knows no conditional writes, or the lease was lost.
     """
+    record = LeaseRecord(
+        holder=holder,
+        since=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        seconds=bucket.options.lease_seconds,
+        token=secrets.token_hex(8),
+        machine=_machine(),
+        process=_process(os.getpid()),
+        beat=0,
+    )
+    tag = _take(bucket, key, record)
+    try:
+        _prove(bucket, key, record, tag)
+        with _renewed(bucket, key, record, tag):
+            yield True
+    except BaseException as error:
+        if (problem := bucket.requests.lost()) is not None and not isinstance(error, StoreError):
+            raise StoreError(problem, hint=LOST) from error
+        raise
+    finally:
+        if bucket.requests.lost() is None:
+            _release(bucket, key, record)
+        bucket.requests.leases.pop(key, None)
 
-    bucket: Bucket
-    key: str
 
-    @contextlib.contextmanager
-    def hold(self, holder: str) -> Iterator[bool]:
-        """As `tokshard.store.base.Lease`; the error says who holds it, since when, and when that ends.
-
-        Raises:
-            StoreError: the store knows no conditional writes, or the lease was lost.
-        """
-        record = LeaseRecord(
-            holder=holder,
-            since=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-            seconds=self.bucket.options.lease_seconds,
-            token=secrets.token_hex(8),
-            machine=_machine(),
-            process=_process(os.getpid()),
-            beat=0,
-        )
-        tag = _take(self.bucket, self.key, record)
-        try:
-            _prove(self.bucket, self.key, record, tag)
-            with _renewed(self.bucket, self.key, record, tag):
-                yield True
-        except BaseException as error:
-            if (problem := self.bucket.requests.lost()) is not None and not isinstance(error, StoreError):
-                raise StoreError(problem, hint=LOST) from error
-            raise
-        finally:
-            if self.bucket.requests.lost() is None:
-                _release(self.bucket, self.key, record)
-            self.bucket.requests.leases.pop(self.key, None)
-
-    def holder(self) -> str | None:
-        try:
-            found = _find(self.bucket, self.key)
-        except BlockingIOError:
-            return "an unknown process"
-        if found is None or _is_dead(found.record) or found.age > found.record.seconds:
-            return None
-        return found.record.holder
+def holder_of(bucket: Bucket, key: str) -> str | None:
+    """As `Store.holder`."""
+    try:
+        found = _find(bucket, key)
+    except BlockingIOError:
+        return "an unknown process"
+    if found is None or _is_dead(found.record) or found.age > found.record.seconds:
+        return None
+    return found.record.holder
 
 
 def _take(bucket: Bucket, key: str, record: LeaseRecord) -> Tag:

@@ -46,19 +46,17 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteOptions:
-    """Time limits and concurrency of requests.
+    """Time limits of requests.
 
     Args:
         patience: for how many seconds a request is tried again, once the store has answered anything.
         first_patience: the same before its first answer, because a wrong address should not take minutes.
         lease_seconds: a lease that was not renewed for so long may be taken over.
-        connections: requests in flight at once.
     """
 
     patience: float = 300.0
     first_patience: float = 30.0
     lease_seconds: float = 60.0
-    connections: int = 32
 
 
 _owner: list[int] = []

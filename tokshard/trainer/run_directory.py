@@ -45,13 +45,14 @@ def run_directory(out: str) -> Iterator[None]:
 
 
 def _lock(out: str, holder: str, stack: ExitStack) -> None:
-    lease = PosixStore(out).lease(LOCK)
+    store = PosixStore(out)
     try:
-        if not stack.enter_context(lease.hold(holder)):
+        if not stack.enter_context(store.hold(LOCK, holder)):
             sys.stderr.write(f"warning: {out}/{LOCK} cannot be locked here: run one job at a time in {out}\n")
     except BlockingIOError as error:
+        other = (store.holder(LOCK) or "a process").partition(",")[0]
         raise TrainerError(
-            f"{out} is in use by another job: {(lease.holder() or 'a process').partition(',')[0]} holds {out}/{LOCK}",
+            f"{out} is in use by another job: {other} holds {out}/{LOCK}",
             hint="wait until that job has ended, or give another train.out",
         ) from error
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
 from tokshard.format.arrays import numbers_of, value_array
-from tokshard.format.conditions import Conditions
+from tokshard.format.conditions import are_met, parse_conditions
 from tokshard.format.corpus import Corpus
 from tokshard.format.decode import Decode
 from tokshard.format.loss import kept_columns
@@ -299,7 +299,7 @@ def search(
     document in memory; each of several workers holds its matches in two record batches (of a bucket: in two shards).
 
     Args:
-        where: conditions on kept columns, see `Conditions`.
+        where: conditions on kept columns, see `parse_conditions`.
         columns: the kept columns that conditions may be about, with their types; default: the columns of the corpus.
         limit: the most documents; None: all.
         workers: processes.
@@ -310,7 +310,7 @@ def search(
         CorpusError: a document cannot be read.
     """
     kinds = dict(kept_columns(corpus.manifest.columns) if columns is None else columns)
-    Conditions(where, kinds)
+    parse_conditions(where, kinds)
     parts = [
         (shard, batches)
         for shard in range(len(corpus.shards))
@@ -347,13 +347,13 @@ def _search(
     """The matches in some record batches of a shard, at most `limit`."""
     index, batches = part
     decode, sources = corpus.decode, corpus.sources()
-    first_token, conditions = int(corpus.bos_id is not None), Conditions(where, columns)
+    first_token, conditions = int(corpus.bos_id is not None), parse_conditions(where, columns)
     shard = corpus.shard(index)
     first = int(corpus.shards.first_documents[index])
     first += sum(place.num_documents for place in shard.places[: batches.start])
     for batch in batches:
         offsets, values = shard.batch(batch)
-        met = conditions.are_met(shard.columns(batch), len(offsets) - 1) if where else np.ones(len(offsets) - 1, bool)
+        met = are_met(conditions, shard.columns(batch) if where else {}, len(offsets) - 1)
         for row in np.flatnonzero(met).tolist():
             text = decode(values[offsets[row] + first_token : offsets[row + 1] - 1])
             found = pattern.search(text)

@@ -11,7 +11,6 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from tokshard.interop.export.documents import Documents
-from tokshard.interop.export.files import WrittenFile
 from tokshard.store import Store
 
 open_parquet = partial(parquet.ParquetWriter, compression="zstd", write_page_checksum=True)
@@ -35,27 +34,19 @@ class BatchFile:
         open_writer: Callable[[IO[bytes], pa.Schema], Any],
         batches: Callable[[Documents], Iterable[list[pa.Array]]],
     ) -> None:
-        self._name, self._schema, self._batches = name, schema, batches
+        self.name, self._schema, self._batches = name, schema, batches
         self._spool = store.spool(name)
         self._writer = open_writer(self._spool.file, schema)
-        self._num_documents = self._num_tokens = 0
 
     def write(self, documents: Documents) -> None:
         for columns in self._batches(documents):
             self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
-        self._num_documents += len(documents)
-        self._num_tokens += len(documents.tokens)
 
-    def close(self) -> WrittenFile:
+    def close(self) -> int:
         self._writer.close()
         num_bytes = self._spool.file.tell()
         self._spool.put()
-        return WrittenFile(
-            name=self._name,
-            num_documents=self._num_documents,
-            num_tokens=self._num_tokens,
-            num_bytes=num_bytes,
-        )
+        return num_bytes
 
     def discard(self) -> None:
         with contextlib.suppress(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -58,29 +59,45 @@ class WrittenFile:
 class OpenFile(Protocol):
     """One file, or files that belong together, to which documents are appended."""
 
+    @property
+    def name(self) -> str:
+        """In the directory of the export."""
+
     def write(self, documents: Documents) -> None:
         """Append documents."""
 
-    def close(self) -> WrittenFile:
-        """Write the rest, and rename the file to its name."""
+    def close(self) -> int:
+        """Write the rest, and rename the file to its name. Returns its bytes, with those of files beside it."""
 
     def discard(self) -> None:
         """Drop the file. Never fails."""
 
 
-class Format(Protocol):
+@dataclass(frozen=True)
+class Format(ABC):
     """A format of another loader, for one corpus.
+
+    Args:
+        dtype: of its token ids.
 
     Attributes:
         summary: its files, for the help of the command.
         holds_masks: whether it can say which tokens are trained; `holds_weights`: and with which weight.
+        file_bytes: the size at which a file closes if the user does not say; None: one file, whatever its size.
+        max_file_bytes: the largest file that its readers can address.
+        is_marked: whether its readers find nothing until `finish` has written its index.
     """
 
+    dtype: str
     summary: ClassVar[str]
-    holds_masks: ClassVar[bool]
-    holds_weights: ClassVar[bool]
+    holds_masks: ClassVar[bool] = False
+    holds_weights: ClassVar[bool] = False
+    file_bytes: ClassVar[int | None] = None
+    max_file_bytes: ClassVar[int | None] = None
+    is_marked: ClassVar[bool] = False
 
     @classmethod
+    @abstractmethod
     def of(cls, facts: CorpusFacts) -> Format:
         """The format for one corpus.
 
@@ -89,34 +106,22 @@ class Format(Protocol):
         """
 
     @property
-    def dtype(self) -> str:
-        """The dtype of its token ids."""
-
-    @property
-    def file_bytes(self) -> int | None:
-        """The size at which a file closes if the user does not say; None: one file, whatever its size."""
-
-    @property
-    def max_file_bytes(self) -> int | None:
-        """The largest file that its readers can address."""
-
-    @property
     def max_document_tokens(self) -> int:
         """The longest document that it can hold."""
-
-    @property
-    def is_marked(self) -> bool:
-        """Whether its readers find nothing until `finish` has written its index."""
+        return (1 << 31) - 1
 
     def sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         """Bytes that documents of these lengths take in a file: int64 [documents]."""
+        return lengths * np.dtype(self.dtype).itemsize
 
+    @abstractmethod
     def open(self, store: Store, number: int) -> OpenFile:
         """Begin file `number`, from 0 on."""
 
-    def finish(self, store: Store, files: list[WrittenFile]) -> None:
+    def finish(self, store: Store, files: list[WrittenFile]) -> None:  # noqa: B027 -- most have none
         """Write the index of all files, if the format has one; it makes the export complete."""
 
+    @abstractmethod
     def reading(self, location: str) -> str:
         """How to give the export to its own loader."""
 
@@ -131,7 +136,7 @@ class FileSequence:
     def __init__(self, target: Format, store: Store, *, file_bytes: int | None) -> None:
         self._target, self._store, self._file_bytes = target, store, file_bytes
         self._file: OpenFile | None = None
-        self._filled = 0
+        self._filled = self._file_documents = self._file_tokens = 0
         self._num_documents = 0
         self.files: list[WrittenFile] = []
 
@@ -156,7 +161,10 @@ class FileSequence:
                 stop = start + 1
             if self._file is None:
                 self._file = self._target.open(self._store, len(self.files))
-            self._file.write(documents.part(start, stop))
+            part = documents.part(start, stop)
+            self._file.write(part)
+            self._file_documents += len(part)
+            self._file_tokens += len(part.tokens)
             self._filled += int(ends[stop - 1]) - before
             start = stop
         self._num_documents += len(documents)
@@ -176,8 +184,16 @@ class FileSequence:
 
     def _close_file(self) -> None:
         assert self._file is not None
-        self.files.append(self._file.close())
-        self._file, self._filled = None, 0
+        num_bytes = self._file.close()
+        self.files.append(
+            WrittenFile(
+                name=self._file.name,
+                num_documents=self._file_documents,
+                num_tokens=self._file_tokens,
+                num_bytes=num_bytes,
+            )
+        )
+        self._file, self._filled, self._file_documents, self._file_tokens = None, 0, 0, 0
 
     def _check_lengths(self, documents: Documents) -> None:
         longest = int(documents.lengths.max(initial=0))

@@ -14,7 +14,7 @@ from pyarrow import ipc
 from tokshard.format.arrays import number_array
 from tokshard.interop.export.batch_file import BatchFile
 from tokshard.interop.export.documents import Documents
-from tokshard.interop.export.files import CorpusFacts, OpenFile, WrittenFile
+from tokshard.interop.export.files import CorpusFacts, Format, OpenFile, WrittenFile
 from tokshard.store import Store
 
 COLUMN = "tokens"
@@ -23,28 +23,22 @@ _BATCH_BYTES = 256
 """Bytes that Arrow writes around a document: its message, its entry in the footer, and padding to 8 bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class FmsFormat:
+@dataclass(frozen=True)
+class FmsFormat(Format):
     """``DATASET/part-NNNNN.arrow`` and ``meta/combined_counts.csv``, where fms-fsdp expects it."""
 
     dataset: str
     metadata: dict[str, str]
-    dtype: ClassVar[str] = "uint32"
     summary: ClassVar[str] = "Arrow files of fms-fsdp"
-    holds_masks: ClassVar[bool] = False
-    holds_weights: ClassVar[bool] = False
     file_bytes: ClassVar[int | None] = 1 << 30
-    max_file_bytes: ClassVar[int | None] = None
-    max_document_tokens: ClassVar[int] = (1 << 31) - 1
-    is_marked: ClassVar[bool] = False
 
     @classmethod
     def of(cls, facts: CorpusFacts) -> FmsFormat:
         """The format for one corpus."""
-        return cls(facts.name, facts.metadata)
+        return cls("uint32", facts.name, facts.metadata)
 
     def sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        return 4 * lengths + _BATCH_BYTES
+        return super().sizes(lengths) + _BATCH_BYTES
 
     def open(self, store: Store, number: int) -> OpenFile:
         schema = pa.schema([pa.field(COLUMN, pa.uint32())], metadata=self.metadata)

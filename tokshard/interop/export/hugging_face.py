@@ -14,7 +14,7 @@ from tokshard.errors import UsageError
 from tokshard.format.arrays import number_array
 from tokshard.interop.export.batch_file import BatchFile, open_parquet
 from tokshard.interop.export.documents import Documents
-from tokshard.interop.export.files import LABELS, MASK, CorpusFacts, OpenFile, WrittenFile
+from tokshard.interop.export.files import LABELS, MASK, CorpusFacts, Format, OpenFile
 from tokshard.store import Store
 
 COLUMN = "input_ids"
@@ -22,22 +22,18 @@ IGNORED = -100
 """The label of a token that is not trained."""
 
 
-@dataclass(frozen=True, slots=True)
-class HuggingFaceFormat:
+@dataclass(frozen=True)
+class HuggingFaceFormat(Format):
     """``part-NNNNN.parquet``; ids are int32, as `datasets` stores tokenizer ids.
 
     ``load_dataset`` takes a directory with the name of a split for that split.
     """
 
-    dtype: str
     schema: pa.Schema
     summary: ClassVar[str] = "a Hugging Face data set in parquet"
     holds_masks: ClassVar[bool] = True
     holds_weights: ClassVar[bool] = True
     file_bytes: ClassVar[int | None] = 512 << 20
-    max_file_bytes: ClassVar[int | None] = None
-    max_document_tokens: ClassVar[int] = (1 << 31) - 1
-    is_marked: ClassVar[bool] = False
 
     @classmethod
     def of(cls, facts: CorpusFacts) -> HuggingFaceFormat:
@@ -59,14 +55,11 @@ class HuggingFaceFormat:
 
     def sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         num_lists = 1 + any(name in self.schema.names for name in (LABELS, MASK))
-        return lengths * np.dtype(self.dtype).itemsize * num_lists
+        return super().sizes(lengths) * num_lists
 
     def open(self, store: Store, number: int) -> OpenFile:
         name = f"part-{number:05d}.parquet"
         return BatchFile(store, name, self.schema, open_writer=open_parquet, batches=self._batches)
-
-    def finish(self, store: Store, files: list[WrittenFile]) -> None:
-        """Do nothing: a data set has no index."""
 
     def reading(self, location: str) -> str:
         return f'datasets.load_dataset("{location}")'

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.interop.export.documents import Documents
-from tokshard.interop.export.files import CorpusFacts, OpenFile, WrittenFile
+from tokshard.interop.export.files import CorpusFacts, Format, OpenFile, WrittenFile
 from tokshard.store import Store, written
 
 COLUMN = "tokens"
@@ -23,15 +23,12 @@ _HEAD_BYTES = 9
 """Most bytes before the ids of a sample: its size, the kind of its shape, and its shape."""
 
 
-@dataclass(frozen=True, slots=True)
-class MdsFormat:
+@dataclass(frozen=True)
+class MdsFormat(Format):
     """Shards as ``MDSWriter(columns={"tokens": "ndarray:DTYPE"})`` writes them."""
 
-    dtype: str
     size_limit: int
     summary: ClassVar[str] = "MosaicML streaming"
-    holds_masks: ClassVar[bool] = False
-    holds_weights: ClassVar[bool] = False
     file_bytes: ClassVar[int] = 64 << 20
     max_file_bytes: ClassVar[int | None] = _MAX_BYTES
     is_marked: ClassVar[bool] = True
@@ -46,7 +43,7 @@ class MdsFormat:
         return (_MAX_BYTES - 4096) // np.dtype(self.dtype).itemsize
 
     def sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        return lengths * np.dtype(self.dtype).itemsize + _HEAD_BYTES + 4
+        return super().sizes(lengths) + _HEAD_BYTES + 4
 
     def open(self, store: Store, number: int) -> OpenFile:
         text = json.dumps(self._config(), sort_keys=True).encode()
@@ -88,7 +85,7 @@ class _Shard:
     """
 
     def __init__(self, store: Store, name: str, dtype: np.dtype[Any], text: bytes) -> None:
-        self._store, self._name, self._dtype, self._text = store, name, dtype, text
+        self._store, self.name, self._dtype, self._text = store, name, dtype, text
         self._lengths: list[NDArray[np.int64]] = []
         self._tokens: list[NDArray[Any]] = []
 
@@ -96,22 +93,17 @@ class _Shard:
         self._lengths.append(documents.lengths)
         self._tokens.append(documents.tokens.astype(self._dtype))  # a copy: the original may be unmapped
 
-    def close(self) -> WrittenFile:
+    def close(self) -> int:
         lengths = np.concatenate(self._lengths)
         heads = [_head(length, self._dtype.itemsize) for length in lengths.tolist()]
         sizes = np.fromiter(map(len, heads), np.int64, len(heads)) + lengths * self._dtype.itemsize
         places = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]) + 4 * (len(lengths) + 2) + len(self._text)
         parts = zip(self._tokens, self._lengths, strict=True)
         ids = (one.data for tokens, of in parts for one in np.split(tokens, np.cumsum(of)[:-1]))
-        with written(self._store, self._name) as file:
+        with written(self._store, self.name) as file:
             file.write(np.uint32(len(lengths)).tobytes() + places.astype(np.uint32).tobytes() + self._text)
             file.writelines(itertools.chain.from_iterable(zip(heads, ids, strict=True)))
-        return WrittenFile(
-            name=self._name,
-            num_documents=len(lengths),
-            num_tokens=int(lengths.sum()),
-            num_bytes=int(places[-1]),
-        )
+        return int(places[-1])
 
     def discard(self) -> None:
         """Forget the samples."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
 from tokshard.interop.export.documents import Documents
-from tokshard.interop.export.files import CorpusFacts, OpenFile, WrittenFile
+from tokshard.interop.export.files import CorpusFacts, Format, OpenFile
 from tokshard.store import Store, written
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -28,19 +28,12 @@ _INDEX_ENTRIES = 1 << 20
 """Entries of the index that are made at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class MegatronFormat:
+@dataclass(frozen=True)
+class MegatronFormat(Format):
     """Pairs of files; one pair unless the user gives a size."""
 
-    dtype: str
     is_numbered: bool
     summary: ClassVar[str] = ".bin and .idx of Megatron-LM"
-    holds_masks: ClassVar[bool] = False
-    holds_weights: ClassVar[bool] = False
-    file_bytes: ClassVar[int | None] = None
-    max_file_bytes: ClassVar[int | None] = None
-    max_document_tokens: ClassVar[int] = (1 << 31) - 1
-    is_marked: ClassVar[bool] = False
 
     @classmethod
     def of(cls, facts: CorpusFacts) -> MegatronFormat:
@@ -55,14 +48,8 @@ class MegatronFormat:
             )
         return cls("uint16" if facts.dtype == np.uint16 else "int32", facts.file_bytes is not None)
 
-    def sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        return lengths * np.dtype(self.dtype).itemsize
-
     def open(self, store: Store, number: int) -> OpenFile:
         return _Pair(store, f"{_STEM}-{number:05d}" if self.is_numbered else _STEM, self.dtype)
-
-    def finish(self, store: Store, files: list[WrittenFile]) -> None:
-        """Do nothing: each pair has its own index."""
 
     def reading(self, location: str) -> str:
         numbers = "-00000" if self.is_numbered else ""
@@ -72,21 +59,20 @@ class MegatronFormat:
 class _Pair:
     def __init__(self, store: Store, stem: str, dtype: str) -> None:
         self._store, self._stem, self._dtype = store, stem, np.dtype(dtype)
-        self._bin = store.spool(f"{stem}.bin")
+        self.name = f"{stem}.bin"
+        self._bin = store.spool(self.name)
         # 4 bytes per document, and a large corpus has billions of them
         self._lengths = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the pair
-        self._num_documents = self._num_tokens = 0
 
     def write(self, documents: Documents) -> None:
         self._bin.file.write(np.ascontiguousarray(documents.tokens, self._dtype).data)
         self._lengths.write(documents.lengths.astype(np.int32).data)
-        self._num_documents += len(documents)
-        self._num_tokens += len(documents.tokens)
 
-    def close(self) -> WrittenFile:
+    def close(self) -> int:
+        bin_bytes = self._bin.file.tell()
         self._bin.put()
         with self._lengths, written(self._store, f"{self._stem}.idx") as index:
-            count = self._num_documents
+            count = self._lengths.tell() // 4
             index.write(MAGIC + struct.pack("<QBQQ", 1, DTYPE_CODES[self._dtype.name], count, count + 1))
             for lengths in self._chunks():
                 index.write(lengths.data)
@@ -97,13 +83,7 @@ class _Pair:
                 position = int(ends[-1])
             for start in range(0, count + 1, _INDEX_ENTRIES):
                 index.write(np.arange(start, min(start + _INDEX_ENTRIES, count + 1), dtype=np.int64).data)
-            index_bytes = index.tell()
-        return WrittenFile(
-            name=f"{self._stem}.bin",
-            num_documents=count,
-            num_tokens=self._num_tokens,
-            num_bytes=self._num_tokens * self._dtype.itemsize + index_bytes,
-        )
+            return bin_bytes + index.tell()
 
     def discard(self) -> None:
         self._bin.discard()

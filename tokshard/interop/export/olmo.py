@@ -9,40 +9,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.interop.export.documents import Documents
-from tokshard.interop.export.files import CorpusFacts, OpenFile, WrittenFile
+from tokshard.interop.export.files import CorpusFacts, Format, OpenFile
 from tokshard.store import Store
 
 IDS, MASK = "token_ids", "labels_mask"
 
 
-@dataclass(frozen=True, slots=True)
-class OlmoFormat:
+@dataclass(frozen=True)
+class OlmoFormat(Format):
     """``token_ids_part_NNNN.npy``, which has no header, and ``labels_mask_part_NNNN.npy`` of a corpus with spans."""
 
-    dtype: str
     has_loss: bool
     summary: ClassVar[str] = "flat ids and masks of OLMo-core"
     holds_masks: ClassVar[bool] = True
-    holds_weights: ClassVar[bool] = False
     file_bytes: ClassVar[int | None] = 1 << 30
-    max_file_bytes: ClassVar[int | None] = None
-    max_document_tokens: ClassVar[int] = (1 << 63) - 1
-    is_marked: ClassVar[bool] = False
 
     @classmethod
     def of(cls, facts: CorpusFacts) -> OlmoFormat:
         """The format for one corpus."""
         return cls(facts.dtype.name, facts.loss is not None)
 
+    @property
+    def max_document_tokens(self) -> int:
+        return (1 << 63) - 1
+
     def sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        return lengths * (np.dtype(self.dtype).itemsize + self.has_loss)
+        return super().sizes(lengths) + lengths * self.has_loss
 
     def open(self, store: Store, number: int) -> OpenFile:
         end = f"_part_{number:04d}.npy"
         return _FlatFile(store, IDS + end, mask=MASK + end if self.has_loss else None)
-
-    def finish(self, store: Store, files: list[WrittenFile]) -> None:
-        """Do nothing: the files have no index."""
 
     def reading(self, location: str) -> str:
         masks = f', label_mask_paths=["{location}/{MASK}_part_*.npy"]' if self.has_loss else ""
@@ -56,26 +52,21 @@ class _FlatFile:
         mask: name of a file with a byte for each id, 1 where it is trained; None for none.
     """
 
-    def __init__(self, store: Store, name: str, *, mask: str | None = None) -> None:
-        self._name = name
+    def __init__(self, store: Store, name: str, *, mask: str | None) -> None:
+        self.name = name
         self._ids, self._mask = store.spool(name), mask and store.spool(mask)
-        self._num_documents = self.num_tokens = 0
 
     def write(self, documents: Documents) -> None:
         self._ids.file.write(np.ascontiguousarray(documents.tokens).data)
         if self._mask and documents.loss is not None:
             self._mask.file.write((documents.loss > 0).data)
-        self._num_documents += len(documents)
-        self.num_tokens += len(documents.tokens)
 
-    def close(self) -> WrittenFile:
+    def close(self) -> int:
         spools = [spool for spool in (self._ids, self._mask) if spool]
         num_bytes = sum(spool.file.tell() for spool in spools)
         for spool in spools:
             spool.put()
-        return WrittenFile(
-            name=self._name, num_documents=self._num_documents, num_tokens=self.num_tokens, num_bytes=num_bytes
-        )
+        return num_bytes
 
     def discard(self) -> None:
         for spool in (self._ids, self._mask):

@@ -84,16 +84,36 @@ def stored_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name).newbyteorder("<")
 
 
-def read_numbers(store: Store, name: str, dtype: np.dtype[Any], start: int, count: int) -> NDArray[Any]:
-    """`count` numbers of a file, from byte `start` on. The caller knows that the file is so long.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberFile:
+    """An array of numbers in a file, which is known to be so long.
 
-    Raises:
-        OSError: it cannot be read.
+    Args:
+        start: byte at which they begin.
     """
-    if not count:
-        return np.empty(0, dtype)
-    (data,) = store.read(name, [(start, count * dtype.itemsize)])
-    return np.frombuffer(data, dtype)
+
+    store: Store
+    name: str
+    dtype: np.dtype[Any]
+    start: int = 0
+    count: int
+
+    @property
+    def stop(self) -> int:
+        """Byte at which they end."""
+        return self.start + self.count * self.dtype.itemsize
+
+    def read(self, low: int, high: int) -> NDArray[Any]:
+        """The numbers ``[low, high)``.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if low == high:
+            return np.empty(0, self.dtype)
+        size = self.dtype.itemsize
+        (data,) = self.store.read(self.name, [(self.start + low * size, (high - low) * size)])
+        return np.frombuffer(data, self.dtype)
 
 
 def damaged(store: Store, name: str, reason: str) -> BadSourceError:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.interop.tokens.batches import TokenBatch, TokenSpec, companion_size, damaged, read_numbers
+from tokshard.interop.tokens.batches import NumberFile, TokenBatch, TokenSpec, companion_size, damaged
 from tokshard.interop.tokens.located import check_bounds, read_located
-from tokshard.interop.tokens.loss import MaskFile
+from tokshard.interop.tokens.loss import mask_file
 from tokshard.store import Store
 
 DS_SUFFIX, DS_INDEX_SUFFIX, LOSS_SUFFIX = ".ds", ".ds.index", ".loss"
@@ -33,25 +32,6 @@ def ds_index_name(name: str) -> str:
 def offsets_name(name: str) -> str:
     """The offsets of a numpy array of ids."""
     return name.removesuffix(NPY_SUFFIX) + OFFSETS_SUFFIX
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumberFile:
-    """An array of integers in a file.
-
-    Args:
-        start: byte at which they begin.
-    """
-
-    store: Store
-    name: str
-    dtype: np.dtype[Any]
-    start: int
-    count: int
-
-    def read(self, low: int, high: int) -> NDArray[Any]:
-        """The numbers ``[low, high)``."""
-        return read_numbers(self.store, self.name, self.dtype, self.start + low * self.dtype.itemsize, high - low)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +60,8 @@ class EndsIndex:
         bounds = np.minimum(found, self.ids.count + 1).astype(np.int64)  # larger ones are wrong anyway
         if low < 0:
             bounds = np.concatenate([np.zeros(1, np.int64), bounds])
-        width, first = self.ids.dtype.itemsize, self.ids.start
-        end = first + self.ids.count * width
-        return check_bounds(self.ends.store, self.ends.name, first + bounds * width, end, start)
+        places = self.ids.start + bounds * self.ids.dtype.itemsize
+        return check_bounds(self.ends.store, self.ends.name, places, self.ids.stop, start)
 
 
 def read_ds(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec) -> Iterator[TokenBatch]:
@@ -95,7 +74,7 @@ def read_ds(store: Store, name: str, start: int, stop: int | None, spec: TokenSp
     size, num_bytes = companion_size(store, index, "the index"), store.stat(name).size
     if size % 8:
         raise damaged(store, index, f"it has {size:,} bytes, expected a multiple of 8")
-    ends = NumberFile(store=store, name=index, dtype=np.dtype("<u8"), start=0, count=size // 8)
+    ends = NumberFile(store=store, name=index, dtype=np.dtype("<u8"), count=size // 8)
     num_ids = int(ends.read(ends.count - 1, ends.count)[0]) if ends.count else 0
     width = next((width for width in (2, 4) if width * num_ids == num_bytes), None)
     if width is None:
@@ -104,10 +83,10 @@ def read_ds(store: Store, name: str, start: int, stop: int | None, spec: TokenSp
             index,
             f"its last document ends at id {num_ids:,}; {num_bytes:,} bytes are not ids of 2 or 4 bytes each",
         )
-    ids = NumberFile(store=store, name=name, dtype=np.dtype(f"<u{width}"), start=0, count=num_ids)
+    ids = NumberFile(store=store, name=name, dtype=np.dtype(f"<u{width}"), count=num_ids)
     found = EndsIndex(ids=ids, ends=ends, has_zero=False)
-    mask = MaskFile.of(store, name + LOSS_SUFFIX, num_ids=num_ids) if spec.has_loss else None
-    return read_located(store, name, dtype=ids.dtype, index=found, start=start, stop=stop, mask=mask)
+    mask = mask_file(store, name + LOSS_SUFFIX, num_ids=num_ids) if spec.has_loss else None
+    return read_located(ids, index=found, start=start, stop=stop, mask=mask)
 
 
 def read_npy(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec) -> Iterator[TokenBatch]:  # noqa: ARG001 -- the header says it all
@@ -124,7 +103,7 @@ def read_npy(store: Store, name: str, start: int, stop: int | None, spec: TokenS
             store, ends.name, f"it holds offsets {whole}, expected them to begin with 0 and end with {ids.count:,}"
         )
     index = EndsIndex(ids=ids, ends=ends, has_zero=True)
-    return read_located(store, name, dtype=ids.dtype, index=index, start=start, stop=stop)
+    return read_located(ids, index=index, start=start, stop=stop)
 
 
 def npy_array(store: Store, name: str) -> NumberFile:
@@ -141,9 +120,10 @@ def npy_array(store: Store, name: str) -> NumberFile:
     if found is None:
         raise damaged(store, name, "it has no header of a numpy array of integers with one dimension")
     dtype, count = np.dtype(found[1].decode()), int(found[2])
-    if start + count * dtype.itemsize != size:
+    array = NumberFile(store=store, name=name, dtype=dtype, start=start, count=count)
+    if array.stop != size:
         raise damaged(store, name, f"it has {size:,} bytes, expected {count:,} numbers as {dtype.name}")
-    return NumberFile(store=store, name=name, dtype=dtype, start=start, count=count)
+    return array
 
 
 def is_npy(store: Store, name: str) -> bool:

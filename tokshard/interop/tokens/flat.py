@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import SourceError, UsageError
-from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch, TokenSpec, damaged, stored_dtype
-from tokshard.interop.tokens.ends import NumberFile, is_npy, npy_array
-from tokshard.interop.tokens.loss import MaskFile
+from tokshard.interop.tokens.batches import BATCH_BYTES, NumberFile, TokenBatch, TokenSpec, damaged, stored_dtype
+from tokshard.interop.tokens.ends import is_npy, npy_array
+from tokshard.interop.tokens.loss import mask_file, mask_weights
 from tokshard.numbers import ceil_div
 from tokshard.store import Store
 
@@ -38,7 +38,7 @@ def read(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec)
     width = ids.dtype.itemsize
     first = _first_at(ids, max(0, ceil_div(start - ids.start, width)), spec)
     last = ids.count if stop is None else max(0, ceil_div(stop - ids.start, width))
-    mask = MaskFile.of(store, mask_name(name), num_ids=ids.count) if spec.has_loss else None
+    mask = mask_file(store, mask_name(name), num_ids=ids.count) if spec.has_loss else None
     return _documents(ids, first, last, spec, mask) if first < last else iter(())
 
 
@@ -54,7 +54,7 @@ def _ids(store: Store, name: str, spec: TokenSpec) -> NumberFile:
     size, dtype = store.stat(name).size, stored_dtype(spec.dtype or spec.narrowest)
     if size % dtype.itemsize:
         raise damaged(store, name, f"it has {size:,} bytes, and an id takes {dtype.itemsize} (--dtype)")
-    ids = NumberFile(store=store, name=name, dtype=dtype, start=0, count=size // dtype.itemsize)
+    ids = NumberFile(store=store, name=name, dtype=dtype, count=size // dtype.itemsize)
     if spec.dtype is None:
         _check_width(ids)
     return ids
@@ -97,7 +97,9 @@ def mask_name(name: str) -> str:
     return folder + slash + base.replace(IDS, MASK)
 
 
-def _documents(ids: NumberFile, first: int, last: int, spec: TokenSpec, mask: MaskFile | None) -> Iterator[TokenBatch]:
+def _documents(
+    ids: NumberFile, first: int, last: int, spec: TokenSpec, mask: NumberFile | None
+) -> Iterator[TokenBatch]:
     """Documents from `first` on, up to the one that begins at `last` or after it."""
     held: list[NDArray[Any]] = []
     start = first
@@ -133,14 +135,14 @@ def _documents(ids: NumberFile, first: int, last: int, spec: TokenSpec, mask: Ma
         yield _batch(held, start, mask)
 
 
-def _batch(parts: list[NDArray[Any]], start: int, mask: MaskFile | None) -> TokenBatch:
+def _batch(parts: list[NDArray[Any]], start: int, mask: NumberFile | None) -> TokenBatch:
     tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return TokenBatch(
         tokens=tokens,
         ends=np.array([len(tokens)], np.int64),
         input_bytes=tokens.nbytes,
         is_stream=True,
-        loss=None if mask is None else mask.weights(start, start + len(tokens)),
+        loss=None if mask is None else mask_weights(mask, start, start + len(tokens)),
     )
 
 

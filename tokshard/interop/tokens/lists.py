@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
-from tokshard.format.arrays import number_array
+from tokshard.format.arrays import number_array, numbers_of
 from tokshard.interop.tokens.batches import TokenBatch
 from tokshard.interop.tokens.located import batches_of
 from tokshard.interop.tokens.loss import (
@@ -19,12 +19,12 @@ from tokshard.interop.tokens.loss import (
     NO_LOSS,
     PACKED,
     STARTS,
+    WRONG_LOSS,
     LossField,
-    aligned_values,
     find_loss,
     weights_of,
 )
-from tokshard.interop.tokens.rows import LENGTHS, MASK, ROW_FIELDS, RowValues, documents_of_rows
+from tokshard.interop.tokens.rows import LENGTHS, MASK, ROW_FIELDS, RowValues, documents_of_rows, for_each_id
 from tokshard.numbers import DTYPES
 
 USUAL_FIELDS = ("tokens", "input_ids", "token_ids")
@@ -198,7 +198,8 @@ def _weights(
     field: LossField, array: pa.Array, tokens: NDArray[Any], bounds: NDArray[np.int64]
 ) -> tuple[NDArray[np.float32], dict[int, tuple[str, str]]]:
     found = _row_values(field.name, array)
-    values, problems = aligned_values(field, found.values, found.counts, np.diff(bounds))
+    unread = np.full(len(tokens), IGNORED if field.is_labels else 0, found.values.dtype)
+    values, problems = for_each_id(field.name, found, np.diff(bounds), unread, reason=WRONG_LOSS, may_miss=False)
     weights, wrong = weights_of(field, values, tokens, bounds[1:])
     return weights, wrong | problems
 
@@ -222,7 +223,7 @@ def _lengths(array: pa.Array) -> NDArray[np.int64]:
     lengths = pc.list_value_length(array)
     if lengths.null_count:
         lengths = pc.fill_null(lengths, 0)
-    return _numbers(lengths).astype(np.int64)
+    return numbers_of(lengths).astype(np.int64)
 
 
 def ids_of(array: pa.Array) -> NDArray[Any]:
@@ -233,14 +234,7 @@ def ids_of(array: pa.Array) -> NDArray[Any]:
     """
     if array.null_count:
         raise ValueError(f"{array.null_count:,} ids are null")
-    return _numbers(array)
-
-
-def _numbers(array: pa.Array) -> NDArray[Any]:
-    dtype = np.dtype(str(array.type))
-    if not len(array):
-        return np.empty(0, dtype)
-    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+    return numbers_of(array)
 
 
 def join(documents: Sequence[NDArray[Any]], input_bytes: int) -> TokenBatch:

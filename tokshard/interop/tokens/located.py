@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch, damaged, read_numbers
-from tokshard.interop.tokens.loss import MaskFile
+from tokshard.interop.tokens.batches import BATCH_BYTES, NumberFile, TokenBatch, damaged
+from tokshard.interop.tokens.loss import mask_weights
 from tokshard.store import Store
 
 _DOCUMENTS_AT_ONCE = 65_536
@@ -34,14 +34,7 @@ class DocumentIndex(Protocol):
 
 
 def read_located(
-    store: Store,
-    name: str,
-    *,
-    dtype: np.dtype[Any],
-    index: DocumentIndex,
-    start: int,
-    stop: int | None,
-    mask: MaskFile | None = None,
+    ids: NumberFile, *, index: DocumentIndex, start: int, stop: int | None, mask: NumberFile | None = None
 ) -> Iterator[TokenBatch]:
     """The documents whose first byte lies in ``[start, stop)`` of a file; with `stop` None, to the end.
 
@@ -49,7 +42,7 @@ def read_located(
     that cover the file check the whole index.
 
     Args:
-        mask: says which ids are trained; then the ids begin with the file.
+        mask: says which ids are trained.
 
     Raises:
         BadSourceError: the index is damaged.
@@ -57,17 +50,17 @@ def read_located(
     first = _first_at(index, start)
     last = index.num_documents if stop is None else _first_at(index, stop)
     if first > last:
-        raise damaged(store, name, "its index is out of order")
+        raise damaged(ids.store, ids.name, "its index is out of order")
     for begin in range(first, last, _DOCUMENTS_AT_ONCE):
         bounds = index.bounds(begin, min(begin + _DOCUMENTS_AT_ONCE, last))
         if begin == first and start and int(bounds[0]) < start:
-            raise damaged(store, name, "its index is out of order")
+            raise damaged(ids.store, ids.name, "its index is out of order")
         for document, end in batches_of(bounds):
-            low, high = int(bounds[document]), int(bounds[end])
-            tokens = read_numbers(store, name, dtype, low, (high - low) // dtype.itemsize)
-            ends = (bounds[document + 1 : end + 1] - low) // dtype.itemsize
-            loss = None if mask is None else mask.weights(low // dtype.itemsize, high // dtype.itemsize)
-            yield TokenBatch(tokens=tokens, ends=ends, input_bytes=high - low, loss=loss)
+            places = (bounds[document : end + 1] - ids.start) // ids.dtype.itemsize
+            low, high = int(places[0]), int(places[-1])
+            loss = None if mask is None else mask_weights(mask, low, high)
+            input_bytes = int(bounds[end] - bounds[document])
+            yield TokenBatch(tokens=ids.read(low, high), ends=places[1:] - low, input_bytes=input_bytes, loss=loss)
 
 
 def _first_at(index: DocumentIndex, position: int) -> int:

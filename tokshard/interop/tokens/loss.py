@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
-from tokshard.interop.tokens.batches import companion_size, damaged, read_numbers
+from tokshard.interop.tokens.batches import NumberFile, companion_size, damaged
 from tokshard.store import Store
 
 LOSS_FIELDS = ("labels", "loss_mask", "assistant_masks", "completion_mask")
@@ -55,41 +55,29 @@ class LossField:
         return "label" in self.name and "mask" not in self.name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaskFile:
-    """A byte for each id of a file, 1 where it is trained and 0 elsewhere.
+def mask_file(store: Store, name: str, *, num_ids: int) -> NumberFile:
+    """The mask of a file of ids: a byte for each, 1 where it is trained and 0 elsewhere.
 
-    Args:
-        store: of both files.
-        name: of the mask.
+    Raises:
+        BadSourceError: it is missing, or has another size.
     """
+    size = companion_size(store, name, "the loss mask")
+    if size != num_ids:
+        raise damaged(store, name, f"it has {size:,} bytes for {num_ids:,} ids, expected one for each")
+    return NumberFile(store=store, name=name, dtype=np.dtype("u1"), count=size)
 
-    store: Store
-    name: str
 
-    @classmethod
-    def of(cls, store: Store, name: str, *, num_ids: int) -> MaskFile:
-        """The mask with this name.
+def mask_weights(mask: NumberFile, low: int, high: int) -> NDArray[np.float32]:
+    """The weights of the ids ``[low, high)``.
 
-        Raises:
-            BadSourceError: it is missing, or has another size.
-        """
-        size = companion_size(store, name, "the loss mask")
-        if size != num_ids:
-            raise damaged(store, name, f"it has {size:,} bytes for {num_ids:,} ids, expected one for each")
-        return cls(store=store, name=name)
-
-    def weights(self, low: int, high: int) -> NDArray[np.float32]:
-        """The weights of the ids ``[low, high)``.
-
-        Raises:
-            BadSourceError: a byte is not 0 or 1.
-        """
-        values = read_numbers(self.store, self.name, np.dtype("u1"), low, high - low)
-        if int(values.max(initial=0)) > 1:
-            place = int(np.argmax(values > 1))
-            raise damaged(self.store, self.name, f"byte {low + place:,} is {int(values[place])}, expected 0 or 1")
-        return values.astype(np.float32)
+    Raises:
+        BadSourceError: a byte is not 0 or 1.
+    """
+    values = mask.read(low, high)
+    if int(values.max(initial=0)) > 1:
+        place = int(np.argmax(values > 1))
+        raise damaged(mask.store, mask.name, f"byte {low + place:,} is {int(values[place])}, expected 0 or 1")
+    return values.astype(np.float32)
 
 
 def find_loss(location: str, names: Collection[str], wanted: str | None) -> str | None:
@@ -172,24 +160,3 @@ def weights_of(
     if problems:
         weights[is_wrong] = 0
     return weights, problems
-
-
-def aligned_values(
-    field: LossField, values: NDArray[Any], lengths: NDArray[np.int64], wanted: NDArray[np.int64]
-) -> tuple[NDArray[Any], dict[int, tuple[str, str]]]:
-    """A value for each token, and the documents with more or fewer values than tokens.
-
-    Args:
-        lengths: int64 [documents]: values of each.
-        wanted: int64 [documents]: tokens of each. Such a document gets meaningless values.
-    """
-    is_same = lengths == wanted
-    if is_same.all():
-        return values, {}
-    aligned = np.full(int(wanted.sum()), IGNORED if field.is_labels else 0, values.dtype)
-    aligned[np.repeat(is_same, wanted)] = values[np.repeat(is_same, lengths)]
-    problems = {
-        document: (WRONG_LOSS, f"{field.name} has {int(lengths[document]):,} values for {int(wanted[document]):,} ids")
-        for document in np.flatnonzero(~is_same).tolist()
-    }
-    return aligned, problems

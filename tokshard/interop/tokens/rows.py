@@ -67,7 +67,7 @@ def documents_of_rows(batch: TokenBatch, found: Mapping[str, RowValues], delimit
     aligned: dict[str, NDArray[np.int64]] = {}
     for name, missing in ((MASK, np.ones(len(rows), np.int64)), (POSITIONS, places)):
         if name in found:
-            aligned[name], wrong = _for_each_id(name, found[name], counts, missing)
+            aligned[name], wrong = for_each_id(name, found[name], counts, missing)
             problems |= wrong
     mask = aligned.get(MASK, np.ones(len(rows), np.int64))
     real = np.flatnonzero(mask)
@@ -86,16 +86,16 @@ def documents_of_rows(batch: TokenBatch, found: Mapping[str, RowValues], delimit
     is_apart = np.diff(places[real], prepend=0) != 1
     is_hole = is_apart & ~starts & np.append(False, ~ended[:-1])
     checks.append((is_hole, f"{MASK} is 0 before token {{place}}, inside a document: padding is at its start or end"))
-    for is_wrong, what in checks:
-        at = real[np.flatnonzero(is_wrong)]
+    wrong_ids = [(real[np.flatnonzero(is_wrong)], what) for is_wrong, what in checks]
+    if batch.loss is not None:
+        is_lost = (mask == 0) & (batch.loss > 0)
+        wrong_ids.append(
+            (np.flatnonzero(is_lost), f"token {{place}} is trained, and {MASK} is 0 there, as for padding")
+        )
+    for at, what in wrong_ids:
         for row, index in zip(*np.unique(rows[at], return_index=True), strict=True):
             values = {name: int(values[at[index]]) for name, values in aligned.items()}
             problems.setdefault(int(row), (WRONG_ROW, what.format(place=f"{int(places[at[index]]):,}", **values)))
-    if batch.loss is not None:
-        at = np.flatnonzero((mask == 0) & (batch.loss > 0))
-        for row, index in zip(*np.unique(rows[at], return_index=True), strict=True):
-            detail = f"token {int(places[at[index]]):,} is trained, and {MASK} is 0 there, as for padding"
-            problems.setdefault(int(row), (WRONG_ROW, detail))
     problems |= batch.problems
     is_good = ~np.isin(np.arange(len(counts)), list(problems))
     num_real = np.bincount(rows[real], minlength=len(counts)).astype(np.int64)
@@ -150,23 +150,30 @@ def _restart(
     ]
 
 
-def _for_each_id(
-    name: str, found: RowValues, counts: NDArray[np.int64], missing: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], dict[int, tuple[str, str]]]:
-    """A value for each id, and the rows with more or fewer values than ids.
+def for_each_id(
+    name: str,
+    found: RowValues,
+    counts: NDArray[np.int64],
+    missing: NDArray[Any],
+    *,
+    reason: str = WRONG_ROW,
+    may_miss: bool = True,
+) -> tuple[NDArray[Any], dict[int, tuple[str, str]]]:
+    """A value for each id, and the rows with more or fewer values than ids: their index to the reason and detail.
 
     Args:
-        missing: the values of rows that have none, or another number of them.
+        counts: int64 [rows]: ids of each row.
+        missing: the values of rows that have none, or another number of them: [ids].
+        may_miss: a row without values is right.
     """
-    is_same = (found.counts == counts) & ~found.is_missing
-    values = found.values.astype(np.int64)
+    is_same = (found.counts == counts) & ~(found.is_missing & may_miss)
     if is_same.all():
-        return values, {}
+        return found.values.astype(missing.dtype, copy=False), {}
     aligned = missing.copy()
-    aligned[np.repeat(is_same, counts)] = values[np.repeat(is_same, found.counts)]
+    aligned[np.repeat(is_same, counts)] = found.values[np.repeat(is_same, found.counts)]
     return aligned, {
-        row: (WRONG_ROW, f"{name} has {int(found.counts[row]):,} values for {int(counts[row]):,} ids")
-        for row in np.flatnonzero(~is_same & ~found.is_missing).tolist()
+        row: (reason, f"{name} has {int(found.counts[row]):,} values for {int(counts[row]):,} ids")
+        for row in np.flatnonzero(~is_same & ~(found.is_missing & may_miss)).tolist()
     }
 
 

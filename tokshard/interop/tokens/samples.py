@@ -214,11 +214,8 @@ def mds_columns(store: Store, name: str, spec: TokenSpec) -> list[str]:
     """
     entry = entry_of(store, name)
     column = _column(store, name, entry, spec)[0]
-    return [
-        other
-        for number, other in enumerate(entry["column_names"])
-        if number != column and other not in _row_columns(store, name, entry, column)
-    ]
+    of_rows = _row_columns(store, name, entry, column)
+    return [other for at, other in enumerate(entry["column_names"]) if at != column and other not in of_rows]
 
 
 def _row_columns(store: Store, name: str, entry: Json, ids: int) -> dict[str, tuple[int, str]]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import BuildError, UsageError
 from tokshard.forking import cached_property
-from tokshard.format.conditions import Conditions
+from tokshard.format.conditions import are_met, parse_conditions
 from tokshard.format.corpus import Corpus
 from tokshard.format.document_list import ID, read_document_list
 from tokshard.format.files import file_sha256
@@ -161,10 +161,10 @@ class Rules:
                 raise UsageError(
                     f"no column {name!r} to divide by", hint=f"columns: {', '.join(self.columns) or 'none'}"
                 )
-        self._where = Conditions(selected.where, self.columns)
+        self._where = parse_conditions(selected.where, self.columns)
         self._of_source = _sources_that_fit(corpus, selected.source)
         self._drop, self._keep = (
-            None if file is None or expected is None else read_document_list(_unchanged(file, expected), [corpus])
+            None if file is None or expected is None else read_document_list(_unchanged(file, expected), corpus)
             for file, expected in ((given.drop_ids, selected.drop_ids), (given.keep_ids, selected.keep_ids))
         )
         needs_ids = self._drop is not None or self._keep is not None or any(join.by_id for join in self._joins)
@@ -195,12 +195,12 @@ class Rules:
         ids, left_out, listed = columns.get(ID), dict[str, NDArray[np.int64]](), None
         is_kept = np.ones(len(numbers), np.bool_)
         if self._drop is not None:
-            is_dropped, listed = self._drop.find(0, numbers, ids)
+            is_dropped, listed = self._drop.find(numbers, ids)
             left_out[DROPPED], is_kept = np.flatnonzero(is_dropped), ~is_dropped
         if self._keep is not None:
-            is_listed, _ = self._keep.find(0, numbers, ids)
+            is_listed, _ = self._keep.find(numbers, ids)
             left_out[NOT_KEPT], is_kept = np.flatnonzero(is_kept & ~is_listed), is_kept & is_listed
-        is_met = self._where.are_met(columns, len(numbers))
+        is_met = are_met(self._where, columns, len(numbers))
         if self._of_source is not None:
             is_met &= self._of_source[sources]
         if self._selected.hash_range is not None:

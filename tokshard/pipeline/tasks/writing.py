@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.format.manifest import IN_OTHER_SPLIT
+from tokshard.format.manifest import IN_OTHER_SPLIT, shard_schema
 from tokshard.format.names import shard_name
 from tokshard.format.writer import ShardWriter
 from tokshard.pipeline.encode.chat.omissions import KINDS
@@ -99,7 +99,7 @@ def _shard_writer(build: Build, key: Key, output: Output) -> ShardWriter:
     return ShardWriter(
         store=output.store,
         name=lambda part: shard_name(generation=output.generation, first_input=key[0], segment=key[1], part=part),
-        facts=build.facts,
+        schema=shard_schema(build.tokenizer, build.columns),
         shard_tokens=build.config.shard_tokens,
     )
 

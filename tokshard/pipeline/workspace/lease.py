@@ -36,12 +36,12 @@ def lock(workspace: Workspace, *, is_preparing: bool = False) -> Iterator[bool]:
     Raises:
         BuildError: another build holds it, jobs of one write there, or the directory cannot be written.
     """
-    lease, me = workspace.store.lease(LOCK), f"{_PREPARING if is_preparing else ''}{this_process()}"
+    me = f"{_PREPARING if is_preparing else ''}{this_process()}"
     with contextlib.ExitStack() as stack:
         is_alone = None
         while is_alone is None:
             try:
-                is_alone = stack.enter_context(lease.hold(me))
+                is_alone = stack.enter_context(workspace.store.hold(LOCK, me))
             except BlockingIOError as error:
                 if not is_preparing:
                     # a lease in a bucket says who holds it, and when it can be taken over
@@ -79,7 +79,7 @@ def _in_use(workspace: Workspace, details: str = "") -> BuildError:
 
 def lock_holder(workspace: Workspace) -> str | None:
     """The process that builds into a directory, by its own description; None if no build is running there."""
-    return workspace.store.lease(LOCK).holder()
+    return workspace.store.holder(LOCK)
 
 
 @contextlib.contextmanager
@@ -87,7 +87,7 @@ def running_job(workspace: Workspace, job_index: int, num_jobs: int) -> Iterator
     """Show that a job runs, until the context or the process ends. Each run of a job has its own mark."""
     name = f"{JOBS}/{job_index:06d}-of-{num_jobs:06d}-{secrets.token_hex(8)}.lock"
     try:
-        with workspace.store.lease(name).hold(f"job {job_index} of {num_jobs}, {this_process()}"):
+        with workspace.store.hold(name, f"job {job_index} of {num_jobs}, {this_process()}"):
             yield
     finally:
         workspace.store.delete(name)
@@ -98,7 +98,7 @@ def running_jobs(workspace: Workspace) -> dict[tuple[int, int], str]:
     found = {}
     for name in sorted(present(workspace.store, JOBS)):
         job = _JOB.fullmatch(name)
-        if job is not None and (holder := workspace.store.lease(f"{JOBS}/{name}").holder()) is not None:
+        if job is not None and (holder := workspace.store.holder(f"{JOBS}/{name}")) is not None:
             found[int(job["index"]), int(job["count"])] = holder
     return found
 
