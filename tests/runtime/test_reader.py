@@ -78,7 +78,7 @@ def assert_same_stream(found: CorpusSource, memory: ListSource, spans: list[tupl
     assert list(found_bounds) == [(bound.start, bound.stop) for bound in bounds]
     for wrong in (-1, len(documents)):
         with pytest.raises(IndexError, match=f"document {wrong} of a corpus of {len(documents)}"):
-            found.spans_of(np.array([wrong]))
+            found.spans_of(np.array(sorted([0, wrong])))
         with pytest.raises(IndexError, match=f"document {wrong}"):
             found.place_of(wrong)
 
