@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from recipes.fill_in_the_middle import FillInTheMiddle
@@ -16,8 +16,11 @@ from tests.runtime.plans import Drawn, arguments, packed, packings
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.spec import order as spec
 from tests.spec.order import Documents
+from tests.spec.state import resumed
 from tokshard.runtime.order import packing
+from tokshard.runtime.order.windows import BLOCK_SECTIONS
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.state import load_state, save_state
 from tokshard.runtime.stop import used_up
 
 rates = st.sampled_from([0.0, 0.5, 0.9, 1.0])
@@ -64,15 +67,33 @@ def test_the_page_alone_gives_the_samples_of_any_plan(
             assert_equal(plan, model, sample)
 
 
-@settings(max_examples=examples(80), deadline=None)
-@given(drawn=arguments(is_finite=False) | packings(), most=st.floats(0.3, 3), start=st.integers(0, 700))
-def test_corpora_are_used_up_where_the_page_says(drawn: Drawn, most: float, start: int) -> None:
+FEW = {"a": ListSource([3]), "b": ListSource([40] * 9, first_token=9)}
+
+
+@pytest.mark.filterwarnings("ignore:the change of seq_len")
+@settings(max_examples=examples(120), deadline=None)
+@example(  # a corpus of which some streams may have no sample
+    drawn=(FEW, {"seq_len": 4, "block_tokens": 16, "num_streams": 3}), most=1.0, start=0, seq_len=4
+)
+@given(
+    drawn=arguments(is_finite=False) | packings(),
+    most=st.floats(0.3, 3),
+    start=st.integers(0, 700),
+    seq_len=st.sampled_from([None, None, 1, 2, 4, 8]),
+)
+def test_corpora_are_used_up_where_the_page_says_also_after_a_change_of_seq_len(
+    drawn: Drawn, most: float, start: int, seq_len: int | None
+) -> None:
     corpora, options = drawn
-    plan = StreamPlan(corpora, **options | {"max_epochs": most, "on_max_epochs": "warn"})
-    run = spec.Run(model_of(corpora, **options), [most] * len(corpora))
-    run.sample = start
+    before = StreamPlan(corpora, **options)
+    state = save_state(before, before.cursor().advanced(start))
+    options = options | {"seq_len": seq_len or before.seq_len, "max_epochs": most, "on_max_epochs": "warn"}
+    are_cut = options.get("pack", "cut") == "cut"
+    assume(are_cut or before.shape.block_tokens % (BLOCK_SECTIONS * options["seq_len"]) == 0)
+    plan = StreamPlan(corpora, **options)
+    run = resumed(model_of(corpora, **options), state["cursor"], max_epochs=[most] * len(corpora), seq_len="plan")
     expected = [(end, name) for end, name in zip(run.ends(), corpora, strict=True) if end is not None]
-    assert used_up(plan, plan.cursor().advanced(start)) == sorted(expected)
+    assert used_up(plan, load_state(plan, state, seq_len="plan")) == sorted(expected)
 
 
 @pytest.mark.parametrize("seq_len", [1, 500, 512, 1024, 16_384, 100_000])
