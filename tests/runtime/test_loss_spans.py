@@ -69,7 +69,10 @@ def test_targets_that_are_kept_make_room_for_others(monkeypatch: pytest.MonkeyPa
     reader = TargetReader(np.arange(0, 60, 6), load)
     for batch in (0, 1, 2, 0, 3, 0, 1, 1):
         reader.find(np.array([6 * batch]), np.array([6 * batch + 6]))
-    assert loaded == [0, 1, 2, 3, 1]
+    monkeypatch.setattr(targets, "KEPT_BYTES", 1)  # one stays, however large it is
+    for batch in (5, 5):
+        reader.find(np.array([6 * batch]), np.array([6 * batch + 6]))
+    assert loaded == [0, 1, 2, 3, 1, 5]
 
 
 def test_the_spans_of_what_is_announced_are_loaded_ahead_and_once() -> None:

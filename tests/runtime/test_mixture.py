@@ -65,8 +65,9 @@ def test_samples_of_corpora_are_those_of_the_rules_and_lead_back(
 def test_a_sample_before_the_first_weights_is_refused() -> None:
     balance = mixture_of((0, [1.0])).balance_before(10)
     rest = Mixture(seed=0, num_streams=1, segments=(Segment(start=10, weights=(1.0,)),), balance=balance)
-    with pytest.raises(ValueError, match="sample 9 lies before the first weights, which start at 10"):
-        rest.counts_before(9)
+    for call in (lambda: rest.counts_before(9), lambda: rest.locate(np.array([12, 9]))):
+        with pytest.raises(ValueError, match="sample 9 lies before the first weights, which start at 10"):
+            call()
     with pytest.raises(ValueError, match="a sample of a corpus lies before the first weights"):
         rest.sample_of(0, 9)
     assert rest.sample_of(0, 10) == 10

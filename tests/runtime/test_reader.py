@@ -251,7 +251,8 @@ def test_pread_reads_a_step_when_it_is_made_with_few_tokens_of_the_steps_that_ar
     monkeypatch.setattr(RangedSource, "read", watched)
     monkeypatch.setattr(RangedSource, "ends", ends)
     monkeypatch.setattr(RangedSource, "tokens_at_once", at_once)
-    plan = StreamPlan(source, seq_len=10, block_tokens=100)
+    mapped = write(tmp_path / "mapped", ListSource([9] * 300))  # which would be read ahead
+    plan = StreamPlan({"read": source, "mapped": mapped}, seq_len=10, block_tokens=100)
     steps = narrow_batches(plan, RankRows(global_batch_size=2), plan.cursor())
     for _, narrow in zip(range(100), steps, strict=False):
         assert sum(asked) <= max(narrow.num_read_tokens, at_once)
