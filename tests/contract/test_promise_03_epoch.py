@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from tests.examples import examples
+from tests.runtime.loaders import reads_of
 from tests.runtime.sources import ListSource
 from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan
 
@@ -36,6 +36,14 @@ whole_sizes = st.fixed_dictionaries(
 )
 
 
+Token = tuple[str, int, int]
+"""Corpus, document, and place in it."""
+
+
+def tokens_of(source: ListSource) -> Iterator[Token]:
+    return (("corpus", document, place) for document, length in enumerate(source.lengths) for place in range(length))
+
+
 @pytest.mark.parametrize("loader", [NumpyLoader, StreamingLoader])
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30),
@@ -53,21 +61,10 @@ def test_every_token_of_every_document_is_an_input_once_per_epoch(
     with loader(plan, global_batch_size=batch) as batches:
         for rows in batches:
             inputs.update(rows["input_ids"][rows["sample_index"] >= 0].flatten().tolist())
-    everything = ((document, place) for document, length in enumerate(source.lengths) for place in range(length))
-    assert reads_of(plan, np.arange(plan.num_samples or 0)) == dict.fromkeys(everything, epochs)
+    assert reads_of(plan, range(plan.num_samples or 0)) == dict.fromkeys(tokens_of(source), epochs)
     # what the loop got are those tokens, and zeros where rows have room, or after the last
     padding = (plan.num_samples or 0) * plan.seq_len - epochs * source.num_tokens
     assert inputs == Counter(source.tokens.tolist() * epochs) + Counter({0: padding})
-
-
-def reads_of(plan: StreamPlan, samples: NDArray[np.int64]) -> Counter[tuple[int, int]]:
-    """How often samples read each token, as (document, place in it)."""
-    return Counter(
-        (piece.document, place)
-        for pieces in plan.traces(samples)
-        for piece in pieces
-        for place in range(piece.start, piece.stop)
-    )
 
 
 @settings(max_examples=examples(8))
@@ -95,19 +92,16 @@ def test_each_stream_reads_every_token_of_its_part_once_per_epoch_and_all_parts_
         allow_small_blocks=True,
     )
     full = source.num_tokens // block_tokens
-    everything: Counter[tuple[int, int]] = Counter()
+    everything: Counter[Token] = Counter()
     for stream in range(num_streams):
         tokens = len(range(stream, full, num_streams)) * block_tokens
         if stream == num_streams - 1:
             tokens += source.num_tokens % block_tokens
         # so many samples end where an epoch does, `seq_len` epochs later
-        first, second = (
-            reads_of(plan, np.arange(start, start + tokens) * num_streams + stream) for start in (0, tokens)
-        )
+        samples = range(stream, 2 * tokens * num_streams, num_streams)
+        first, second = reads_of(plan, samples[:tokens]), reads_of(plan, samples[tokens:])
         assert set(first.values()) == {seq_len}
         assert len(first) == tokens
         assert second == first  # the part is the same in later epochs
         everything += first
-    assert everything == dict.fromkeys(
-        ((document, place) for document, length in enumerate(lengths * times) for place in range(length)), seq_len
-    )
+    assert everything == dict.fromkeys(tokens_of(source), seq_len)

@@ -25,7 +25,7 @@ from tokshard.errors import CorpusError, DamagedCorpusError, PlanError
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.runtime import CorpusSource, NumpyLoader, StreamingLoader, StreamPlan
-from tokshard.testing import assert_exact_resume
+from tokshard.testing import assert_exact_resume, assert_token_source
 
 WIDE = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
 
@@ -116,8 +116,12 @@ def test_a_view_says_where_documents_end_as_its_copy_does(share, tmp_path):
     stops[::2] = np.minimum(stops, starts + 12)[::2]
     expected = copied.ends(starts, stops)
     for access in ("mmap", "pread"):
-        found = CorpusSource(view, access=access).ends(starts, stops)
-        assert all(map(np.array_equal, found, expected))
+        found = CorpusSource(view, access=access)
+        assert all(map(np.array_equal, found.ends(starts, stops), expected))
+        assert_token_source(found)
+        for documents in ([-1, 0], [0, found.corpus.num_documents]):
+            with pytest.raises(IndexError):
+                found.spans_of(np.array(documents))
 
 
 def test_views_that_share_documents_are_refused_in_a_mix_unless_it_allows_them(mixed, tmp_path):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.contract import small
 from tests.examples import examples
+from tests.runtime.loaders import targets_in
 from tests.runtime.sources import ListSource, SpannedSource
 from tokshard.errors import PlanError
 from tokshard.runtime import (
@@ -49,16 +50,9 @@ SPREAD = [(1, 6, "refuse"), (3, 6, "refuse"), (4, 9, "pad"), (16, 6, "pad")]
 """Ranks, and samples of a step; 16 ranks of 6 samples are mostly padding."""
 
 
-def counted(batches: list[Any]) -> tuple[int, np.float32]:
-    """The labels of a step that are not -100, and their weights."""
-    labels = [np.asarray(batch["labels"]) != -100 for batch in batches]
-    weights = [np.asarray(batch.get("loss_weights", here)) for batch, here in zip(batches, labels, strict=True)]
-    return int(sum(map(np.sum, labels))), np.float32(sum(each.sum(dtype=np.float64) for each in weights))
-
-
 def check(batches: list[Any]) -> None:
     found = {(int(batch["step_targets"]), np.float32(batch["step_weight"])) for batch in batches}
-    assert found == {counted(batches)}
+    assert found == {targets_in(batches)}
 
 
 @pytest.mark.parametrize("spread", SPREAD, ids=str)

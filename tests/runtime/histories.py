@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from recipes.fill_in_the_middle import FillInTheMiddle
+from tests.runtime.loaders import targets_in
 from tests.runtime.modelled import alone, documents_of_source, listed, model_of
 from tests.runtime.sources import ListSource, SpannedSource
 from tests.spec import order
@@ -199,7 +199,8 @@ class Histories(RuleBasedStateMachine):
             for rank in range(ranks):
                 run.sample = start
                 step.append(run.step(self.size, rank, ranks))
-            sums = self.sums_of(step) if self.are_known(ranks) else {}
+            targets, weight = targets_in([batch for batch in step if batch is not None])
+            sums = {"step_targets": targets, "step_weight": float(weight)} if self.are_known(ranks) else {}
             for loop, expected in zip(self.loops, step, strict=True):
                 batch = next(loop, None)
                 assert (batch and listed(batch)) == (expected and expected | sums)
@@ -217,14 +218,6 @@ class Histories(RuleBasedStateMachine):
     def are_known(self, ranks: int) -> bool:
         """Whether ranks know the targets of a whole step."""
         return not self.plan.transforms and (ranks == 1 or not any(corpus.is_dealt for corpus in self.plan.corpora))
-
-    def sums_of(self, step: list[Any]) -> dict[str, float]:
-        """The targets of a step, by counting the labels of all ranks."""
-        batches = [batch for batch in step if batch is not None]
-        labels = [np.array(batch["labels"]) != -100 for batch in batches]
-        weights = [np.array(batch.get("loss_weights", here)) for batch, here in zip(batches, labels, strict=True)]
-        weight = np.float32(sum(each.sum(dtype=np.float64) for each in weights))
-        return {"step_targets": sum(int(each.sum()) for each in labels), "step_weight": float(weight)}
 
     @rule(data=st.data())
     def resize(self, data: st.DataObject) -> None:
@@ -367,6 +360,10 @@ class Histories(RuleBasedStateMachine):
         for index, (corpus, given) in enumerate(zip(found["corpora"].values(), counts, strict=True)):
             assert (corpus["samples"], corpus["left_out"]) == (given, self.run.cuts[index].left_out)
             assert corpus["tokens"] == self.tokens(index, given)
+            epoch = sum(part.H for part in self.run.plan.corpora[index].parts)
+            assert corpus["epoch"] == (corpus["tokens"] + corpus["left_out"]) / epoch
+            weights = [weights for start, weights in self.run.mixture.segments if start <= self.run.sample]
+            assert corpus["weight"] == weights[-1][index]
 
     def tokens(self, index: int, count: int) -> int:
         """Of the samples of a corpus, each as long as samples were when it was read."""

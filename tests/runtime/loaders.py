@@ -1,9 +1,12 @@
-"""For tests of loaders: small plans, the rows of batches, and the rows that `plan.sample` gives."""
+"""For tests of loaders: small plans, what batches have, and what a plan says that they have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tests.runtime.sources import ListSource
 from tokshard.runtime.plan import StreamPlan
@@ -56,6 +59,23 @@ def expected_rows(plan: StreamPlan, samples: Iterable[int], cursor: Any = None) 
         rows.append({key: row[key].tolist() for key in ("input_ids", "labels", "position_ids")})
         rows[-1] |= {"corpus_index": int(row["corpus_index"][0]), "sample_index": sample}
     return rows
+
+
+def reads_of(plan: StreamPlan, samples: Iterable[int], cursor: Any = None) -> Counter[tuple[str, int, int]]:
+    """How often samples read each token, as (corpus, document, place in it)."""
+    return Counter(
+        (piece.corpus, piece.document, place)
+        for pieces in plan.traces(np.array(list(samples), np.int64), cursor)
+        for piece in pieces
+        for place in range(piece.start, piece.stop)
+    )
+
+
+def targets_in(batches: Sequence[Batch]) -> tuple[int, np.float32]:
+    """The labels that are not -100 in the batches of all ranks, and their weights."""
+    labels = [np.asarray(batch["labels"]) != -100 for batch in batches]
+    weights = [np.asarray(batch.get("loss_weights", here)) for batch, here in zip(batches, labels, strict=True)]
+    return int(sum(map(np.sum, labels))), np.float32(sum(each.sum(dtype=np.float64) for each in weights))
 
 
 def dataloader(dataset: StreamDataset, **options: Any) -> torch.utils.data.DataLoader[Batch]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.runtime.sources import ListSource, SpannedSource
+from tokshard.runtime.order.windows import BLOCK_SECTIONS
 from tokshard.runtime.plan import StreamPlan
 
 
@@ -27,16 +28,21 @@ TARGETS = [[0.0], [1.0], [0.3], [0.0, 1.0], [0.0, 0.5, 0.1]]
 
 
 @st.composite
+def target_weights(draw: st.DrawFn, lengths: list[int]) -> list[list[float]]:
+    """Weights of the tokens of documents of these lengths, as `SpannedSource` takes them."""
+    of = [draw(st.sampled_from(TARGETS)) for _ in range(7)]
+    return [
+        [0.0, *(of[number % 7][place * place % 7 % len(of[number % 7])] for place in range(1, length))]
+        for number, length in enumerate(lengths)
+    ]
+
+
+@st.composite
 def sources(draw: st.DrawFn, kind: str, **options: Any) -> ListSource:
     """Corpora in memory; each token but the delimiters is another."""
     lengths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=25)) * draw(st.sampled_from([1, 1, 1, 6]))
     if kind == "with loss spans":
-        of = [draw(st.sampled_from(TARGETS)) for _ in range(7)]
-        weights = [
-            [0.0, *(of[number % 7][place * place % 7 % len(of[number % 7])] for place in range(1, length))]
-            for number, length in enumerate(lengths)
-        ]
-        return SpannedSource(weights, **options)
+        return SpannedSource(draw(target_weights(lengths)), **options)
     options["inner_delimiters"] = draw(st.booleans())
     return (NarrowSource if kind == "narrow" else ListSource)(lengths, **options)
 
@@ -78,6 +84,32 @@ def arguments(draw: st.DrawFn, *, is_finite: bool | None = None) -> Drawn:
         "on_max_epochs": "warn" if is_told else "stop",
         "allow_small_blocks": True,
     }
+
+
+@st.composite
+def packings(draw: st.DrawFn) -> Drawn:
+    """Plans over up to five blocks of documents that are bad to pack whole: about a row, a section or a block long."""
+    seq_len = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    block = BLOCK_SECTIONS * seq_len * draw(st.integers(1, 2))
+    around = [1, max(1, seq_len // 2), seq_len // 2 + 1, seq_len, seq_len + 1, 2 * seq_len - 1]
+    special = st.sampled_from([*around, block // BLOCK_SECTIONS + 1, block - 1, 3 * block])
+    lengths = draw(st.lists(special | st.integers(1, 3 * seq_len), min_size=1, max_size=8)) * draw(st.integers(1, 200))
+    lengths = lengths[: max(1, int(np.searchsorted(np.cumsum(lengths), 5 * block, "right")))]
+    return packed(
+        lengths,
+        seq_len=seq_len,
+        block_tokens=block,
+        window_blocks=draw(st.integers(1, 3)),
+        seed=draw(st.integers(0, 2**64 - 1)),
+        pack={"a": "whole", "b": draw(st.sampled_from(["cut", "whole"]))},
+        num_streams=draw(st.integers(1, 3)),
+        take={"a": draw(st.sampled_from([1.0, 0.7]))} if sum(lengths) >= block else {},
+    )
+
+
+def packed(lengths: list[int], **options: Any) -> Drawn:
+    """Documents of these lengths, and a few others."""
+    return {"a": ListSource(lengths), "b": ListSource([5, 1, 40, 2] * 9, first_token=60_000)}, options
 
 
 def plans(*, is_finite: bool | None = None, **options: Any) -> st.SearchStrategy[StreamPlan]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -132,6 +133,17 @@ def test_a_shard_that_changed_before_it_was_first_touched_is_reported_by_name(
         for _ in loader:
             pass
     assert re.search(problem, caught.value.problem)
+
+
+def test_another_corpus_in_the_place_of_one_is_refused_where_no_hash_covers_what_is_read(tmp_path: Path) -> None:
+    corpus = shards(tmp_path).parent
+    source = CorpusSource(corpus, access="pread")
+    source.place_of(0)
+    shutil.rmtree(corpus)
+    write(corpus, ListSource([19, 21, 20, 20, 20] * 6), shard_tokens=100)  # its files have the same names and sizes
+    for document in (1, 10):  # of a shard that was read before, and of another
+        with pytest.raises(DamagedCorpusError, match="the corpus was replaced during the run"):
+            source.place_of(document)
 
 
 @pytest.mark.slow

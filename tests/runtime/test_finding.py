@@ -12,14 +12,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.runtime.plans import plans
+from tests.runtime.plans import Drawn, arguments
 from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import DamagedCorpusError
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.state import load_state, save_state
 
-SEVERAL_WINDOWS = StreamPlan(
-    ListSource([351, 3, 1, 752, 41] * 2), seq_len=2, block_tokens=256, window_blocks=1, pack="whole", num_streams=2
+pytestmark = pytest.mark.filterwarnings("ignore:the change of seq_len")
+
+SEVERAL_WINDOWS: Drawn = (
+    {"corpus": ListSource([351, 3, 1, 752, 41] * 2)},
+    {"seq_len": 2, "block_tokens": 256, "window_blocks": 1, "pack": "whole", "num_streams": 2},
 )
 
 
@@ -35,14 +39,16 @@ def scanned(
 
 
 def assert_inverse(plan: StreamPlan, cursor: Cursor, samples: range, every: int = 1) -> None:
-    """Documents are found where a scan finds them, and each epoch has all of each once."""
-    expected, known = scanned(plan, cursor, samples), not cursor.segments[0].start
+    """Documents are found where a scan finds them, and each epoch has all of each once, unless `seq_len` changed."""
+    expected, known = scanned(plan, cursor, samples), not cursor.segments[0].start and not cursor.lengths
     counts = plan.mixture(cursor).balance_before(samples.stop).counts
-    are_all_read = all(min(segment.weights) >= 0.1 for segment in cursor.segments)
+    are_all_read = not cursor.lengths and all(min(segment.weights) >= 0.1 for segment in cursor.segments)
+    longest = max([plan.seq_len, *(length.seq_len for length in cursor.lengths)])
     for name, source, order, of_streams in zip(plan.names, plan.sources, plan.corpora, counts, strict=True):
         smallest = min(order.part_tokens(part) for part in range(order.num_parts))
         count = int(of_streams.max() if order.is_dealt else of_streams.sum())
-        epochs = (count + 1) * plan.seq_len // smallest + 2  # of the part with the fewest tokens, at most
+        # of the part with the fewest tokens, at most; a change of `seq_len` may leave out a window
+        epochs = (count + 1) * longest // smallest + 2 + len(cursor.lengths)
         lengths: list[int] = source.lengths  # type: ignore[attr-defined]
         for document, length in list(enumerate(lengths))[::every]:
             readings = plan.find(name, document, cursor, epochs=epochs)
@@ -60,23 +66,29 @@ def assert_inverse(plan: StreamPlan, cursor: Cursor, samples: range, every: int 
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(40), deadline=None)
-@example(plan=SEVERAL_WINDOWS, num_changes=0, count=70, random=Random(1))
+@settings(max_examples=examples(60), deadline=None)
+@example(drawn=SEVERAL_WINDOWS, num_changes=0, seq_len=None, count=70, random=Random(1))
 @given(
-    plan=plans(),
+    drawn=arguments(),
     num_changes=st.sampled_from([0, 0, 1, 2, 20]),
+    seq_len=st.sampled_from([None, 1, 2, 4, 8]),
     count=st.integers(1, 80),
     random=st.randoms(use_true_random=False),
 )
 def test_every_document_is_found_where_a_scan_of_all_samples_finds_it(
-    plan: StreamPlan, num_changes: int, count: int, random: Random
+    drawn: Drawn, num_changes: int, seq_len: int | None, count: int, random: Random
 ) -> None:
+    corpora, options = drawn
+    plan = StreamPlan(corpora, **options)
     cursor = plan.cursor()
     for _ in range(num_changes if plan.num_samples is None else 0):
         weights = tuple(random.choice([0.1, 1.0, 2.5]) for _ in plan.names)
         cursor = cursor.advanced(random.randint(1, 3)).weighted(weights)
         cursor = cursor.compacted(plan.mixture(cursor))
     cursor = cursor.skipping(2)
+    if seq_len and plan.num_samples is None:
+        state, plan = save_state(plan, cursor), StreamPlan(corpora, **options | {"seq_len": seq_len})
+        cursor = load_state(plan, state, seq_len="plan")
     first, stop = cursor.segments[0].start, cursor.sample + count
     most = stop if plan.num_samples is None else min(stop, plan.num_samples)
     every = max(1, sum(len(source.lengths) for source in plan.sources) // 20)  # type: ignore[attr-defined]

@@ -1,4 +1,7 @@
-"""A job over a corpus that grows: it reads on what it began with, and moves on exactly when it is asked to."""
+"""A job over a corpus that grows: it reads what it is asked to, however much there is by now.
+
+That it goes on with a generation more, as with another corpus: test_histories.py.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,6 @@ FIRST, SECOND = documents_of([5, 9, 2, 30, 7, 16, 3] * 6), documents_of([11, 4, 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     return write_corpus(tmp_path / "code", FIRST, tokenizer=TINY_TOKENIZER)
-
-
-def rows(loader: NumpyLoader, steps: int, corpus: int) -> list[list[int]]:
-    """The samples of one corpus in the next steps."""
-    batches = [batch for _, batch in zip(range(steps), loader, strict=False)]
-    return [row for batch in batches for row in batch["input_ids"][batch["corpus_index"] == corpus].tolist()]
 
 
 def samples(plan: StreamPlan, count: int) -> list[list[int]]:
@@ -57,32 +54,3 @@ def test_a_run_that_read_a_corpus_at_two_generations_goes_on_with_the_newer_one(
     newer = NumpyLoader(StreamPlan({"new": corpus}, **SIZES), global_batch_size=4)
     newer.load_state_dict(loader.state_dict(), corpora="plan")
     assert newer.stats()["corpora"]["new"]["samples"] == loader.stats()["corpora"]["new"]["samples"]
-
-
-def test_a_job_that_moves_on_reads_each_generation_from_where_it_was(corpus: Path) -> None:
-    """No sample of the old generation is lost or doubled, and the new one is read from its start."""
-    plan = StreamPlan({"code": corpus}, **SIZES)
-    loader = NumpyLoader(plan, global_batch_size=4)
-    read = rows(loader, 5, 0)
-    state = loader.state_dict()
-    append_generation(corpus, SECOND)
-    pinned = NumpyLoader(StreamPlan({"code": corpus}, generations={"code": 0}, **SIZES), global_batch_size=4)
-    pinned.load_state_dict(state)
-    assert read + rows(pinned, 5, 0) == samples(plan, 40)
-    both = StreamPlan(
-        {"code": corpus, "new": corpus / "generation-01"},
-        generations={"code": 0},
-        weights={"code": 0.5, "new": 0.5},
-        **SIZES,
-    )
-    moved = NumpyLoader(both, global_batch_size=4)
-    moved.load_state_dict(state, corpora="plan")
-    later = moved.state_dict()
-    read += rows(moved, 10, 0)
-    assert read == samples(plan, len(read))
-    assert len(read) > 30
-    again = NumpyLoader(both, global_batch_size=4)
-    again.load_state_dict(later)
-    new = rows(again, 10, 1)
-    assert new == samples(StreamPlan({"new": corpus / "generation-01"}, **SIZES), len(new))
-    assert len(new) > 10

@@ -31,6 +31,9 @@ from tokshard.errors import LoaderError
 from tokshard.runtime import NumpyLoader, expand, prefetch
 from tokshard.runtime.locality import steps_per_window
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.rows import narrow
+from tokshard.runtime.rows.expand import full_batch
+from tokshard.runtime.rows.narrow import PADDING_INDEX
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader, belong_to_the_loop
 
 SOAK = pytest.mark.soak
@@ -118,6 +121,30 @@ def test_loaders_of_every_kind_give_the_same_batches_and_states_which_continue_e
             for row, sample in enumerate(batch["sample_index"].tolist()):
                 alone = plan.sample(sample, plain.cursor) if sample >= 0 else {}
                 for key in {"input_ids", "labels", "position_ids", "loss_weights"} & set(alone):
+                    assert batch[key][row].tolist() == alone[key].tolist(), (key, sample)
+
+
+@given(
+    plan=plans(),
+    samples=st.sets(st.integers(0, 60), min_size=1, max_size=20),
+    num_padding=st.integers(0, 3),
+    read_tokens=st.sampled_from([1, 50, 1 << 20]),
+    data=st.data(),
+)
+def test_rows_that_are_laid_out_together_are_read_in_any_stretches(
+    plan: StreamPlan, samples: set[int], num_padding: int, read_tokens: int, data: st.DataObject
+) -> None:
+    rows = sorted({sample % (plan.num_samples or 100) for sample in samples}) + [PADDING_INDEX] * num_padding
+    layout = plan.lay_out(plan.cursor(), np.array(rows))
+    stretch = st.lists(st.integers(0, len(rows)), min_size=2, max_size=2, unique=True).map(sorted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(narrow, "READ_TOKENS", read_tokens)
+        for start, stop in data.draw(st.lists(stretch, min_size=1, max_size=5)):
+            batch = full_batch(plan.read(layout, start, stop))
+            assert batch["sample_index"].tolist() == rows[start:stop]
+            for row, sample in enumerate(rows[start:stop]):
+                alone = plan.sample(sample) if sample != PADDING_INDEX else {"input_ids": np.zeros(plan.seq_len)}
+                for key in {"input_ids", "labels", "loss_weights"} & set(alone):
                     assert batch[key][row].tolist() == alone[key].tolist(), (key, sample)
 
 

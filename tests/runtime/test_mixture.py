@@ -1,17 +1,16 @@
-"""Which corpus a sample comes from: the rules, their closed form, and how far a corpus is from its share.
+"""Which corpus a sample comes from: the rules, and their closed form.
 
-Bounds after changes of weights, with streams and with hundreds of corpora: tests/contract/test_promise_06_mixture.py.
+How far a corpus is from its share: tests/contract/test_promise_06_mixture.py. That a run which goes on, with these or
+other weights, depends on the counts and remainders of its state alone: test_histories.py.
 """
 
 from __future__ import annotations
 
-import pickle
 import time
-from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.spec import order as spec
@@ -58,70 +57,20 @@ def test_samples_of_corpora_are_those_of_the_rules_and_lead_back(
     for sample in (min(samples), max(samples)):
         assert [*map(list, mixture.balance_before(sample).counts.T)] == model.counts_before(sample)
         assert mixture.counts_before(sample) == tuple(map(sum, zip(*model.counts_before(sample), strict=True)))
-    never = {corpus for corpus in range(len(changes[0][1])) if not any(weights[corpus] for _, weights in changes)}
-    assert all(mixture.sample_of(corpus, 0) is None for corpus in never)
-
-
-@given(given=mixtures(), cut=st.integers(0, 400), num_streams=st.integers(1, 9))
-def test_a_balance_is_all_that_the_past_leaves_behind(
-    given: tuple[int, list[tuple[int, list[float]]]], cut: int, num_streams: int
-) -> None:
-    seed, changes = given
-    whole = mixture_of(*changes, seed=seed, num_streams=num_streams)
-    weights = [weights for start, weights in changes if start <= cut][-1]
-    later = [Segment(start=start, weights=tuple(weights)) for start, weights in changes if start > cut]
-    rest = Mixture(
-        seed=seed,
-        num_streams=num_streams,
-        segments=(Segment(start=cut, weights=tuple(weights)), *later),
-        balance=whole.balance_before(cut),
-    )
-    samples = np.arange(cut, cut + 300)
-    assert pickle.loads(pickle.dumps(rest)).locate(samples)[0].tolist() == rest.locate(samples)[0].tolist()
-    # a node rounds from its carried line, so nothing but a node without weight tells where its segment began
-    assert rest.locate(samples)[0].tolist() == whole.locate(samples)[0].tolist()
-    assert rest.balance_before(cut + 300) == whole.balance_before(cut + 300)
-
-
-@given(
-    weights=st.lists(st.floats(1e-9, 1.0), min_size=2, max_size=40),
-    seed=seeds,
-    stop=st.integers(0, 2**50),
-)
-@example(
-    # made for a corpus of the Weyl sequence that came before to be 18.2 samples away
-    weights=[1_957_046_584_210_878_559.0, 13_346_761_994_367_640_751.0, 3_142_936_495_683_032_306.0],
-    seed=8_144_662_582_787_559,
-    stop=745_544_524_947_890,
-)
-def test_until_weights_change_a_corpus_is_at_most_half_a_sample_per_level_away_from_its_share(
-    weights: list[float], seed: int, stop: int
-) -> None:
-    counts, levels = mixture_of((0, weights), seed=seed).counts_before(stop), (len(weights) - 1).bit_length()
-    assert sum(counts) == stop
-    total = sum(map(Fraction, weights))
-    for count, weight in zip(counts, weights, strict=True):
-        assert abs(count - stop * Fraction(weight) / total) <= levels / 2 + 2**-10
+    never = np.flatnonzero(~np.array([weights for _, weights in changes]).any(axis=0))
+    assert set(mixture.samples_of(never, never * 0, never * 0).tolist()) <= {-1}
+    assert all(mixture.sample_of(corpus, 0) is None for corpus in never.tolist())
 
 
 def test_a_sample_before_the_first_weights_is_refused() -> None:
-    with pytest.raises(ValueError, match="sample 9 lies before the first weights, which start at 10"):
-        mixture_of((10, [1.0])).counts_before(9)
-
-
-def test_a_mixture_whose_weights_differ_in_the_middle_counts_anew_from_there_on() -> None:
-    def segments(middle: tuple[float, ...], start: int = 200) -> tuple[Segment, ...]:
-        weights = [(1.0, 2.0, 3.0), (2.0, 1.0, 0.0), middle, (1.0, 1.0, 1.0), (3.0, 2.0, 1.0)]
-        starts = [0, 100, start, 300, 400]
-        return tuple(Segment(start=first, weights=part) for first, part in zip(starts, weights, strict=True))
-
-    known = Mixture(seed=3, num_streams=2, segments=segments((5.0, 1.0, 1.0)))
-    known.counts_before(1_000)
-    for middle, start in (((5.0, 1.0, 1.0), 200), ((1.0, 1.0, 5.0), 200), ((5.0, 1.0, 1.0), 240)):
-        changed = known.changed(segments(middle, start))
-        fresh = Mixture(seed=3, num_streams=2, segments=segments(middle, start))
-        for sample in (50, 150, 250, 350, 450, 1_000):
-            assert changed.balance_before(sample) == fresh.balance_before(sample)
+    balance = mixture_of((0, [1.0])).balance_before(10)
+    rest = Mixture(seed=0, num_streams=1, segments=(Segment(start=10, weights=(1.0,)),), balance=balance)
+    for call in (lambda: rest.counts_before(9), lambda: rest.locate(np.array([12, 9]))):
+        with pytest.raises(ValueError, match="sample 9 lies before the first weights, which start at 10"):
+            call()
+    with pytest.raises(ValueError, match="a sample of a corpus lies before the first weights"):
+        rest.sample_of(0, 9)
+    assert rest.sample_of(0, 10) == 10
 
 
 def test_1_024_streams_of_20_corpora_say_in_a_moment_where_each_corpus_is_used_up() -> None:

@@ -1,6 +1,6 @@
 """Rows that are packed whole: every token once an epoch whatever the lengths, and nothing is cut that need not be.
 
-That every token is an input once, its labels, and what loaders make of such rows: tests/contract, test_loader.py.
+Each row by the page: test_page_model.py. What loaders make of such rows: tests/contract, test_loader.py.
 """
 
 from __future__ import annotations
@@ -10,32 +10,16 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.examples import examples
-from tests.runtime.modelled import assert_equal, model_of
 from tests.runtime.sources import ListSource
 from tests.spec import order as spec
 from tokshard.runtime import NumpyLoader
 from tokshard.runtime.order import packing
 from tokshard.runtime.plan import StreamPlan
-
-
-@st.composite
-def packings(draw: st.DrawFn, max_blocks: int = 5) -> tuple[list[int], dict[str, Any]]:
-    """Lengths of documents that are bad to pack, and the arguments of a plan."""
-    seq_len = draw(st.sampled_from([1, 2, 3, 4, 8]))
-    block = 128 * seq_len * draw(st.integers(1, 2))
-    around = [1, max(1, seq_len // 2), seq_len // 2 + 1, seq_len, seq_len + 1, 2 * seq_len - 1]
-    special = st.sampled_from([*around, block // 128 + 1, block - 1, 3 * block])
-    pattern = draw(st.lists(special | st.integers(1, 3 * seq_len), min_size=1, max_size=8))
-    lengths = pattern * draw(st.integers(1, 200))
-    fitting = int(np.searchsorted(np.cumsum(lengths), max_blocks * block, "right"))
-    shape = {"seq_len": seq_len, "block_tokens": block, "window_blocks": draw(st.integers(1, 3))}
-    return lengths[: max(1, fitting)], {**shape, "seed": draw(st.integers(0, 2**64 - 1))}
 
 
 def is_cut(pieces: list[Any], seq_len: int, lengths: list[int]) -> int:
@@ -62,45 +46,6 @@ def test_rows_are_chosen_as_by_one_who_looks_at_all_of_them_for_each_chunk(
     model = spec.packed(chunks, num_rows, seq_len, is_counted=sizes.is_counted)
     row_of = {chunk: row for row, held in enumerate(model) for chunk in held}
     assert found == [row_of.get(chunk, -1) for chunk in chunks]
-
-
-@settings(max_examples=examples(30), deadline=None)
-@example(  # chunks above half a row and shorter ones that are put off
-    packing=([5, 4, 5, 5] * 140, {"seq_len": 8, "block_tokens": 1024, "window_blocks": 1, "seed": 0}),
-    take=1.0,
-    pack="cut",
-    streams=1,
-    far=list(range(6, 40)),
-    step_tokens=packing.STEP_TOKENS,
-)
-@example(  # a tail of which no chunk begins in it, and which is read by itself
-    packing=([12] * 85 + [8], {"seq_len": 8, "block_tokens": 1024, "window_blocks": 3, "seed": 0}),
-    take=1.0,
-    pack="whole",
-    streams=1,
-    far=list(range(6, 40)),
-    step_tokens=1024,
-)
-@given(
-    packing=packings(),
-    take=st.sampled_from([1.0, 0.7]),
-    pack=st.sampled_from(["cut", "whole"]),
-    streams=st.integers(1, 3),
-    far=st.lists(st.integers(6, 2**45), max_size=6),
-    step_tokens=st.sampled_from([1, packing.STEP_TOKENS]),
-)
-def test_the_page_alone_gives_the_rows(
-    packing: tuple[list[int], dict[str, Any]], take: float, pack: str, streams: int, far: list[int], step_tokens: int
-) -> None:
-    lengths, arguments = packing
-    corpora = {"a": ListSource(lengths), "b": ListSource([5, 1, 40, 2] * 9, first_token=60_000)}
-    options: dict[str, Any] = {"pack": {"a": "whole", "b": pack}, "num_streams": streams, **arguments}
-    options["take"] = {"a": take} if sum(lengths) >= arguments["block_tokens"] else {}
-    plan, model = StreamPlan(corpora, **options), model_of(corpora, **options)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tokshard.runtime.order.packing.STEP_TOKENS", step_tokens)
-        for sample in [*range(6), *far]:
-            assert_equal(plan, model, sample)
 
 
 def web_lengths(num_tokens: int, median: float, seed: int = 0) -> NDArray[np.int64]:

@@ -6,29 +6,48 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from recipes.fill_in_the_middle import FillInTheMiddle
 from tests.examples import examples
 from tests.runtime.modelled import assert_equal, model_of
-from tests.runtime.plans import Drawn, arguments
+from tests.runtime.plans import Drawn, arguments, packed, packings
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.spec import order as spec
 from tests.spec.order import Documents
+from tests.spec.state import resumed
+from tokshard.runtime.order import packing
+from tokshard.runtime.order.windows import BLOCK_SECTIONS
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.state import load_state, save_state
+from tokshard.runtime.stop import used_up
 
 rates = st.sampled_from([0.0, 0.5, 0.9, 1.0])
+IN_ROWS_OF_8 = {"seq_len": 8, "block_tokens": 1024, "seed": 0}
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(110), deadline=None)
+@example(  # chunks above half a row and shorter ones that are put off
+    drawn=packed([5, 4, 5, 5] * 140, window_blocks=1, pack={"a": "whole"}, **IN_ROWS_OF_8),
+    fills=[],
+    far=list(range(10, 40)),
+    step_tokens=packing.STEP_TOKENS,
+)
+@example(  # a tail of which no chunk begins in it, and which is read by itself
+    drawn=packed([12] * 85 + [8], window_blocks=3, pack="whole", **IN_ROWS_OF_8),
+    fills=[],
+    far=list(range(10, 40)),
+    step_tokens=1024,
+)
 @given(
-    drawn=arguments(),
+    drawn=arguments() | packings(),
     fills=st.lists(st.tuples(rates, rates), max_size=2),
     far=st.lists(st.integers(10, 2**50), max_size=6),
+    step_tokens=st.sampled_from([1, packing.STEP_TOKENS]),
 )
 def test_the_page_alone_gives_the_samples_of_any_plan(
-    drawn: Drawn, fills: list[tuple[float, float]], far: list[int]
+    drawn: Drawn, fills: list[tuple[float, float]], far: list[int], step_tokens: int
 ) -> None:
     corpora, options = drawn
     ids = {"prefix_id": 60_001, "suffix_id": 60_002, "middle_id": 60_003}
@@ -36,13 +55,45 @@ def test_the_page_alone_gives_the_samples_of_any_plan(
     plan = StreamPlan(corpora, transforms=ours, **options)
     model = model_of(corpora, transforms=[spec.FillInTheMiddle(*ids.values(), *each) for each in fills], **options)
     assert plan.num_samples == (None if plan.epochs is None else model.num_samples)
-    samples = {*range(10), *far, *(start + more for start, _ in options["schedule"] for more in (-1, 0, 1))}
+    changes = options.get("schedule", ())
+    samples = {*range(10), *far, *(start + more for start, _ in changes for more in (-1, 0, 1))}
     if plan.num_samples is not None:
         with pytest.raises(IndexError):
             plan.sample(plan.num_samples)
         samples = {sample % plan.num_samples for sample in samples} | {plan.num_samples - 1}
-    for sample in samples:
-        assert_equal(plan, model, sample)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tokshard.runtime.order.packing.STEP_TOKENS", step_tokens)
+        for sample in samples:
+            assert_equal(plan, model, sample)
+
+
+FEW = {"a": ListSource([3]), "b": ListSource([40] * 9, first_token=9)}
+
+
+@pytest.mark.filterwarnings("ignore:the change of seq_len")
+@settings(max_examples=examples(120), deadline=None)
+@example(  # a corpus of which some streams may have no sample
+    drawn=(FEW, {"seq_len": 4, "block_tokens": 16, "num_streams": 3}), most=1.0, start=0, seq_len=4
+)
+@given(
+    drawn=arguments(is_finite=False) | packings(),
+    most=st.floats(0.3, 3),
+    start=st.integers(0, 700),
+    seq_len=st.sampled_from([None, None, 1, 2, 4, 8]),
+)
+def test_corpora_are_used_up_where_the_page_says_also_after_a_change_of_seq_len(
+    drawn: Drawn, most: float, start: int, seq_len: int | None
+) -> None:
+    corpora, options = drawn
+    before = StreamPlan(corpora, **options)
+    state = save_state(before, before.cursor().advanced(start))
+    options = options | {"seq_len": seq_len or before.seq_len, "max_epochs": most, "on_max_epochs": "warn"}
+    are_cut = options.get("pack", "cut") == "cut"
+    assume(are_cut or before.shape.block_tokens % (BLOCK_SECTIONS * options["seq_len"]) == 0)
+    plan = StreamPlan(corpora, **options)
+    run = resumed(model_of(corpora, **options), state["cursor"], max_epochs=[most] * len(corpora), seq_len="plan")
+    expected = [(end, name) for end, name in zip(run.ends(), corpora, strict=True) if end is not None]
+    assert used_up(plan, load_state(plan, state, seq_len="plan")) == sorted(expected)
 
 
 @pytest.mark.parametrize("seq_len", [1, 500, 512, 1024, 16_384, 100_000])

@@ -30,3 +30,10 @@ def test_a_plan_prints_its_arguments_in_a_few_lines() -> None:
         "  transforms: <built-in function len>",
     ]
     assert str(plan_of(b, epochs=2)).splitlines()[2:] == ["  epochs 2: 15 samples"]
+
+
+def test_a_part_may_be_said_in_several_ways() -> None:
+    corpora = {"a": ListSource([5] * 100), "b": ListSource([30] * 9, name="b")}
+    ways: Any
+    for ways in ([1, 1.0, {"a": 1}, {}], [0.5, {"b": 0.5, "a": 0.5}]):
+        assert len({plan_of(corpora, take=take, block_tokens=16).fingerprint for take in ways}) == 1

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.contract.small import reads_that_hang
+from tests.ranks import forked, worst_of
 from tests.runtime.disk import write
 from tests.runtime.loaders import dataloader, expected_rows, one_corpus, rows_of, take, two_corpora
 from tests.runtime.sources import ListSource
@@ -119,17 +120,12 @@ def test_a_loader_that_another_thread_closes_wakes_the_one_that_waits(
 
 def in_child(check: Any) -> None:
     """Run a check in a forked child, which ends as a forgotten one would: with what runs at the end of Python."""
-    pid = os.fork()
-    if not pid:
-        signal.alarm(30)  # rather than to hang
-        code = 1
-        try:
-            check()
-            code = 0
-        finally:
-            util._run_finalizers()  # type: ignore[attr-defined]
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def run() -> None:
+        check()
+        util._run_finalizers()  # type: ignore[attr-defined]
+
+    assert worst_of([forked(run, seconds=30)]) == 0
 
 
 def test_what_is_made_ahead_ends_with_the_item_that_is_under_way_when_it_is_closed() -> None:
@@ -199,8 +195,6 @@ def test_a_forked_child_computes_what_a_thread_of_its_parent_was_computing() -> 
 LOOP = """
 import multiprocessing, os, signal, sys, threading, time
 from torch.utils.data import DataLoader
-from tests.contract.small import reads_that_hang
-from tests.runtime.disk import write
 from tests.runtime.loaders import expected_rows, rows_of, two_corpora
 from tokshard.runtime import StreamDataset, belong_to_the_loop
 

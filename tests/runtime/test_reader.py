@@ -21,11 +21,12 @@ from tests.contract.small import shrink
 from tests.corpora import TINY_TOKENIZER, write_corpus
 from tests.examples import examples
 from tests.runtime.disk import ACCESS, small_units, stored, write
-from tests.runtime.sources import ListSource
+from tests.runtime.plans import target_weights
+from tests.runtime.sources import ListSource, SpannedSource
 from tests.store import memory
 from tokshard.errors import CorpusError
 from tokshard.format import names
-from tokshard.runtime.bytes import fetch, mapped
+from tokshard.runtime.bytes import copying, fetch, mapped, targets
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.corpus import CorpusSource, RangedSource
 from tokshard.runtime.bytes.fetch import joined_ranges
@@ -42,11 +43,13 @@ def spans_of(size: int) -> st.SearchStrategy[list[tuple[int, int]]]:
     return st.lists(span, min_size=1, max_size=20).map(lambda drawn: [*drawn, (0, size), (size - 1, size)])
 
 
-def read(source: Any, starts: Any, lengths: Any) -> Any:
-    """The tokens of pieces, put down in reverse order."""
-    out = np.zeros(int(lengths.sum()), source.dtype)
-    source.read(starts, lengths, out, len(out) - np.cumsum(lengths))
-    return out
+def read(source: Any, starts: Any, lengths: Any) -> list[list[int]]:
+    """The tokens of pieces, put down in their order and in reverse order."""
+    out, ends = np.zeros((2, int(lengths.sum())), source.dtype), np.cumsum(lengths)
+    source.read(starts, lengths, out[0], ends - lengths)
+    source.read(starts, lengths, out[1], ends[-1] - ends)
+    found: list[list[int]] = out.tolist()
+    return found
 
 
 def assert_same_stream(found: CorpusSource, memory: ListSource, spans: list[tuple[int, int]]) -> None:
@@ -63,28 +66,41 @@ def assert_same_stream(found: CorpusSource, memory: ListSource, spans: list[tupl
         assert first <= place.document < first + found.corpus.shards[index].num_documents
         pieces.append((start, min(stop, expected.stop) - start))
     starts, counts = np.array(pieces, np.int64).T
-    assert read(found, starts, counts).tolist() == read(memory, starts, counts).tolist()
-    for one, other in zip(found.ends(*np.array(spans).T), memory.ends(*np.array(spans).T), strict=True):
-        assert one.tolist() == other.tolist()
+    assert read(found, starts, counts) == read(memory, starts, counts)
+    stretches = np.array(spans).T
+    assert all(map(np.array_equal, found.ends(*stretches), memory.ends(*stretches)))
+    assert found.has_spans == memory.has_spans
+    if memory.has_spans:
+        assert all(map(np.array_equal, found.targets(starts, starts + counts), memory.targets(starts, starts + counts)))
     documents = np.arange(len(memory.lengths))
     bounds = [memory.place_of(document) for document in documents.tolist()]
     found_bounds = zip(*(bound.tolist() for bound in found.spans_of(documents)), strict=True)
     assert list(found_bounds) == [(bound.start, bound.stop) for bound in bounds]
     for wrong in (-1, len(documents)):
         with pytest.raises(IndexError, match=f"document {wrong} of a corpus of {len(documents)}"):
-            found.spans_of(np.array([wrong]))
+            found.spans_of(np.array(sorted([0, wrong])))
         with pytest.raises(IndexError, match=f"document {wrong}"):
             found.place_of(wrong)
 
 
-@settings(max_examples=examples(40))
+WAYS: list[dict[str, int]] = [
+    {"GATHER_BELOW": 0, "MANY": 1 << 60},
+    {"GATHER_BELOW": 1 << 60, "MANY": 1 << 60},
+    {"MANY": 0, "HALVES_FROM": 0, "HALVES_BELOW": 1 << 60},
+]
+"""Pieces are copied as slices, gathered, and copied as halves."""
+
+
+@settings(max_examples=examples(80))
 @given(
     lengths=lengths,
     shard_tokens=st.integers(1, 300),
     units=st.fixed_dictionaries({"batch_tokens": st.integers(1, 120), "stride": st.integers(1, 50)}),
     wide=st.booleans(),
-    inner=st.booleans(),
+    kind=st.sampled_from(["plain", "inner delimiters", "loss spans"]),
     open_batches=st.sampled_from([1, 2, 8_192]),
+    kept_bytes=st.sampled_from([16, 1 << 20]),
+    way=st.sampled_from(WAYS),
     data=st.data(),
 )
 def test_a_corpus_on_disk_is_the_same_stream_as_in_memory_whatever_its_shards_and_batches(
@@ -92,14 +108,24 @@ def test_a_corpus_on_disk_is_the_same_stream_as_in_memory_whatever_its_shards_an
     shard_tokens: int,
     units: dict[str, int],
     wide: bool,
-    inner: bool,
+    kind: str,
     open_batches: int,
+    kept_bytes: int,
+    way: dict[str, int],
     data: st.DataObject,
 ) -> None:
-    memory = ListSource(lengths, first_token=90_000 if wide else 1, inner_delimiters=inner)
+    first, inner = 90_000 if wide else 1, kind == "inner delimiters"
+    memory = (
+        SpannedSource(data.draw(target_weights(lengths)), first_token=first)
+        if kind == "loss spans"
+        else ListSource(lengths, first_token=first, inner_delimiters=inner)
+    )
     spans = data.draw(spans_of(memory.num_tokens))
     with tempfile.TemporaryDirectory() as folder, small_units(**units) as patch:
         patch.setattr(mapped, "MAX_BATCHES", open_batches)
+        patch.setattr(targets, "KEPT_BYTES", kept_bytes)
+        for name, value in way.items():
+            patch.setattr(copying, name, value)
         corpus = write(Path(folder) / "corpus", memory, shard_tokens=shard_tokens, wide=wide)
         for access in ["mmap"] if inner else [*ACCESS, "store"]:  # by range, documents are found by their delimiters
             source = CorpusSource(stored(corpus)) if access == "store" else CorpusSource(corpus, access=access)
@@ -225,7 +251,8 @@ def test_pread_reads_a_step_when_it_is_made_with_few_tokens_of_the_steps_that_ar
     monkeypatch.setattr(RangedSource, "read", watched)
     monkeypatch.setattr(RangedSource, "ends", ends)
     monkeypatch.setattr(RangedSource, "tokens_at_once", at_once)
-    plan = StreamPlan(source, seq_len=10, block_tokens=100)
+    mapped = write(tmp_path / "mapped", ListSource([9] * 300))  # which would be read ahead
+    plan = StreamPlan({"read": source, "mapped": mapped}, seq_len=10, block_tokens=100)
     steps = narrow_batches(plan, RankRows(global_batch_size=2), plan.cursor())
     for _, narrow in zip(range(100), steps, strict=False):
         assert sum(asked) <= max(narrow.num_read_tokens, at_once)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -86,45 +87,13 @@ def each(
     ]
 
 
-# plans
+SAID = Path(__file__).with_name("refusals.txt")
+OPTIONS = re.findall(r"^a (plan|loader) with (\w+=.*)$", SAID.read_text(encoding="utf-8"), re.MULTILINE)
+"""What is made, and the options that it does not take, as the text has them."""
 
-OPTIONS: list[dict[str, Any]] = [
-    {"seq_len": 0},
-    {"seq_len": 2**32},
-    {"seed": -1},
-    {"seed": 2**64},
-    {"epochs": 0},
-    {"block_tokens": 19},
-    {"block_tokens": 2**30, "window_blocks": 3},
-    {"weights": {"x": 1.0}},
-    *({"weights": {"a": weight}} for weight in (-1.0, 0.0, math.nan, math.inf)),
-    {"weights": [1]},
-    {"weights": {"a": "half"}},
-    {"schedule": [(5, {"a": 1}), (5, {"a": 2})]},
-    {"schedule": 5},
-    {"schedule": {"a": 1}},
-    {"schedule": [(5, 1)]},
-    {"start_epoch": {"x": 1}},
-    {"start_epoch": [1]},
-    {"take": 0},
-    {"take": 1.5},
-    {"take": "half"},
-    {"take": {"a": True}},
-    {"take": {"x": 0.5}},
-    {"take": 0.1},
-    *({"max_epochs": most} for most in (0, -1.0, {"a": math.nan})),
-    {"max_epochs": {"x": 1}},
-    {"max_epochs": 1, "on_max_epochs": "repeat"},
-    {"pack": "some"},
-    {"pack": {"x": "whole"}},
-    {"pack": "whole", "seq_len": 768, "block_tokens": 65_536},
-    {"pack": "whole", "seq_len": 768, "block_tokens": 98_304, "window_blocks": 43_500},
-    {"num_streams": 0},
-    {"num_streams": 65_537},
-    {"num_streams": 4, "epochs": 2},
-    {"num_streams": 4, "max_epochs": 3},
-    *({"transforms": wrong} for wrong in (5, [5])),
-]
+
+def made(what: str, options: str) -> Any:
+    return eval(f"{what}({options})", {"plan": plan, "loader": loader, "nan": math.nan, "inf": math.inf})
 
 
 INTEGERS: dict[str, Callable[[Any], Any]] = {
@@ -216,20 +185,6 @@ PLAIN: list[tuple[str, Callable[[], Any], type[BaseException], str]] = [
         ValueError,
         "access must be 'mmap' or 'pread', got 'read'",
     ),
-]
-
-LOADER_OPTIONS: list[dict[str, Any]] = [
-    *({"global_batch_size": size, "dp_rank": 0, "dp_world_size": ranks} for size, ranks in ((5, 2), (7, 3), (2, 3))),
-    {"global_batch_size": 2**30, "dp_rank": 0, "dp_world_size": 2},
-    {"global_batch_size": 0},
-    {"dp_rank": 2, "dp_world_size": 2},
-    {"dp_rank": 1},
-    {"prefetch_factor": -1},
-    {"uneven": "drop"},
-    {"deal": "random"},
-    {"timeout_seconds": "10"},
-    {"timeout_seconds": 0},
-    {"timeout_seconds": math.nan},
 ]
 
 # states
@@ -388,12 +343,11 @@ TRANSFORMS: list[tuple[str, str, str]] = [
 
 REFUSALS = [
     *said_in(
-        Path(__file__).with_name("refusals.txt"),
+        SAID,
         {
             what: lambda _, call=call: call()  # type: ignore[misc]
             for what, call in {
-                **{f"a plan with {in_words(options)}": partial(plan, **options) for options in OPTIONS},
-                **{f"a loader with {in_words(options)}": partial(loader, **options) for options in LOADER_OPTIONS},
+                **{f"a {what} with {options}": partial(made, what, options) for what, options in OPTIONS},
                 **CALLS,
             }.items()
         },

@@ -5,18 +5,15 @@ That it reads what STATE.md says, with other corpora, skips and masks: test_hist
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
-from tests.runtime.loaders import rows_of, take
+from tests.runtime.loaders import reads_of, rows_of, take
 from tests.runtime.sources import ListSource
 from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
@@ -39,15 +36,6 @@ def resized(plan: StreamPlan, state: dict[str, Any], size: int) -> NumpyLoader:
     return loader
 
 
-def tokens_of(loader: NumpyLoader, samples: range) -> Counter[tuple[str, int, int]]:
-    """How often samples have each token, as (corpus, document, token of it)."""
-    found: Counter[tuple[str, int, int]] = Counter()
-    for pieces in loader.plan.traces(np.arange(samples.start, samples.stop), loader.cursor):
-        for piece in pieces:
-            found.update((piece.corpus, piece.document, token) for token in range(piece.start, piece.stop))
-    return found
-
-
 @pytest.mark.filterwarnings("ignore:the pass of")
 @given(part=lengths, shape=shapes, seq_lens=st.lists(sizes, min_size=2, max_size=4), data=st.data())
 def test_a_pass_that_changes_its_seq_len_reads_every_token_as_often_as_it_has_epochs_but_for_what_it_says(
@@ -64,7 +52,7 @@ def test_a_pass_that_changes_its_seq_len_reads_every_token_as_often_as_it_has_ep
     start = loader.cursor.sample
     assert len(take(loader, num_samples + 1)) == num_samples - start
     assert loader.cursor.sample == num_samples
-    counts = tokens_of(loader, range(num_samples))
+    counts = reads_of(loader.plan, range(num_samples), loader.cursor)
     (stats,) = loader.stats()["corpora"].values()
     assert set(counts.values()) <= {1, 2}
     # a slice that is left out may reach beyond the end of the pass
@@ -74,31 +62,6 @@ def test_a_pass_that_changes_its_seq_len_reads_every_token_as_often_as_it_has_ep
         assert stats["left_out"] == 0
     window = shape["window_blocks"] * shape["block_tokens"] + max(seq_lens) + shape["block_tokens"]
     assert stats["left_out"] < window * len(later)
-
-
-@settings(max_examples=examples(15))
-@given(part=lengths, shape=shapes, pair=st.tuples(sizes, sizes), steps=st.integers(0, 20), streams=st.integers(1, 3))
-def test_find_is_the_inverse_of_trace_on_both_sides_of_the_change(
-    part: list[int], shape: dict[str, int], pair: tuple[int, int], steps: int, streams: int
-) -> None:
-    before, after = (plan_of([40, *part], size, num_streams=streams, **shape) for size in pair)
-    loader = NumpyLoader(before, global_batch_size=streams)
-    take(loader, steps)
-    loader = resized(after, loader.state_dict(), streams)
-    end = loader.cursor.sample + 4 * streams
-    traced = {
-        (sample, piece.document, piece.start, piece.stop)
-        for sample, pieces in enumerate(after.traces(np.arange(end), loader.cursor))
-        for piece in pieces
-    }
-    found = {
-        (one.sample, document, one.start, one.stop)
-        for document in range(len(part) + 1)
-        for one in after.find("0", document, loader.cursor, epochs=8)
-        if one.sample is not None and one.sample < end
-    }
-    if steps * streams * max(pair) < 3 * (40 + sum(part)):  # within the epochs that were asked for
-        assert found == traced
 
 
 @pytest.mark.filterwarnings("error")
@@ -116,7 +79,7 @@ def test_conversations_go_on_in_rows_of_twice_the_length_with_default_sizes_and_
     statistics = loader.stats()["corpora"].values()
     assert [found["left_out"] for found in statistics] == [0, 0]
     assert min(found["epoch"] for found in statistics) > 1
-    counts = tokens_of(loader, range(loader.cursor.sample))
+    counts = reads_of(loader.plan, range(loader.cursor.sample), loader.cursor)
     assert len(counts) == sum(source.num_tokens for source in corpora.values())
     last = resized(StreamPlan(corpora, seq_len=8192, pack=pack), loader.state_dict(), 6)
     assert last.state_dict() == loader.state_dict()

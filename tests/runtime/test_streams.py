@@ -1,4 +1,4 @@
-"""A plan with streams is plans side by side: what a stream owns, and where it looks.
+"""A plan with streams is plans side by side: where a stream looks.
 
 The promises for any number of streams are in tests/contract; what samples hold, in test_page_model.py.
 """
@@ -8,21 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.runtime import StreamPlan
-
-
-@pytest.mark.parametrize("window_blocks", [1, 3])
-def test_a_corpus_is_dealt_if_each_stream_gets_four_windows(window_blocks: int) -> None:
-    for more, num_parts in ((0, 5), (-1, 1)):
-        source = PeriodicSource((4 * 5 * window_blocks + more) * 16 + 3)
-        plan = StreamPlan(source, seq_len=4, block_tokens=16, window_blocks=window_blocks, num_streams=5)
-        (order,) = plan.corpora
-        assert order.num_parts == num_parts
-        assert order.num_windows == sum(order.part_windows(part) for part in range(num_parts))
-        assert order.num_tokens == sum(order.part_tokens(part) for part in range(num_parts)) == source.num_tokens
 
 
 def test_find_asks_the_streams_that_own_the_document_only() -> None:

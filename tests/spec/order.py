@@ -695,9 +695,13 @@ class Run:
 
     def end(self) -> int | None:
         """X: the first global sample from the cursor on that is another one than `max_epochs` allows."""
-        limits = [(index, most) for index, most in enumerate(self.max_epochs) if most is not None]
-        ends = [self.first_beyond(index, most, c) for index, most in limits for c in range(self.plan.C)]
-        return min((end for end in ends if end is not None), default=None)
+        return min((end for end in self.ends() if end is not None), default=None)
+
+    def ends(self) -> list[int | None]:
+        """X of each corpus."""
+        streams, limits = range(self.plan.C), list(enumerate(self.max_epochs))
+        found = [[self.first_beyond(index, most, c) for c in streams if most is not None] for index, most in limits]
+        return [min((end for end in each if end is not None), default=None) for each in found]
 
     def first_beyond(self, index: int, most: float, c: int) -> int | None:
         """X of one corpus in one stream."""
