@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.pipeline.foreign import EOS, datatrove, documents_of, imported, olmo
-from tests.pipeline.inputs import arrow_bytes, jsonl, parquet_bytes
+from tests.pipeline.foreign import EOS, TABLES, datatrove, documents_of, imported, olmo
 from tests.pipeline.test_import import add_bos
 from tokshard import copy_corpus, open_corpus
 from tokshard.inspect.verify.verification import verify_corpus
@@ -34,16 +33,11 @@ def found_in(out: Path) -> tuple[list[list[int]], list[list[list[int]]]]:
         return [document.tolist() for document in corpus.documents()], spans
 
 
-TABLES = {
-    "a.parquet": lambda found: parquet_bytes(found, 2),
-    "a.arrow": arrow_bytes,
-    "a.jsonl": lambda found: jsonl(found.to_pylist()),
-}
 every_table = pytest.mark.parametrize("name", TABLES)
 
 
 def table(place: Path, name: str, columns: dict[str, Any], documents: Any = DOCUMENTS) -> Path:
-    (place / name).write_bytes(TABLES[name](pa.table({"input_ids": documents, **columns})))
+    (place / name).write_bytes(TABLES[name](pa.table({"input_ids": documents, **columns}), 2))
     return place / name
 
 

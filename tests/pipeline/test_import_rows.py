@@ -14,24 +14,18 @@ from hypothesis import strategies as st
 
 from tests.contract import small
 from tests.pipeline import foreign
-from tests.pipeline.foreign import EOS, documents_of, imported
-from tests.pipeline.inputs import arrow_bytes, arrow_stream_bytes, jsonl, parquet_bytes, write_byte_tokenizer
+from tests.pipeline.foreign import EOS, TABLES, documents_of, imported
+from tests.pipeline.inputs import parquet_bytes, write_byte_tokenizer
 from tokshard import copy_corpus, open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import UsageError
 
 PAD = 200
-FORMS = {
-    "a.parquet": parquet_bytes,
-    "a.arrow": arrow_bytes,
-    "stream.arrow": arrow_stream_bytes,
-    "a.jsonl": lambda table: jsonl(table.to_pylist()),
-}
-EACH_FORM = pytest.mark.parametrize("form", FORMS)
+EACH_FORM = pytest.mark.parametrize("form", TABLES)
 
 
 def import_table(place: Path, form: str, columns: dict[str, Any], **options: Any) -> Any:
-    (place / form).write_bytes(FORMS[form](pa.table(columns)))
+    (place / form).write_bytes(TABLES[form](pa.table(columns)))
     return imported(place, place / form, **options)
 
 
