@@ -103,6 +103,16 @@ def test_an_append_and_a_copy_keep_spans(place):
     assert sorted(zip(documents, spans, strict=True)) == sorted(zip(*expected, strict=True))
 
 
+def test_documents_of_corpora_without_spans_or_weights_learn_all_tokens_equally_in_a_copy_with_others(place):
+    made = {"weights": {"loss_mask": WEIGHTS}, "spans": {"loss_mask": MASKS}, "plain": {}}
+    for name, columns in made.items():
+        imported(place, table(place, "a.parquet", columns), out=place / name)
+    copy_corpus([place / name for name in made], out=place / "copy", workers=1)
+    everything = [[0, *[1] * (len(document) - 1)] for document in DOCUMENTS]
+    with open_corpus(place / "copy") as corpus:
+        assert [corpus.target_weights(number).tolist() for number in range(9)] == [*WEIGHTS, *MASKS, *everything]
+
+
 @every_table
 def test_values_after_those_that_do_not_fit_stay_with_their_documents(name, place):
     file = table(place, name, {"loss_mask": [MASKS[0], [0, 0, 1], MASKS[2]]})
