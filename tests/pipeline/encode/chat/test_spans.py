@@ -267,11 +267,12 @@ def test_the_end_of_a_document_is_a_token_that_the_template_does_not_write():
         ("<|im_start|>", "begins a turn or a text"),
         ("<|im_end|>", "the chat template writes"),
         ("<think>", "is not a special token of the tokenizer"),
+        ("<pad>", "a text can become"),
     ],
 )
 def test_no_document_ends_in_a_token_that_begins_a_turn_and_each_refusal_has_its_reason(wanted, said_of_it):
-    known = speller("byte-level")
-    options = {"config": chats.VARIABLES, "literals": ["</s><|im_end|><pad><end_of_turn><|endoftext|>"], "written": ()}
+    known = chats.speller(byte_level(model={**byte_level()["model"], "unk_token": "<pad>"}))
+    options = {"config": chats.VARIABLES, "literals": ["</s><|im_end|><end_of_turn><|endoftext|>"], "written": ()}
     with pytest.raises(TokenizerError, match=said_of_it):
         document_end(known, wanted, **options)
     with pytest.raises(TokenizerError, match="or they begin a turn or text"):
