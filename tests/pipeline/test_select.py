@@ -8,6 +8,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,12 @@ from tests.corpora import (
     TINY_TOKENIZER,
     Source,
     append_generation,
-    change_table,
     documents_of,
-    rewrite_manifest,
     write_corpus,
 )
-from tests.damage import flipped
+from tests.damage import Change, Damage, Edit, check, damaged, flipped
 from tests.examples import examples
+from tests.format.edits import manifest_says, table_becomes
 from tests.pipeline.places import at
 from tests.pipeline.test_copy import LANGUAGES, Row, copy_corpus, corpus_of, left_out, rows
 from tests.refusals import tokshard
@@ -329,49 +329,54 @@ def test_a_view_finds_its_base_where_it_was_or_beside_it_and_refuses_another(cor
         CorpusSource(tmp_path / "views" / "view")
 
 
-def edited(column: str, row: int, value: int) -> Callable[[Path], None]:
+def add(column: str, row: int, value: int) -> Edit:
     """Add to a value in the table of a view, for which the manifest then vouches."""
-
-    def change(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        columns[column][row] += value
-        return columns
-
-    return lambda view: change_table(view, names.KEPT, change)
+    return table_becomes(lambda rows: rows[column].__setitem__(row, rows[column][row] + value))
 
 
-DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a flipped byte": (lambda view: flip(view / names.KEPT), "SHA-256"),
-    "no table": (lambda view: (view / names.KEPT).unlink(), "kept.arrow"),
-    "a document twice": (edited("document", 4, -4), "expected documents after"),
-    "other documents": (edited("document", 4, 1), "tokens from"),
-    "another place": (edited("position", 4, 1), "tokens from"),
-    "other lengths": (edited("token", 4, 1), "tokens from"),
-    "beyond the base": (edited("document", -1, 10**6), "kept.arrow"),
-    "not from the first": (edited("number", 0, 1), "kept.arrow"),
-    "another end": (edited("position", -1, 1), "expected documents after"),
-    "another longest document": (lambda view: longest(view, 99), "manifest.json says that document_lengths is"),
-    "carries beyond the rows": (lambda view: carry(view, "token", [1, 99]), "kept.arrow has no carries of token"),
-    "carries of no column": (lambda view: carry(view, "tokens", [1]), "kept.arrow has no carries of tokens"),
+CHANGES: dict[str, tuple[str, Change | Edit | None, str]] = {
+    "a flipped byte": (names.KEPT, flipped(0.5), "*SHA-256*"),
+    "no table": (names.KEPT, None, "*kept.arrow*"),
+    "a document twice": (names.KEPT, add("document", 4, -4), "*expected documents after*"),
+    "other documents": (names.KEPT, add("document", 4, 1), "*tokens from*"),
+    "another place": (names.KEPT, add("position", 4, 1), "*tokens from*"),
+    "other lengths": (names.KEPT, add("token", 4, 1), "*tokens from*"),
+    "beyond the base": (names.KEPT, add("document", -1, 10**6), "*kept.arrow*"),
+    "not from the first": (names.KEPT, add("number", 0, 1), "*kept.arrow*"),
+    "another end": (names.KEPT, add("position", -1, 1), "*expected documents after*"),
+    "another longest document": (
+        names.MANIFEST,
+        manifest_says("document_lengths longest", 99),
+        "manifest.json says that document_lengths is*",
+    ),
+    "carries beyond the rows": (
+        names.MANIFEST,
+        manifest_says("base carries", {"token": [1, 99]}),
+        "*kept.arrow has no carries of token*",
+    ),
+    "carries of no column": (
+        names.MANIFEST,
+        manifest_says("base carries", {"tokens": [1]}),
+        "*kept.arrow has no carries of tokens*",
+    ),
 }
 
 
-def flip(path: Path) -> None:
-    path.write_bytes(flipped(0.5)(path.read_bytes()))
+def write_view(directory: Path, file: str) -> Path:
+    corpus_of(directory / "corpus")
+    select_corpus(directory / "corpus", out=directory / "view", where="lang=fr")
+    return directory / "view" / file
 
 
-def longest(view: Path, num_tokens: int) -> None:
-    rewrite_manifest(view, lambda fields: fields["document_lengths"].update(longest=num_tokens))
+def problems(directory: Path) -> list[str]:
+    return [f"{problem.file} {problem.message}" for problem in verify_corpus(directory / "view").problems]
 
 
-def carry(view: Path, column: str, rows: list[int]) -> None:
-    rewrite_manifest(view, lambda fields: fields["base"].update(carries={column: rows}))
-
-
-@pytest.mark.parametrize("what", DAMAGE)
-def test_a_damaged_table_is_found(corpus, tmp_path, what):
-    select_corpus(corpus, out=tmp_path / "view", where="lang=fr")
-    change, message = DAMAGE[what]
-    change(tmp_path / "view")
-    report = verify_corpus(tmp_path / "view")
-    found = [problem for problem in report.problems if message in f"{problem.file} {problem.message}"]
-    assert len(found) == 1, report.problems
+@damaged(
+    [
+        Damage(what, partial(write_view, file=file), change, problems, None, message)
+        for what, (file, change, message) in CHANGES.items()
+    ]
+)
+def test_damage(damage: Damage, tmp_path: Path) -> None:
+    check(damage, tmp_path)

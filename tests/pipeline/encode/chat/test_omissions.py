@@ -23,8 +23,19 @@ CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "find", "argum
 
 
 def left_out(text: str, record: Any) -> list[tuple[str, int]]:
-    made = conversation(record)
-    return omissions(made, template(text, needs_spans=False).render(made.values).text)
+    known = template(text, needs_spans=False)
+    made = conversation(record, takes_of(known, text))
+    return omissions(made, known.render(made.values).text)
+
+
+def of_calls(arguments: str, *, where: str = " or []", check: str = "") -> str:
+    """A template that writes calls."""
+    start = "{% for m in messages %}" + check + "{{ m.content if m.content is string }}{% for c in m.tool_calls" + where
+    return start + " %}{{ c.function.name }}{{ " + arguments + " }}{% endfor %}{% endfor %}"
+
+
+ONCE = "{% if loop.previtem is defined and loop.previtem.role == m.role %}{{ raise_exception('') }}{% endif %}"
+STRING = "'' + c.function.arguments"
 
 
 TOOLS = [{"name": "find"}]
@@ -46,6 +57,7 @@ THOUGHT = [{"role": "assistant", "content": "a", "thinking": "b?"}]
         (VALUES.replace("{{ v }}", "{{ v | length if v is string else v }}"), {"messages": [CALL]}, [("calls", 0)]),
         (JSON, {"messages": [*said('a "b"\n\\')["messages"], CALL], "tools": [{"function": {"name": "find"}}]}, []),
         (LAST, {"messages": [{"role": "assistant", "content": "<think>\nb\n</think>\n\nc"}]}, [("reasoning", 0)]),
+        (of_calls(STRING, where=" if m.content is none"), {"messages": [CALL]}, []),
     ],
 )
 def test_what_is_not_written_is_found_with_its_kind_and_message(text, record, expected):
@@ -63,16 +75,6 @@ def test_templates_that_write_everything_leave_nothing_out(text, record):
 PARTS = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
 EITHER = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
 EITHER += "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
-
-
-def of_calls(arguments: str, *, where: str = " or []", check: str = "") -> str:
-    """A template that writes calls."""
-    start = "{% for m in messages %}" + check + "{{ m.content if m.content is string }}{% for c in m.tool_calls" + where
-    return start + " %}{{ c.function.name }}{{ " + arguments + " }}{% endfor %}{% endfor %}"
-
-
-ONCE = "{% if loop.previtem is defined and loop.previtem.role == m.role %}{{ raise_exception('') }}{% endif %}"
-STRING = "'' + c.function.arguments"
 
 
 @pytest.mark.parametrize(
