@@ -222,29 +222,6 @@ def test_answers_have_the_weights_of_their_messages_where_that_is_asked_for():
 # tokenizers
 
 
-SPLITS = [{"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}, chats.BYTE_LEVEL]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("parts", "named"),
-    [
-        ({"normalizer": {"type": "NFKC"}}, "normalizer of the tokenizer is NFKC"),
-        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}}, "Lowercase"),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "pre-tokenizer of the tokenizer is Whitespace"),
-        ({"pre_tokenizer": {**chats.BYTE_LEVEL, "add_prefix_space": True}}, "add_prefix_space"),
-        ({"added_tokens": [chats.special_token(20_000, "<x>", rstrip=True)]}, "'<x>' of the tokenizer is rstrip"),
-        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": SPLITS}}, "do not spell the text"),
-        ({"added_tokens": [chats.special_token(20_000, True)]}, "not that of a tokenizer.json"),
-        ({"added_tokens": [{**chats.special_token(0, "<x>"), "id": 1.5}], "normalizer": {}}, "KeyError"),
-        ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]]}}, "Unigram"),
-    ],
-)
-def test_a_tokenizer_whose_tokens_cannot_be_placed_is_refused_by_name(parts, named):
-    with pytest.raises(TokenizerError, match=named):
-        chats.speller(byte_level(**parts))
-
-
 def test_the_end_of_a_document_is_a_token_that_the_template_does_not_write():
     known = speller("byte fallback, Replace")
 
