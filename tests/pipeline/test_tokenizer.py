@@ -18,7 +18,7 @@ from tests.examples import examples
 from tests.pipeline.encode.chat.chats import PREPEND, SPACES, byte_fallback
 from tests.pipeline.inputs import EOS, TOKENIZER, build, jsonl, special_token
 from tests.pipeline.vocabularies import Json, numbered, tokenizer_json, words, write_vocabulary
-from tokshard import build_corpus, open_corpus
+from tokshard import open_corpus
 from tokshard.errors import ConfigurationChangedError, TokenizerError
 from tokshard.extras import version_of
 from tokshard.format.manifest import TokenizerInfo
@@ -26,7 +26,6 @@ from tokshard.format.schema import MAX_VOCABULARY
 from tokshard.pipeline.encode import encoder
 from tokshard.pipeline.encode.encoder import DocumentEncoder, Encoder, EncodingError, inline_groups
 from tokshard.pipeline.encode.tokenizer_file import (
-    BOS_FROM_TOKENIZER,
     TokenizerFile,
     read_tokenizer,
 )
@@ -343,23 +342,6 @@ def test_after_a_panic_of_the_library_the_tokenizer_is_loaded_again(monkeypatch)
     assert encode(["a"])[0].tolist() == [0]
 
 
-# truncation and padding
-
-
-def test_blocks_that_cut_or_pad_documents_are_ignored_with_a_note(tmp_path):
-    cut = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
-    pad = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_id": 3, "pad_type_id": 0, "pad_token": "[PAD]"}
-    blocks = {"truncation": cut, "padding": {**pad, "pad_to_multiple_of": None}}
-    content = {**words("[UNK]", "a", "</s>", "[PAD]"), **blocks}
-    tokenizer = write_vocabulary(tmp_path / ".cutting", content, {"eos_token": "</s>"})
-    assert documents(["a " * 50, "a"], tokenizer) == [[1] * 50 + [2], [1, 2]]
-    assert read(tokenizer).notes == tuple(
-        f"the tokenizer asks for {name}; documents are never truncated or padded, so this is ignored" for name in blocks
-    )
-    # the tokenizer lies next to the shards as it was given
-    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tokenizer / "tokenizer.json").read_bytes()
-
-
 # what changes text
 
 
@@ -398,19 +380,6 @@ def test_eos_comes_from_the_configuration_as_text_or_as_an_object_unless_it_is_g
     assert info.special_ids == {"</s>": 2}
     assert found.notes == ()
     assert read(directory, eos="b").info.eos_id == 1
-
-
-def test_bos_is_added_only_when_asked_for_and_a_configuration_that_asks_for_it_is_not_passed_over_in_silence(tmp_path):
-    content = words("a", "<s>", "</s>", "<start>", added=[special_token(1, "<s>")])
-    config = {"eos_token": "</s>", "bos_token": {"content": "<s>"}, "add_bos_token": True}
-    directory = write_vocabulary(tmp_path / ".tok", content, config)
-    for bos, ids in ((None, [0, 0, 2]), (BOS_FROM_TOKENIZER, [1, 0, 0, 2]), ("<start>", [3, 0, 0, 2])):
-        assert documents(["a a"], directory, bos=bos) == [ids]
-        with open_corpus(tmp_path / "out") as corpus:
-            assert corpus.bos_id == (None if bos is None else ids[0])
-    note = "the tokenizer's configuration asks for BOS; documents get it with --bos auto only"
-    assert (read(directory).notes, read(directory, bos="auto").notes) == ((note,), ())
-    assert read(write_vocabulary(tmp_path, words("a", "</s>"), {"add_bos_token": True})).notes == ()
 
 
 # what a tokenizer is
@@ -462,16 +431,3 @@ def test_an_eos_without_the_flag_of_special_tokens_stays_text_where_a_text_spell
     tokenizer = write_vocabulary(tmp_path / ".tok", {**recipe(), "added_tokens": added}, {"eos_token": EOS})
     (document,) = documents([f"a text about {EOS} tokens"], tokenizer)
     assert document.count(0) == 1
-
-
-def test_texts_that_spell_added_tokens_which_are_not_special_are_counted_by_token(tmp_path):
-    fim, separator = special_token(16384, "<|fim|>", special=False), special_token(16385, "<sep>", special=False)
-    tokenizer = write_vocabulary(tmp_path / ".tok", with_added(fim, {**separator, "rstrip": True}), {"eos_token": EOS})
-    texts = ["a <|fim|> b <|fim|>", f"<|fim|> {EOS}", "c <sep>  d"]
-    (tmp_path / "a.jsonl").write_bytes(jsonl([{"text": text} for text in texts]))
-    found = build_corpus(tmp_path / "a.jsonl", tokenizer=tokenizer, out=tmp_path / "out", workers=1)
-    assert found.notes == (
-        "the added token '<sep>' takes white space beside it out of texts (rstrip)",
-        "1 text spells '<sep>', an added token that is not special: it becomes that token",
-        "2 texts spell '<|fim|>', an added token that is not special: it becomes that token",
-    )
