@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from tokshard.pipeline.sources.records import (
     LineChunk,
     Records,
     RecordSpec,
-    admit_rows,
     parse_columns,
 )
 
@@ -183,30 +181,6 @@ def test_the_kept_fields_that_some_record_has_are_known():
 # kept columns
 
 
-KEPT_IN_LINES: dict[str, dict[str, Any]] = {
-    "string": {'"a é"': "a é", "null": None, "1.50": "1.50", "true": "true", '{"a": [1]}': '{"a": [1]}', '""': ""},
-    "int64": {"17": 17, "-9223372036854775808": -(1 << 63), "null": None},
-    "float64": {"1.5": 1.5, "17": 17.0, "1e3": 1000.0, "null": None},
-    "bool": {"true": True, "false": False, "null": None},
-}
-NOT_IN_LINES = {
-    "int64": ['"17"', "17.0", "true", "9223372036854775808", "[]", '"x"'],
-    "float64": ['"x"', "true", "1e999", "{}"],
-    "bool": ["1", '"true"', "[true]"],
-}
-"""What lines hold beside a text, by the type that was asked for, and what it becomes."""
-
-
-@pytest.mark.parametrize("kind", KEPT_IN_LINES)
-def test_a_kept_field_of_json_lines_has_the_type_that_was_asked_for_or_is_shown_as_bad(kind):
-    for json_value, value in KEPT_IN_LINES[kind].items():
-        records = parse(f'{{"k": {json_value}, "text": "t"}}'.encode(), "text", f"k:{kind}")
-        assert repr(records.columns["k"]) == repr([value])
-    for json_value in NOT_IN_LINES.get(kind, ()):
-        found = bad(f'{{"k": {json_value}, "text": "t"}}'.encode(), "text", f"k:{kind}")
-        assert found == (WRONG_TYPE, f"field 'k' is {json_value}, not {kind}")
-
-
 @pytest.mark.parametrize("value", [b"\xff", rb"\udc00"])
 def test_a_kept_string_that_is_not_utf_8_is_named_as_that(value):
     assert bad(b'{"k": "%s", "text": "t"}' % value, "text", "k")[0] == INVALID_UTF8
@@ -221,42 +195,6 @@ def test_a_kept_field_may_be_missing_nested_or_the_text_itself():
         "text": ["t", "s"],
         "nowhere": [None, None],
     }
-
-
-KEPT_IN_ROWS: dict[str, list[tuple[Any, Any]]] = {
-    "string": [
-        *(("a", "a"), (b"a\xc3\xa9", "aé"), (17, "17"), (1.5, "1.5"), (True, "true"), (None, None), ("", "")),
-        ({"a": [True, None]}, '{"a": [true, null]}'),
-    ],
-    "int64": [(17, 17), ("17", 17), (" 17 ", 17), (b"17", 17), (None, None), ("007", 7), ("+5", 5)],
-    "float64": [
-        (1.5, 1.5),
-        (17, 17.0),
-        ("1.5", 1.5),
-        ("17", 17.0),
-        ("nan", math.nan),
-        ("-inf", -math.inf),
-        (".5", 0.5),
-    ],
-    "bool": [(True, True), ("false", False), ("True", True), ("FALSE", False)],
-}
-NOT_IN_ROWS: dict[str, list[Any]] = {
-    "int64": ["x", "", "1.5", "1_000", 1.5, True, 1 << 63, [1]],
-    "float64": ["x", "1e999", True],
-    "bool": [1, "yes"],
-}
-"""What tables and csv hold, by the type that was asked for, and what it becomes."""
-
-
-@pytest.mark.parametrize("kind", KEPT_IN_ROWS)
-def test_a_kept_value_of_a_table_or_csv_has_the_type_that_was_asked_for_or_is_bad(kind):
-    for value, kept in KEPT_IN_ROWS[kind]:
-        records = admit_rows(spec_of("text", f"k:{kind}"), ["t"], [[value]])
-        assert (repr(records.columns["k"]), records.bad) == (repr([kept]), [])
-    for value in NOT_IN_ROWS.get(kind, ()):
-        records = admit_rows(spec_of("text", f"k:{kind}"), ["t", "u"], [[value, None]])
-        assert (outcomes(records), records.columns) == ([(WRONG_TYPE,), "u"], {"k": [None]})
-        assert records.bad[0].detail == f"field 'k' is {value!r}, not {kind}"
 
 
 SEPARATORS = st.sampled_from(["\n", "\n", "\n", " ", ",", "", "\r\n", "\n\n", "},\n{", "}\n{"])

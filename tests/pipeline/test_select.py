@@ -212,18 +212,6 @@ def test_a_list_in_any_form_is_left_out_or_taken(with_ids, tmp_path, name):
     assert left_out(tmp_path / "with") == {"not in keep-ids": 56, "not selected": 2}
 
 
-def test_rows_of_a_list_that_name_no_document_are_named(with_ids, tmp_path):
-    (tmp_path / "rows.jsonl").write_bytes(
-        lines([{"id": "doc-1"}, {"id": "gone"}, {"document": 7, "fingerprint": "0" * 64}, {"document": 60}])
-    )
-    done = select_corpus(with_ids, out=tmp_path / "view", drop_ids=tmp_path / "rows.jsonl")
-    assert done.notes == (f"3 rows of {tmp_path}/rows.jsonl name no document: gone, document 7, document 60",)
-    # in a view, a number is that of the view
-    (tmp_path / "numbers.jsonl").write_bytes(lines([{"document": 1}]))
-    select_corpus(tmp_path / "view", out=tmp_path / "again", drop_ids=tmp_path / "numbers.jsonl")
-    assert ids(tmp_path / "again") == [0, *range(3, 60)]
-
-
 def test_a_list_that_changes_before_it_is_read_selects_nothing_else(with_ids, tmp_path):
     (tmp_path / "ids.txt").write_text("doc-1")
     change = at(StageStarted, lambda _: (tmp_path / "ids.txt").write_text("doc-5"))
