@@ -342,46 +342,6 @@ def test_after_a_panic_of_the_library_the_tokenizer_is_loaded_again(monkeypatch)
     assert encode(["a"])[0].tolist() == [0]
 
 
-# what changes text
-
-
-NFKC, LOWERCASE = {"type": "NFKC"}, {"type": "Lowercase"}
-
-
-def sequence(*normalizers: Json) -> Json:
-    return {"type": "Sequence", "normalizers": [*normalizers]}
-
-
-@pytest.mark.parametrize(
-    ("normalizer", "name"),
-    [
-        (None, None),
-        (sequence(), None),
-        (NFKC, "NFKC"),
-        (sequence(NFKC, sequence(LOWERCASE, NFKC)), "NFKC, Lowercase"),
-        ({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}, "Replace"),
-        ({**PREPEND, "prepend": " "}, "Prepend"),
-        (sequence(PREPEND, SPACES, {"type": "ByteLevel"}), None),  # as the vocabulary spells text
-    ],
-)
-def test_a_normalizer_that_changes_text_is_named_by_its_steps(normalizer, name, tmp_path):
-    assert read(write_vocabulary(tmp_path, words("a", "</s>", normalizer=normalizer))).normalizer == name
-
-
-# EOS and BOS
-
-
-@pytest.mark.parametrize("eos", ["</s>", {"content": "</s>", "lstrip": False}])
-def test_eos_comes_from_the_configuration_as_text_or_as_an_object_unless_it_is_given(eos, tmp_path):
-    directory = write_vocabulary(tmp_path, words("a", "b", "</s>"), {"eos_token": eos})
-    found = read(directory, eos=None)
-    info = found.info
-    assert (info.eos, info.eos_id, info.bos, info.bos_id) == ("</s>", 2, None, None)
-    assert info.special_ids == {"</s>": 2}
-    assert found.notes == ()
-    assert read(directory, eos="b").info.eos_id == 1
-
-
 # what a tokenizer is
 
 
