@@ -19,7 +19,7 @@ from tests.pipeline.encode.chat.chats import PREPEND, SPACES, byte_fallback
 from tests.pipeline.inputs import EOS, TOKENIZER, build, jsonl, special_token
 from tests.pipeline.vocabularies import Json, numbered, tokenizer_json, words, write_vocabulary
 from tokshard import open_corpus
-from tokshard.errors import ConfigurationChangedError, TokenizerError
+from tokshard.errors import TokenizerError
 from tokshard.extras import version_of
 from tokshard.format.manifest import TokenizerInfo
 from tokshard.format.schema import MAX_VOCABULARY
@@ -224,22 +224,6 @@ def test_special_tokens_that_are_asked_for_are_read_where_a_text_spells_them(wor
     assert documents(texts, chat_tokenizer, **options) == [[*as_text(text), 0] for text in texts]
 
 
-@pytest.mark.slow
-def test_what_texts_mean_is_part_of_the_recipe(chat_tokenizer, tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(jsonl([{"text": "plain"}]))
-    recipes, options = [], {"tokenizer": chat_tokenizer}
-    for number, asked in enumerate((None, "parse=<s>", PARSED, "parse=<|im_start|>,<|im_end|>,<|im_start|>")):
-        made = build(tmp_path / "a.jsonl", tmp_path / str(number), special_tokens=asked, **options).manifest
-        recipes.append(made.fingerprints.recipe)
-    assert made.build.special_tokens == "parse=<|im_start|>,<|im_end|>"
-    assert recipes[2] == recipes[3]
-    assert len({*recipes}) == 3
-    (tmp_path / "b.jsonl").write_bytes(jsonl([{"text": "more"}]))
-    with pytest.raises(ConfigurationChangedError, match="an append keeps"):
-        build(tmp_path / "b.jsonl", tmp_path / "3", append=True, **options)
-    assert build(tmp_path / "b.jsonl", tmp_path / "3", append=True, **options, special_tokens=PARSED).num_documents == 2
-
-
 class GivenIds:
     """A tokenizer library for texts that are lists of ids. It fails on any other text."""
 
@@ -352,19 +336,6 @@ def test_the_vocabulary_reaches_to_the_largest_id_of_model_and_added_tokens(tmp_
     assert info.special_ids == {"</s>": 1, "<far>": 7}
     content["added_tokens"].append(special_token(MAX_VOCABULARY - 1, "<farthest>"))
     assert read(write_vocabulary(tmp_path, content)).info.vocab_size == MAX_VOCABULARY
-
-
-def test_a_file_or_its_directory_name_the_same_tokenizer_and_its_layout_only_changes_the_hash_of_the_file(tmp_path):
-    of_directory = read(write_vocabulary(tmp_path / "words", words("a", "</s>"))).info
-    assert of_directory.name == "words"
-    assert read(tmp_path / "words" / "tokenizer.json").info == of_directory
-    loose = tmp_path / "words" / "other.json"
-    loose.write_text(json.dumps(words("a", "</s>"), indent=3, sort_keys=True))
-    info = read(loose).info
-    assert (info.name, info.canonical_sha256) == ("other.json", of_directory.canonical_sha256)
-    assert info.sha256 != of_directory.sha256
-    loose.write_text(json.dumps(words("b", "</s>")))
-    assert read(loose).info.canonical_sha256 != of_directory.canonical_sha256
 
 
 @pytest.mark.slow
