@@ -166,13 +166,6 @@ def test_byte_order_marks_of_joined_files_are_dropped_and_counted(keep):
     assert [bad.position for bad in records.bad] == [3]
 
 
-def test_a_field_with_a_dot_in_its_name_goes_before_a_nested_one():
-    lines = b'{"a.b": "whole"}\n{"a": {"b": "nested"}}\n{"a": {"b": "nested"}, "a.b": "whole"}\n'
-    assert parse(lines, "a.b").texts == ["whole", "nested", "whole"]
-    kept = parse(lines.replace(b"}\n", b', "t": "x"}\n'), "t", "a.b")
-    assert kept.columns == {"a.b": ["whole", "nested", "whole"]}
-
-
 def test_the_kept_fields_that_some_record_has_are_known():
     lines = b'{"text": "a", "n": null, "b": {"x": 1}}\n{"text": "b", "m": 1}\n'
     assert parse(lines, "text", "n", "m", "b.x", "b.y", "k").fields == {"n", "m", "b.x"}
@@ -184,17 +177,6 @@ def test_the_kept_fields_that_some_record_has_are_known():
 @pytest.mark.parametrize("value", [b"\xff", rb"\udc00"])
 def test_a_kept_string_that_is_not_utf_8_is_named_as_that(value):
     assert bad(b'{"k": "%s", "text": "t"}' % value, "text", "k")[0] == INVALID_UTF8
-
-
-def test_a_kept_field_may_be_missing_nested_or_the_text_itself():
-    line = b'{"meta": {"url": "u", "n": 3}, "text": "t"}\n{"text": "s", "meta": 5}\n'
-    records = parse(line, "text", "meta.url", "meta.n:int64", "text", "nowhere")
-    assert records.columns == {
-        "meta.url": ["u", None],
-        "meta.n": [3, None],
-        "text": ["t", "s"],
-        "nowhere": [None, None],
-    }
 
 
 SEPARATORS = st.sampled_from(["\n", "\n", "\n", " ", ",", "", "\r\n", "\n\n", "},\n{", "}\n{"])

@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -132,41 +131,6 @@ def test_a_view_and_a_view_of_it_hold_the_chosen_documents_and_so_does_a_copy(
     assert copied.manifest.num_tokens == sum(len(row[0]) for row in expected)
 
 
-@pytest.mark.parametrize(
-    ("where", "taken"),
-    [
-        (["size>3"], [4, 5, 6]),
-        (["size>=3", "size<=5"], [3, 4, 5]),
-        (["size<3", "size>0"], [1, 2]),
-        (["size in 1, 5,9"], [1, 5]),
-        (["size!=2"], [0, 1, 3, 4, 5, 6, 7]),
-        (["lang in en,fr", "size>2"], [3, 4]),
-        (["lang != en"], [1, 2, 3, 4, 5, 6, 7]),
-        (["lang=fr\t", "size > 1 "], [3, 4]),
-        (["a=b in =, c"], [0, 2, 4, 6]),
-        (["lang>en"], [2, 3, 4, 5, 6, 7]),
-        (["flag!=true"], [1, 3, 5, 7]),
-        ("score>0.25", [6]),
-    ],
-    ids=str,
-)
-def test_documents_are_taken_by_comparisons_of_kept_values_and_missing_ones_meet_only_inequality(
-    tmp_path, where, taken
-):
-    metadata = {
-        "size": [*range(7), None],
-        "lang": ["en", " en", "fr ", "fr", "fr", "ga", "ha", "zu"],
-        "a=b": ["c", "d"] * 4,
-        "flag": [True, False] * 4,
-        "score": [0.25, -1.0, float("nan"), None, 0.0, 0.1, 0.3, 0.2],
-    }
-    columns = {"size": "int64", "lang": "string", "a=b": "string", "flag": "bool", "score": "float64"}
-    sources = [Source(documents=documents_of(range(2, 10)), path="a.jsonl", metadata=metadata)]
-    corpus = write_corpus(tmp_path / "corpus", sources=sources, columns=columns, tokenizer=TINY_TOKENIZER)
-    select_corpus(corpus, out=tmp_path / "view", where=where)
-    assert [len(row[0]) - 2 for row in rows(tmp_path / "view")] == taken
-
-
 # lists
 
 
@@ -243,17 +207,6 @@ def test_columns_are_joined_by_id_or_by_number_and_documents_without_a_row_have_
     assert found[Path("lang=fr/size=3")] == [number for number in range(50) if number % 2 and number % 5 == 3]
     assert found[Path("lang=__HIVE_DEFAULT_PARTITION__/size=1")] == [51, 56]
     assert sorted(number for cell in found.values() for number in cell) == list(range(60)) == ids(tmp_path / "cells")
-
-
-def test_cells_partition_a_view_and_their_mix_names_them(corpus, tmp_path):
-    select_corpus(corpus, out=tmp_path / "cells", by="lang", min_tokens=10)
-    whole = rows(tmp_path / "cells")
-    cells = {path.name: rows(path) for path in (tmp_path / "cells").iterdir() if path.is_dir()}
-    assert sorted(cells) == ["lang=__HIVE_DEFAULT_PARTITION__", "lang=de", "lang=en", "lang=fr"]
-    assert Counter(repr(row) for cell in cells.values() for row in cell) == Counter(map(repr, whole))
-    assert all(row[1]["lang"] == "fr" for row in cells["lang=fr"])
-    mix = (tmp_path / "cells" / "mix.toml").read_text()
-    assert all(f'"{name}" = "{name}"  # {len(found)} documents' in mix for name, found in cells.items())
 
 
 def test_cells_are_copied_into_the_same_tree_with_their_mix(corpus, tmp_path):
