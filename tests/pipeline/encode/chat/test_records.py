@@ -28,7 +28,7 @@ def test_tools_variables_and_reasoning_reach_the_template():
     assert values["messages"][1] == {**reasoned, "reasoning_content": "why"}
 
 
-CALL = {"type": "function", "function": {"name": "f", "arguments": {"q": "x"}}}
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"q": "ü"}}}
 CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 
 
@@ -40,8 +40,8 @@ def test_a_template_gets_what_it_takes():
         _, asked, called = conversation(record, Takes(**takes)).values["messages"]
         return [asked["content"], called["content"], called["tool_calls"][0]["function"]["arguments"]]
 
-    assert given() == ["qr", "", {"q": "x"}]
-    assert given(text="either", has_objects=False, no_text=None) == [parts, None, '{"q": "x"}']
+    assert given() == ["qr", "", {"q": "ü"}]
+    assert given(text="either", has_objects=False, no_text=None) == [parts, None, '{"q": "ü"}']
     assert conversation({"messages": BOTH}, Takes(text="parts")).values["messages"][1]["content"] == [
         {"type": "text", "text": "a"}
     ]
