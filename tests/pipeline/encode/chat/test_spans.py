@@ -105,9 +105,9 @@ def _control_ids(encode_one: chats.ChatEncoder, record: chats.Json, spelled: str
     ],
 )
 def test_no_template_puts_a_control_token_together_from_what_a_record_says(written, contents):
-    text = "{% set c = messages[0].content %}" + written + "<|im_end|>{% generation %}x{% endgeneration %}"
-    known = speller("byte-level")
-    ids = encode(encoder(known, text), {"messages": [{"role": "user", "content": contents}]}).ids
+    contents_of = "{% set c = messages | map(attribute='content') | list %}"
+    known, text = speller("byte-level"), contents_of + written + "<|im_end|>{% generation %}x{% endgeneration %}"
+    ids = encode(encoder(known, text), {"messages": [{"role": "user", "content": one} for one in contents]}).ids
     assert ids.tolist().count(known.added["<|im_end|>"]) == 1
     assert b"<|im_end|>x" in known.spell(ids)
 
