@@ -157,15 +157,6 @@ def bad(data: bytes, *arguments: str) -> tuple[str, str]:
     return first.reason, first.detail
 
 
-@pytest.mark.parametrize("keep", [(), ("n",)])
-def test_byte_order_marks_of_joined_files_are_dropped_and_counted(keep):
-    records = parse(
-        b'\xef\xbb\xbf{"text": "a"}\n{"text": "\xef\xbb\xbfb"}\n\xef\xbb\xbf\n\xef\xbb\xbf{\n', "text", *keep
-    )
-    assert (records.texts, records.num_empty, records.num_marks) == (["a", "\ufeffb"], 1, 3)
-    assert [bad.position for bad in records.bad] == [3]
-
-
 def test_the_kept_fields_that_some_record_has_are_known():
     lines = b'{"text": "a", "n": null, "b": {"x": 1}}\n{"text": "b", "m": 1}\n'
     assert parse(lines, "text", "n", "m", "b.x", "b.y", "k").fields == {"n", "m", "b.x"}

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.contract.small import stopped_before_the_corpus
 from tests.pipeline import inputs
 from tests.pipeline.inputs import build, jsonl, texts_of
-from tokshard import build_corpus
 from tokshard.errors import BuildError, SourceError
 from tokshard.format import names
 from tokshard.pipeline.sources.discover import discover
@@ -98,13 +97,6 @@ def test_the_format_option_reads_every_file_as_one_format():
     write("d/a", "d/b.txt", "d/c.json", "d/d.log.gz")
     assert found("d", input_format="jsonl") == ["d/a", "d/b.txt", "d/c.json", "d/d.log.gz"]
     assert {source.format for source in discover(["d"], input_format="jsonl").inputs} == {"jsonl"}
-
-
-def test_files_of_unknown_format_in_a_directory_are_counted_by_suffix(tmp_path):
-    write("d/a.jsonl", "d/b.md", "d/sub/c.md", "d/README", "d/x.parquet.gz", "e/a.jsonl", "e/f.md")
-    tokenizer = inputs.write_byte_tokenizer(tmp_path / "tokenizer")
-    result = build_corpus(["d", "e"], tokenizer=tokenizer, out=tmp_path / "out", workers=1)
-    assert result.ignored == {".gz": 1, ".md": 3, "no suffix": 1}
 
 
 def test_links_to_files_and_directories_elsewhere_are_followed():
