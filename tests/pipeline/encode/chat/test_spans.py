@@ -127,6 +127,13 @@ def test_what_a_user_writes_stays_text_where_a_template_looks_at_answers():
     assert [ids.count(added[token]) for token in ("<think>", "</think>", "<|im_end|>")] == [1, 1, 2]
 
 
+def test_an_added_token_with_a_blank_in_it_is_found_where_a_normalizer_changes_blanks():
+    content = chats.byte_fallback(normalizer=chats.SPACES)
+    index = 1 + max(entry["id"] for entry in content["added_tokens"])
+    content["added_tokens"].append(chats.special_token(index, "the er", special=False))
+    assert encode(encoder(content, CHATML), said("the er", "a the er b")).ids.tolist().count(index) == 2
+
+
 @pytest.mark.parametrize(("kind", "name"), [("byte-level", "chatml"), ("byte-level, NFC", "bare")])
 def test_the_time_of_a_conversation_grows_with_its_turns(kind, name):
     def seconds(turns: int) -> float:
