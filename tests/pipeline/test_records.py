@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -121,7 +120,6 @@ def lines_of_json(draw: st.DrawFn) -> bytes:
 
 
 paths = st.sampled_from(["text", "data.body", "data.data.text", "tëxt"])
-columns = st.sampled_from([(), ("other",), ("data.body", "other.te:int64")])
 
 
 def without_wrong_types(line: bytes, path: str, found: str | tuple[str]) -> str | tuple[str]:
@@ -151,23 +149,9 @@ def test_a_line_is_malformed_exactly_where_the_stdlib_says_so(start, middle):
     assert outcomes(parse(line + b"\n", "text", "b:string")) == [expected(line, "text")]
 
 
-def bad(data: bytes, *arguments: str) -> tuple[str, str]:
-    """Reason and detail of the first bad record."""
-    first = parse(data, *arguments).bad[0]
-    return first.reason, first.detail
-
-
 def test_the_kept_fields_that_some_record_has_are_known():
     lines = b'{"text": "a", "n": null, "b": {"x": 1}}\n{"text": "b", "m": 1}\n'
     assert parse(lines, "text", "n", "m", "b.x", "b.y", "k").fields == {"n", "m", "b.x"}
-
-
-# kept columns
-
-
-@pytest.mark.parametrize("value", [b"\xff", rb"\udc00"])
-def test_a_kept_string_that_is_not_utf_8_is_named_as_that(value):
-    assert bad(b'{"k": "%s", "text": "t"}' % value, "text", "k")[0] == INVALID_UTF8
 
 
 SEPARATORS = st.sampled_from(["\n", "\n", "\n", " ", ",", "", "\r\n", "\n\n", "},\n{", "}\n{"])
