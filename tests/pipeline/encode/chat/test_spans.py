@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from tests.examples import crossed
 from tests.pipeline.encode.chat import chats
-from tests.pipeline.encode.chat.chats import CLASSES, SPECIAL, byte_level, encode, encoder, learned, records, said
+from tests.pipeline.encode.chat.chats import CLASSES, SPECIAL, encode, encoder, learned, records, said
 from tests.pipeline.encode.chat.templates import BARE, BARS, CHATML, THINK, TURNS
-from tokshard.errors import TokenizerError
 from tokshard.pipeline.encode.chat.marks import READ_TOKEN
 from tokshard.pipeline.encode.chat.records import ChatRecordError
 from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, SPLIT_CHARACTER, UNMATCHED_SPANS
@@ -229,35 +228,6 @@ def test_answers_have_the_weights_of_their_messages_where_that_is_asked_for():
 # tokenizers
 
 
-def test_the_end_of_a_document_is_a_token_that_the_template_does_not_write():
+def test_an_unknown_token_may_end_documents_where_every_byte_has_a_token():
     known = speller("byte fallback, Replace")
-
-    def end(wanted: str | None, *literals: str, written: tuple[str, ...] = ()) -> str:
-        return document_end(known, wanted, config=chats.VARIABLES, literals=literals, written=written)[0]
-
-    assert end(None) == "</s>"
-    assert end(None, "a</s>") == "<pad>"
-    assert end("<unk>", "a</s>") == "<unk>"
-    with pytest.raises(TokenizerError, match="document_end is '</s>'") as caught:
-        end("</s>", written=("</s>",))
-    assert "'<pad>'" in caught.value.hint
-    with pytest.raises(TokenizerError, match="no special token for the end of a document"):
-        end(None, *SPECIAL, "<unk>")
-
-
-@pytest.mark.parametrize(
-    ("wanted", "said_of_it"),
-    [
-        ("<|im_start|>", "begins a turn or a text"),
-        ("<|im_end|>", "the chat template writes"),
-        ("<think>", "is not a special token of the tokenizer"),
-        ("<pad>", "a text can become"),
-    ],
-)
-def test_no_document_ends_in_a_token_that_begins_a_turn_and_each_refusal_has_its_reason(wanted, said_of_it):
-    known = chats.speller(byte_level(model={**byte_level()["model"], "unk_token": "<pad>"}))
-    options = {"config": chats.VARIABLES, "literals": ["</s><|im_end|><end_of_turn><|endoftext|>"], "written": ()}
-    with pytest.raises(TokenizerError, match=said_of_it):
-        document_end(known, wanted, **options)
-    with pytest.raises(TokenizerError, match="or they begin a turn or text"):
-        document_end(known, None, **options)
+    assert document_end(known, "<unk>", config=chats.VARIABLES, literals=["</s>"], written=())[0] == "<unk>"
