@@ -19,15 +19,6 @@ BOTH = [ASKED, ANSWERED]
 SYSTEM = {"role": "system", "content": "s"}
 
 
-def test_tools_variables_and_reasoning_reach_the_template():
-    reasoned = {**ANSWERED, "thinking": "why"}
-    record = {"messages": [ASKED, reasoned], "tools": '[{"b": 1, "a": 2}]', "chat_template_kwargs": '{"x": true}'}
-    values = conversation(record).values
-    assert list(values["tools"][0]) == ["b", "a"]
-    assert values["x"] is True
-    assert values["messages"][1] == {**reasoned, "reasoning_content": "why"}
-
-
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"q": "ü"}}}
 CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 
@@ -52,24 +43,6 @@ def test_a_template_gets_what_it_takes():
     assert conversation({"messages": BOTH, "tools": [{"name": "f"}]}, Takes(has_bare_tools=False)).values["tools"] == [
         {"type": "function", "function": {"name": "f"}}
     ]
-
-
-def test_thinking_is_read_under_its_names_and_in_parts():
-    thinking = {"type": "thinking", "thinking": "why"}
-    for said in ({"reasoning": "why"}, {"reasoning_content": "why", "thinking": "why"}, {"thinking": "why"}):
-        message = conversation({"messages": [{**ANSWERED, **said}]}).values["messages"][0]
-        assert (message["reasoning_content"], message["thinking"]) == ("why", "why")
-    message = {"role": "assistant", "content": [thinking, {"type": "text", "text": "a"}]}
-    assert conversation({"messages": [message]}).values["messages"] == [
-        {**ANSWERED, "thinking": "why", "reasoning_content": "why"}
-    ]
-
-
-def test_weights_are_read_and_hidden_from_the_template():
-    messages = [{**ASKED, "weight": 0}, {**ANSWERED, "weight": 1.0, "train": None}, {**ANSWERED, "train": False}]
-    found = conversation({"messages": messages})
-    assert found.weights == (1, 0)
-    assert found.values["messages"] == [ASKED, ANSWERED, ANSWERED]
 
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf")])

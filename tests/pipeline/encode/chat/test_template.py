@@ -13,31 +13,9 @@ from tokshard.pipeline.encode.chat.records import conversation
 from tokshard.pipeline.encode.chat.template import own_template, template_variables
 
 
-def render(text: str, record=None, **options) -> str:
-    return template(text, needs_spans=False, **options).render(conversation(record or said("q", "a")).values).text
-
-
-def test_blocks_take_their_line_and_json_keeps_order_and_letters():
-    text = "{% for t in tools %}\n  {{ t | tojson }}\n  {% if loop.first %}{% continue %}{% endif %}\n.{% endfor %}"
-    tools = [{"name": "zug", "arguments": {"b": "ü<", "a": [1]}}, {}]
-    assert render(text, said("q", tools=tools)) == '  {"name": "zug", "arguments": {"b": "ü<", "a": [1]}}\n  {}\n.'
-
-
 def test_spans_are_characters_of_the_text():
     made = template(CHATML).render(conversation(said("q", "ü", "r", "")).values)
     assert [made.text[start:stop] for start, stop in made.spans] == ["ü<|im_end|>", "<|im_end|>"]
-
-
-def test_a_record_adds_variables_the_tokenizer_gives_its_tokens_and_filters_are_those_of_jinja2():
-    text = "{{ bos_token }}{{ mode }}{{ add_generation_prompt }}{{ dict(a=1) }}{{ namespace(x=2).x }}"
-    text += "{{ 'a' if [] | map('upper') }}{{ messages | map(attribute='role') | join }}{{ [none, 1.5, {'b': x}] }}"
-    expected = "<s>mFalse{'a': 1}2auserassistant[None, 1.5, {'b': Undefined}]"
-    assert render(text, said("q", "a", chat_template_kwargs={"mode": "m"})) == expected
-
-
-def test_the_date_is_the_one_that_is_given():
-    text = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}"
-    assert render(text, date="2026-11-23") == "23 Nov 2026"
 
 
 @pytest.mark.slow
