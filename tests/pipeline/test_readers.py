@@ -198,25 +198,6 @@ def test_a_source_without_text_holds_no_document(name, content, tmp_path):
 
 # kept columns
 
-KEPT = [
-    {"text": "a", "s": "é", "i": -3, "f": 1.5, "b": True},
-    {"text": "b", "s": None, "i": None, "f": None, "b": None},
-    {"text": "c", "s": "x, \n", "i": 1 << 60, "f": -0.25, "b": False},
-]
-
-
-@pytest.mark.parametrize("name", ["plain.jsonl", "table.parquet", "file.arrow", "stream.arrow", "plain.csv"])
-def test_kept_columns_are_the_same_from_every_format(name, tmp_path):
-    path, is_csv = tmp_path / name, name.endswith("csv")
-    records = [{k: str(v).lower() if is_csv and isinstance(v, bool) else v for k, v in one.items()} for one in KEPT]
-    path.write_bytes(FORMATS[name](records, 2))
-    corpus = build(path, tmp_path / "out", id_field="i", keep_field=["s", "i:int64", "f:float64", "b:bool"])
-    assert texts_of(corpus) == ["a", "b", "c"]
-    expected = [{"id": None if r["i"] is None else str(r["i"]), **{k: r[k] for k in "sifb"}} for r in KEPT]
-    if is_csv:  # an empty field is an empty string where strings are asked for
-        expected[1] |= {"id": "", "s": ""}
-    assert [corpus.metadata(index) for index in range(3)] == expected
-
 
 WHOLE = [pa.array([1_000], pa.timestamp("ns")), pa.array([10**9], pa.duration("ns"))]
 OTHERS: dict[str, tuple[pa.Array, str]] = {
