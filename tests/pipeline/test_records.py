@@ -149,11 +149,6 @@ def test_a_line_is_malformed_exactly_where_the_stdlib_says_so(start, middle):
     assert outcomes(parse(line + b"\n", "text", "b:string")) == [expected(line, "text")]
 
 
-def test_the_kept_fields_that_some_record_has_are_known():
-    lines = b'{"text": "a", "n": null, "b": {"x": 1}}\n{"text": "b", "m": 1}\n'
-    assert parse(lines, "text", "n", "m", "b.x", "b.y", "k").fields == {"n", "m", "b.x"}
-
-
 SEPARATORS = st.sampled_from(["\n", "\n", "\n", " ", ",", "", "\r\n", "\n\n", "},\n{", "}\n{"])
 OBJECTS = ['{"text": "a"}', '{"text": "b", "x": [{}', '{"text": "c"', '"x": 1}', "{}]}", "{}", '{"text": "}"}']
 

@@ -209,19 +209,6 @@ def test_columns_are_joined_by_id_or_by_number_and_documents_without_a_row_have_
     assert sorted(number for cell in found.values() for number in cell) == list(range(60)) == ids(tmp_path / "cells")
 
 
-def test_cells_are_copied_into_the_same_tree_with_their_mix(corpus, tmp_path):
-    select_corpus(corpus, out=tmp_path / "cells", by=["lang"])
-    for _ in range(2):  # the second time nothing is left to do
-        command = "copy", tmp_path / "cells", "--cells", "--out", tmp_path / "copies", "--workers", 1, "--quiet"
-        assert tokshard(*command).exit_code == 0
-    cells = [path.parent.name for path in tmp_path.glob("cells/*/manifest.json")]
-    assert sorted(path.name for path in (tmp_path / "copies").iterdir()) == sorted([*cells, names.MIX])
-    for cell in cells:
-        assert rows(tmp_path / "copies" / cell) == rows(tmp_path / "cells" / cell)
-    sizes = "--seq-len", 8, "--global-batch-size", 4
-    assert tokshard("plan", tmp_path / "copies" / names.MIX, *sizes).exit_code == 0
-
-
 # in buckets
 
 
