@@ -9,14 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.pipeline.inputs import (
-    COMPRESSIONS,
-    arrow_bytes,
-    arrow_stream_bytes,
-    jsonl,
-    parquet_bytes,
-    write_byte_tokenizer,
-)
+from tests.pipeline.inputs import COMPRESSIONS, TABLES, arrow_bytes, jsonl, parquet_bytes, write_byte_tokenizer
 from tests.pipeline.vocabularies import write_word_tokenizer
 from tokshard import build_corpus, import_corpus
 
@@ -127,7 +120,6 @@ COLUMNS: list[tuple[Any, ...]] = [
     ("a document that is too long", b"x" * 51, *LONG),
     ("a kept field of another type", b"x", *OTHER_TYPE),
 ]
-TABLES = {"a.parquet": parquet_bytes, "a.arrow": arrow_bytes, "stream.arrow": arrow_stream_bytes}
 OBJECTS: list[tuple[str, Any, str]] = [
     (
         "a record without the text field",

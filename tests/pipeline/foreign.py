@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tests.pipeline import inputs
+from tests.pipeline.inputs import jsonl
 from tokshard import import_corpus, open_corpus
 from tokshard.inspect.verify.verification import verify_corpus
 
@@ -20,6 +22,9 @@ EOS = 0
 """The id that ends documents, of the tokenizer of bytes."""
 
 Documents = Sequence[Sequence[int]]
+
+TABLES = {**inputs.TABLES, "a.jsonl": lambda found, rows=None: jsonl(found.to_pylist())}
+"""File name to what makes it of a table of ids, with so many rows in a group or batch, if that is said."""
 
 MEGATRON_CODES = {"u1": 1, "i1": 2, "i2": 3, "i4": 4, "i8": 5, "u2": 8}
 

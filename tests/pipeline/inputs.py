@@ -85,6 +85,13 @@ def feather_bytes(found: pa.Table, rows_per_batch: int | None = None) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
+TABLES: dict[str, Callable[..., bytes]] = {
+    "a.parquet": parquet_bytes,
+    "a.arrow": arrow_bytes,
+    "stream.arrow": arrow_stream_bytes,
+}
+"""File name to what makes it of a table, with so many rows in a group or batch, if that is said."""
+
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,

@@ -17,7 +17,6 @@ from tests.pipeline.inputs import (
     jsonl,
     texts_of,
 )
-from tests.pipeline.vocabularies import write_word_tokenizer
 from tests.refusals import pattern
 from tokshard import Corpus, open_corpus
 from tokshard.errors import BadRecordError, BadSourceError
@@ -47,21 +46,6 @@ def test_a_bad_record_is_left_out_counted_and_listed_if_that_is_asked_for(bad: B
         first, second = (document.tolist() for document in corpus.documents())
         assert first == second
         assert corpus.sources()[0].left_out == {bad.reason: 1}
-
-
-def test_texts_that_spell_special_tokens_are_listed_among_others_in_the_order_of_lines(tmp_path):
-    lines = b'{"text": "good"}\n{"text": "</s>"}\n{\n{"text": "<s>"}\n\n{"text": "[UNK] text"}\n'
-    (tmp_path / "a.jsonl").write_bytes(lines)
-    options = {"tokenizer": write_word_tokenizer(tmp_path / "tok"), "eos": "</s>", "bos": "<s>"}
-    corpus = build(tmp_path / "a.jsonl", tmp_path / "out", on_bad_record="skip", **options)
-    assert [(reject["record"], reject["reason"]) for reject in rejects_of(tmp_path / "out")] == [
-        (2, "special token in text"),
-        (3, "malformed"),
-        (4, "special token in text"),
-    ]
-    assert corpus.sources()[0].left_out == {"empty": 1, "malformed": 1, "special token in text": 2}
-    assert records_of(corpus) == [1, 6]
-    assert [document.tolist() for document in corpus.documents()] == [[1, 3, 2], [1, 0, 4, 2]]
 
 
 @pytest.mark.parametrize("encode", [inputs.arrow_bytes, inputs.arrow_stream_bytes], ids=["Arrow file", "Arrow stream"])

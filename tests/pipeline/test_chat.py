@@ -17,8 +17,6 @@ from tests.pipeline.encode.chat.chats import said
 from tests.pipeline.encode.chat.templates import CHATML
 from tests.pipeline.inputs import jsonl, zstd
 from tokshard import build_corpus, copy_corpus, open_corpus
-from tokshard.cli.main import run
-from tokshard.errors import BadRecordError
 from tokshard.format import names
 from tokshard.runtime import NumpyLoader, StreamPlan
 from tokshard.store import files_below, open_store
@@ -119,39 +117,6 @@ def _json_array(values: list[Any]) -> pa.Array:
     return pa.ExtensionArray.from_storage(pa.json_(), pa.array([json.dumps(value) for value in values]))
 
 
-def test_bad_conversations_stop_a_build_or_are_skipped_and_those_without_targets_are_left_out(tmp_path, tokenizer):
-    bad = {"messages": [{"content": "x"}]}
-    pair = {"chosen": RECORDS[0]["messages"], "rejected": []}
-    idle = {"messages": [{"role": "user", "content": "x"}]}
-    path = write(tmp_path / "a.jsonl", [RECORDS[0], idle, bad, pair, {"text": "x"}, RECORDS[1]])
-    with pytest.raises(BadRecordError, match=r"a.jsonl, line 3: not a conversation: message 0 has no role"):
-        build(path, tokenizer, tmp_path / "out")
-    build(path, tokenizer, tmp_path / "out", on_bad_record="skip")
-    assert learned(tmp_path / "out") == LEARNED[:2]
-    left_out = dict.fromkeys(("missing text", "not a conversation", "nothing to learn", "preference pair"), 1)
-    with open_corpus(tmp_path / "out") as corpus:
-        assert corpus.manifest.records.left_out == left_out
-
-
-def test_long_conversations_are_left_out_or_cut_to_their_head(tmp_path, tokenizer):
-    path = write(tmp_path / "a.jsonl", RECORDS)
-    build(path, tokenizer, tmp_path / "out", max_tokens=35)
-    assert learned(tmp_path / "out") == LEARNED[2:]
-    build(path, tokenizer, tmp_path / "head", max_tokens=35, overlong="head")
-    with open_corpus(tmp_path / "head") as corpus:
-        assert all(len(document) <= 35 and document[-1] == corpus.eos_id for document in corpus)
-    assert learned(tmp_path / "head")[0][0] == "one<|im_end|>"
-
-
-def test_the_last_answer_and_another_end(tmp_path, tokenizer):
-    path = write(tmp_path / "a.jsonl", RECORDS)
-    build(path, tokenizer, tmp_path / "out", loss="last", document_end="<pad>")
-    assert learned(tmp_path / "out") == [LEARNED[0][1:], *LEARNED[1:]]
-    with open_corpus(tmp_path / "out") as corpus:
-        assert corpus.manifest.tokenizer.eos == "<pad>"
-        assert corpus.manifest.build.chat.loss == "last"
-
-
 def test_weights_of_messages_are_those_of_their_targets(tmp_path, tokenizer):
     records = [said("q", "one", "r", "two"), said("x", "three"), said("x", "four")]
     records[0]["messages"][1]["weight"], records[2]["messages"][1]["weight"] = 0.25, 3
@@ -169,19 +134,6 @@ def test_weights_of_messages_are_those_of_their_targets(tmp_path, tokenizer):
     assert read == expected
     build(path, tokenizer, tmp_path / "skipped", on_bad_record="skip")
     assert learned(tmp_path / "skipped") == [["three<|im_end|>"]], "weights are no targets of every loss"
-
-
-def test_a_copy_keeps_the_template_the_loss_and_the_id_field_on_which_its_corpora_agree(tmp_path, tokenizer, capsys):
-    for name, loss in (("a", "last"), ("b", "last"), ("c", "all")):
-        path = write(tmp_path / f"{name}.jsonl", [{**said(name, name), "id": name}])
-        build(path, tokenizer, tmp_path / name, loss=loss, id_field="id")
-    for others, chat in (("ab", True), ("ac", False)):
-        copy_corpus([str(tmp_path / other) for other in others], out=str(tmp_path / others), workers=1)
-        with open_corpus(tmp_path / others) as corpus, open_corpus(tmp_path / "a") as first:
-            assert corpus.manifest.build.chat == (first.manifest.build.chat if chat else None)
-            assert corpus.manifest.build.id_field == "id"
-        assert run(["inspect", str(tmp_path / others)]) == 0
-        assert ("--loss last" in capsys.readouterr().out) is chat
 
 
 # who runs it

@@ -8,7 +8,6 @@ import os
 import pytest
 
 from tests.pipeline.places import SPLIT, build, files, write
-from tokshard import open_corpus
 from tokshard.errors import ConfigurationChangedError
 from tokshard.format import names
 from tokshard.pipeline.sources.hub import HubFiles
@@ -54,28 +53,6 @@ def test_a_corpus_of_a_source_that_changed_since_is_not_taken_for_that_of_the_so
     os.utime(write(place / "a.jsonl", ["two"]), (2, 2))
     with pytest.raises(ConfigurationChangedError):
         build(place)
-
-
-@pytest.mark.parametrize(
-    "report",
-    [
-        "[" * 100_000,
-        '{"roots": 3}',
-        '{"roots": [1, "a"]}',
-        '{"sources": [{}]}',
-        '{"sources": [{"argument": [], "path": "", "version": ""}]}',
-        '{"num_sources": "many", "source_times_sha256": "another"}',
-    ],
-)
-def test_a_report_of_another_form_counts_as_one_that_is_gone(place, report):
-    out = build(place)
-    (out / names.REPORT).write_text(report)
-    before = files(out)
-    build(place)
-    assert files(out) == before
-    build(place, write(place / "b.jsonl", ["more"]), append=True)
-    with open_corpus(out) as corpus:
-        assert corpus.num_generations == 2
 
 
 def test_the_command_that_continues_a_build_names_the_commits_of_the_hub(place, stop, monkeypatch):

@@ -83,14 +83,6 @@ def test_a_task_deals_a_text_once_for_each_part_however_often_it_occurs(tmp_path
     assert 100 < sum(dealt.sizes()) <= 100 + 400 // 50
 
 
-def test_equal_texts_are_found_however_they_are_written_and_another_normal_form_is_another_text(place):
-    (place / "1.jsonl").write_bytes(b'{"text": "\\u00e9\\ud83d\\ude42"}\n{"text": "e\\u0301\\ud83d\\ude42"}\n')
-    (place / "2.csv").write_text("text\n\u00e9\U0001f642\n", encoding="utf-8")
-    (place / "3.txt").write_text("\u00e9\U0001f642", encoding="utf-8")
-    found, left_out, _ = deduplicated(place, [place / name for name in ("1.jsonl", "2.csv", "3.txt")])
-    assert (found, left_out) == (["\u00e9\U0001f642", "e\u0301\U0001f642"], [0, 1, 1])
-
-
 def test_a_build_that_goes_on_makes_nothing_again(place, stop, monkeypatch):
     """No file that a task has left is written a second time."""
     patch_chunk_bytes(monkeypatch, 64)

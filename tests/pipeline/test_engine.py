@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.pipeline.inputs import TOKENIZER, build, jsonl, write_byte_tokenizer
+from tests.pipeline.inputs import TOKENIZER, build, write_byte_tokenizer
+from tests.pipeline.places import write
 from tests.pipeline.vocabularies import words, write_vocabulary
 from tokshard.errors import ConfigurationChangedError, TokenizerError
 from tokshard.extras import version_of
@@ -30,11 +30,6 @@ def few_characters(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReque
         monkeypatch.setattr(engine, "_LAST", 0x250)
 
 
-def write(directory: Path, texts: Sequence[str] = TEXTS) -> Path:
-    (directory / "a.jsonl").write_bytes(jsonl([{"text": text} for text in texts]))
-    return directory / "a.jsonl"
-
-
 @pytest.fixture
 def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that gives one more id to texts with a ``Q`` between underscores."""
@@ -53,7 +48,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"workers": 2, "task_bytes": 1 << 20}, {"dedup": "exact"}])
 def test_an_engine_writes_the_same_shards_and_is_named_in_the_manifest(options, tmp_path):
-    source = write(tmp_path, TEXTS * 40 if "workers" in options else TEXTS)
+    source = write(tmp_path / "a.jsonl", TEXTS * 40 if "workers" in options else TEXTS)
     usual, fast = (build(source, tmp_path / name, **options, **more) for name, more in (("a", {}), ("b", ENGINE)))
     assert fast.fingerprint == usual.fingerprint
     assert [*fast.manifest.files] == [*usual.manifest.files]
@@ -78,7 +73,7 @@ def test_an_engine_gives_the_ids_of_tokenizers_for_hard_texts(tokenizer, tmp_pat
 @pytest.mark.usefixtures("wrong")
 @pytest.mark.parametrize("name", ["a.jsonl", "b.txt", "c.csv"])
 def test_an_engine_with_other_ids_for_a_text_of_an_input_is_refused_before_anything_is_written(name, tmp_path):
-    write(tmp_path)
+    write(tmp_path / "a.jsonl", TEXTS)
     for other in ("b.txt", "c.csv"):
         (tmp_path / other).write_text("text\nplain\n")
     with (tmp_path / name).open("a") as file:
@@ -104,12 +99,12 @@ def test_an_engine_is_compared_with_the_beginnings_of_inputs_spread_over_all(tmp
 def test_an_engine_whose_tokenizer_is_of_another_kind_is_refused_with_its_name(tmp_path):
     tokenizer = write_vocabulary(tmp_path / "tok", words("[UNK]", "a", "</s>"), {"eos_token": "</s>"})
     with pytest.raises(TokenizerError, match=r"^fastokens \S+ cannot load the tokenizer: .*unsupported") as caught:
-        build(write(tmp_path), tmp_path / "out", tokenizer=tokenizer, **ENGINE)
+        build(write(tmp_path / "a.jsonl", TEXTS), tmp_path / "out", tokenizer=tokenizer, **ENGINE)
     assert caught.value.hint == "leave out --engine"
 
 
 def test_a_build_does_not_continue_with_another_engine(tmp_path):
-    source = write(tmp_path)
+    source = write(tmp_path / "a.jsonl", TEXTS)
     build(source, tmp_path / "out", **ENGINE)
     with pytest.raises(ConfigurationChangedError, match=r"--engine was 'fastokens \S+', now not given"):
         build(source, tmp_path / "out")

@@ -19,15 +19,7 @@ from tests.contract import small
 from tests.examples import examples
 from tests.pipeline import foreign
 from tests.pipeline.foreign import EOS, documents_of, flat, imported
-from tests.pipeline.inputs import (
-    arrow_bytes,
-    arrow_stream_bytes,
-    jsonl,
-    parquet_bytes,
-    special_token,
-    write_byte_tokenizer,
-    zstd,
-)
+from tests.pipeline.inputs import jsonl, parquet_bytes, special_token, write_byte_tokenizer, zstd
 from tests.pipeline.saved import save
 from tokshard import import_corpus, open_corpus
 from tokshard.errors import BadRecordError, TokshardError
@@ -37,13 +29,6 @@ DOCUMENTS = [[5, 6, EOS], [7, EOS], [8, 9, 10, 11, EOS], [12, EOS], [255, 256, E
 NARROW = [[5, 6, EOS], [7, EOS], [8, 9, 10, 11, EOS]]
 THREES = [[1, 2, EOS], [3, 4, EOS], [5, 6, EOS]]
 MANY = [[number, EOS] for number in range(1, 25)]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A directory with the tokenizer of bytes, ``tok``: 257 ids, of which 0 is EOS."""
-    write_byte_tokenizer(tmp_path / "tok")
-    return tmp_path
 
 
 # formats
@@ -80,17 +65,11 @@ def _table(documents: Any, kind: pa.DataType | None = None) -> pa.Table:
     return pa.table({"n": range(len(documents)), "input_ids": pa.array([*documents], kind)})
 
 
-TABLES: dict[str, Callable[[pa.Table], bytes]] = {
-    "a.parquet": lambda found: parquet_bytes(found, 2),
-    "a.arrow": lambda found: arrow_bytes(found, 2),
-    "stream.arrow": lambda found: arrow_stream_bytes(found, 2),
-    "a.jsonl": lambda found: jsonl(found.to_pylist()),
-    "a.jsonl.gz": lambda found: gzip.compress(jsonl(found.to_pylist())),
-}
+TABLES = {**foreign.TABLES, "a.jsonl.gz": lambda found, rows: gzip.compress(jsonl(found.to_pylist()))}
 
 
 def _in_table(name: str, kind: pa.DataType) -> Callable[[Path, Any], Any]:
-    return lambda folder, documents: (folder / name).write_bytes(TABLES[name](_table(documents, kind)))
+    return lambda folder, documents: (folder / name).write_bytes(TABLES[name](_table(documents, kind), 2))
 
 
 FORMS = {
@@ -262,11 +241,11 @@ def test_an_id_outside_the_vocabulary_is_named_with_file_document_and_limit(dtyp
 # columns
 
 
-@pytest.mark.parametrize("name", [name for name in TABLES if not name.endswith("gz")])
+@pytest.mark.parametrize("name", foreign.TABLES)
 def test_columns_of_a_table_of_ids_are_kept_one_value_for_each_document(name, place):
     columns = {"labels": pa.array(DOCUMENTS, pa.list_(pa.int64())), "meta": [{"n": number} for number in range(5)]}
     found = pa.table({"name": [f"doc {number}" for number in range(5)], "input_ids": DOCUMENTS, **columns})
-    (place / name).write_bytes(TABLES[name](found))
+    (place / name).write_bytes(foreign.TABLES[name](found, 2))
     foreign.megatron(place / "b", DOCUMENTS[:1])
     options: dict[str, Any] = {"id_field": "name", "keep_field": ["labels"]}
     result = imported(place, place / name, **options)

@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.pipeline.foreign import EOS, datatrove, documents_of, imported, olmo
-from tests.pipeline.inputs import arrow_bytes, jsonl, parquet_bytes
+from tests.pipeline.foreign import EOS, TABLES, datatrove, documents_of, imported, olmo
 from tests.pipeline.test_import import add_bos
 from tokshard import copy_corpus, open_corpus
 from tokshard.inspect.verify.verification import verify_corpus
@@ -34,16 +33,11 @@ def found_in(out: Path) -> tuple[list[list[int]], list[list[list[int]]]]:
         return [document.tolist() for document in corpus.documents()], spans
 
 
-TABLES = {
-    "a.parquet": lambda found: parquet_bytes(found, 2),
-    "a.arrow": arrow_bytes,
-    "a.jsonl": lambda found: jsonl(found.to_pylist()),
-}
 every_table = pytest.mark.parametrize("name", TABLES)
 
 
 def table(place: Path, name: str, columns: dict[str, Any], documents: Any = DOCUMENTS) -> Path:
-    (place / name).write_bytes(TABLES[name](pa.table({"input_ids": documents, **columns})))
+    (place / name).write_bytes(TABLES[name](pa.table({"input_ids": documents, **columns}), 2))
     return place / name
 
 
@@ -107,6 +101,16 @@ def test_an_append_and_a_copy_keep_spans(place):
     copy_corpus(str(place / "out"), out=place / "copy", shuffle=1, workers=1)
     documents, spans = found_in(place / "copy")
     assert sorted(zip(documents, spans, strict=True)) == sorted(zip(*expected, strict=True))
+
+
+def test_documents_of_corpora_without_spans_or_weights_learn_all_tokens_equally_in_a_copy_with_others(place):
+    made = {"weights": {"loss_mask": WEIGHTS}, "spans": {"loss_mask": MASKS}, "plain": {}}
+    for name, columns in made.items():
+        imported(place, table(place, "a.parquet", columns), out=place / name)
+    copy_corpus([place / name for name in made], out=place / "copy", workers=1)
+    everything = [[0, *[1] * (len(document) - 1)] for document in DOCUMENTS]
+    with open_corpus(place / "copy") as corpus:
+        assert [corpus.target_weights(number).tolist() for number in range(9)] == [*WEIGHTS, *MASKS, *everything]
 
 
 @every_table

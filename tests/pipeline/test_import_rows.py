@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,24 +13,17 @@ from hypothesis import strategies as st
 
 from tests.contract import small
 from tests.pipeline import foreign
-from tests.pipeline.foreign import EOS, documents_of, imported
-from tests.pipeline.inputs import arrow_bytes, arrow_stream_bytes, jsonl, parquet_bytes, write_byte_tokenizer
-from tokshard import copy_corpus, open_corpus
-from tokshard.cli.main import run
+from tests.pipeline.foreign import EOS, TABLES, documents_of, imported
+from tests.pipeline.inputs import write_byte_tokenizer
+from tokshard import open_corpus
 from tokshard.errors import UsageError
 
 PAD = 200
-FORMS = {
-    "a.parquet": parquet_bytes,
-    "a.arrow": arrow_bytes,
-    "stream.arrow": arrow_stream_bytes,
-    "a.jsonl": lambda table: jsonl(table.to_pylist()),
-}
-EACH_FORM = pytest.mark.parametrize("form", FORMS)
+EACH_FORM = pytest.mark.parametrize("form", TABLES)
 
 
 def import_table(place: Path, form: str, columns: dict[str, Any], **options: Any) -> Any:
-    (place / form).write_bytes(FORMS[form](pa.table(columns)))
+    (place / form).write_bytes(TABLES[form](pa.table(columns)))
     return imported(place, place / form, **options)
 
 
@@ -98,19 +90,6 @@ def test_columns_that_are_not_read_are_named_once_and_those_that_are_read_are_no
     notes = [note for note in import_table(place, form, columns).notes if "left out" in note]
     assert len(notes) == 1
     assert f"that are left out: {', '.join(others)};" in notes[0]
-
-
-def test_padding_is_shown_counted_over_copies_and_additions_and_up_to_a_limit(place, capsys):
-    columns = {"input_ids": [[5, PAD], [6, PAD], [7, PAD]], "attention_mask": [[1, 0]] * 3}
-    result = import_table(place, "a.parquet", columns, max_documents=2)
-    assert (documents_of(result), padding_of(result)) == ([[5, EOS], [6, EOS]], 2)
-    copy = copy_corpus([place / "out"], out=place / "copy", workers=1)
-    assert padding_of(copy) == 2
-    (place / "b.parquet").write_bytes(parquet_bytes(pa.table(columns)))
-    imported(place, place / "b.parquet", append=True, max_documents=2)
-    assert run(["inspect", str(place / "out")]) == 0
-    assert "4 ids of padding left out, as attention_mask says" in capsys.readouterr().out
-    assert json.loads((place / "out" / "manifest.json").read_text())["records"]["padding_ids"] == 2
 
 
 def test_rows_of_mds_become_their_documents_without_padding_too(place):

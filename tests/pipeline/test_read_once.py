@@ -338,6 +338,8 @@ BAD: list[tuple[Any, str]] = [
     ("\ud800", f"invalid UTF-8: {NO_UTF_8}"),
     ({"text": "a", "i": 2**63}, f"kept field of another type: field 'i' is {2**63}, not int64"),
     ({"text": "a", "i": True}, "kept field of another type: field 'i' is True, not int64"),
+    ({"text": "a", "i": 1.5}, "kept field of another type: field 'i' is 1.5, not int64"),
+    ({"text": "a", "f": True}, "kept field of another type: field 'f' is True, not float64"),
     ({"text": "", "b": 1}, "kept field of another type: field 'b' is 1, not bool"),
     ({"text": "a", "s": "\ud800"}, f"invalid UTF-8: field 's': {NO_UTF_8}"),
     ("a" * 101, "over max-document-bytes: text has 101 bytes, at most 100 are allowed"),

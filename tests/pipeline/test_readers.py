@@ -10,11 +10,10 @@ import pytest
 
 from tests.pipeline.inputs import (
     FORMATS,
-    arrow_bytes,
+    TABLES,
     arrow_stream_bytes,
     build,
     csv_bytes,
-    parquet_bytes,
     patch_chunk_bytes,
     table,
     texts_of,
@@ -119,17 +118,15 @@ def test_a_segment_of_a_stream_ends_by_all_that_a_worker_would_hold(what, tmp_pa
 # tables
 
 
-TABLES = {"parquet": parquet_bytes, "arrow": arrow_bytes, "stream": arrow_stream_bytes}
-every_table = pytest.mark.parametrize("kind", TABLES)
+every_table = pytest.mark.parametrize("name", TABLES)
 
 
-def write_table(found: pa.Table, kind: str, directory: Path, rows: int | None = None) -> Path:
-    path = directory / ("a.parquet" if kind == "parquet" else "a.arrow")
+def write_table(found: pa.Table, name: str, directory: Path, rows: int | None = None) -> Path:
     try:
-        path.write_bytes(TABLES[kind](found, rows))
+        (directory / name).write_bytes(TABLES[name](found, rows))
     except pa.ArrowNotImplementedError:
-        pytest.skip(f"pyarrow {pa.__version__} writes no {found.schema.field(0).type} to {kind}")
-    return path
+        pytest.skip(f"pyarrow {pa.__version__} writes no {found.schema.field(0).type} to {name}")
+    return directory / name
 
 
 VALUES = ["a", "é🙂", None, "", "b" * 40]
@@ -143,18 +140,18 @@ STRINGS = {
 
 @every_table
 @pytest.mark.parametrize("of", STRINGS)
-def test_a_text_column_may_have_any_type_of_strings(kind, of, tmp_path):
-    path = write_table(pa.table({"text": STRINGS[of]}), kind, tmp_path, 2)
+def test_a_text_column_may_have_any_type_of_strings(name, of, tmp_path):
+    path = write_table(pa.table({"text": STRINGS[of]}), name, tmp_path, 2)
     corpus = build(path, tmp_path / "out", on_bad_record="skip")
     assert texts_of(corpus) == ["a", "é🙂", "b" * 40]
     assert corpus.sources()[0].left_out == {"missing text": 1, "empty": 1}
 
 
-@pytest.mark.parametrize("kind", ["arrow", "stream"])  # the parquet reader itself refuses such a dictionary
-def test_a_value_of_a_dictionary_that_is_not_utf_8_spoils_only_its_records(kind, tmp_path):
+@pytest.mark.parametrize("name", ["a.arrow", "stream.arrow"])  # the parquet reader itself refuses such a dictionary
+def test_a_value_of_a_dictionary_that_is_not_utf_8_spoils_only_its_records(name, tmp_path):
     values = pa.array([b"good", b"\xff\xfe", b"fine"]).view(pa.string())
     array = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, 1, None, 0]), values)
-    corpus = build(write_table(pa.table({"text": array}), kind, tmp_path), tmp_path / "out", on_bad_record="skip")
+    corpus = build(write_table(pa.table({"text": array}), name, tmp_path), tmp_path / "out", on_bad_record="skip")
     assert texts_of(corpus) == ["good", "fine", "good"]
     assert corpus.sources()[0].left_out == {"invalid UTF-8": 2, "missing text": 1}
 
@@ -181,17 +178,17 @@ def test_a_nested_text_field_is_found_below_missing_parents_too(name, tmp_path):
 
 
 @every_table
-def test_a_column_whose_name_has_a_dot_is_taken_before_a_nested_one(kind, tmp_path):
-    path = write_table(pa.table({"data": [{"body": "nested"}], "data.body": ["flat"]}), kind, tmp_path)
+def test_a_column_whose_name_has_a_dot_is_taken_before_a_nested_one(name, tmp_path):
+    path = write_table(pa.table({"data": [{"body": "nested"}], "data.body": ["flat"]}), name, tmp_path)
     assert texts_of(build(path, tmp_path / "out", text_field="data.body")) == ["flat"]
 
 
-NO_TEXT = {f"a.{kind}": write(pa.table({"text": pa.array([], pa.string())}), None) for kind, write in TABLES.items()}
+NO_TEXT = {name: write(pa.table({"text": pa.array([], pa.string())})) for name, write in TABLES.items()}
 
 
 @pytest.mark.parametrize(("name", "content"), [*NO_TEXT.items(), ("a.csv", b"text,n\n"), ("a.txt", b"")])
 def test_a_source_without_text_holds_no_document(name, content, tmp_path):
-    path = tmp_path / name.replace("stream", "arrow")
+    path = tmp_path / name
     path.write_bytes(content)
     (tmp_path / "b.jsonl").write_bytes(FORMATS["plain.jsonl"]([{"text": "b"}], 1))
     corpus = build([path, tmp_path / "b.jsonl"], tmp_path / "out")
@@ -200,25 +197,6 @@ def test_a_source_without_text_holds_no_document(name, content, tmp_path):
 
 
 # kept columns
-
-KEPT = [
-    {"text": "a", "s": "é", "i": -3, "f": 1.5, "b": True},
-    {"text": "b", "s": None, "i": None, "f": None, "b": None},
-    {"text": "c", "s": "x, \n", "i": 1 << 60, "f": -0.25, "b": False},
-]
-
-
-@pytest.mark.parametrize("name", ["plain.jsonl", "table.parquet", "file.arrow", "stream.arrow", "plain.csv"])
-def test_kept_columns_are_the_same_from_every_format(name, tmp_path):
-    path, is_csv = tmp_path / name, name.endswith("csv")
-    records = [{k: str(v).lower() if is_csv and isinstance(v, bool) else v for k, v in one.items()} for one in KEPT]
-    path.write_bytes(FORMATS[name](records, 2))
-    corpus = build(path, tmp_path / "out", id_field="i", keep_field=["s", "i:int64", "f:float64", "b:bool"])
-    assert texts_of(corpus) == ["a", "b", "c"]
-    expected = [{"id": None if r["i"] is None else str(r["i"]), **{k: r[k] for k in "sifb"}} for r in KEPT]
-    if is_csv:  # an empty field is an empty string where strings are asked for
-        expected[1] |= {"id": "", "s": ""}
-    assert [corpus.metadata(index) for index in range(3)] == expected
 
 
 WHOLE = [pa.array([1_000], pa.timestamp("ns")), pa.array([10**9], pa.duration("ns"))]
@@ -240,9 +218,9 @@ OTHERS: dict[str, tuple[pa.Array, str]] = {
 
 
 @every_table
-def test_kept_values_of_other_types_become_the_text_that_json_would_have(kind, tmp_path):
+def test_kept_values_of_other_types_become_the_text_that_json_would_have(name, tmp_path):
     columns = {name: array for name, (array, _) in OTHERS.items()}
-    path = write_table(pa.table({"text": ["t"], **columns}), kind, tmp_path)
+    path = write_table(pa.table({"text": ["t"], **columns}), name, tmp_path)
     kept = build(path, tmp_path / "out", keep_field=list(columns)).metadata(0)
     assert kept == {name: text for name, (_, text) in OTHERS.items()}
 

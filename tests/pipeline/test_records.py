@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import math
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +20,6 @@ from tokshard.pipeline.sources.records import (
     LineChunk,
     Records,
     RecordSpec,
-    admit_rows,
     parse_columns,
 )
 
@@ -124,7 +120,6 @@ def lines_of_json(draw: st.DrawFn) -> bytes:
 
 
 paths = st.sampled_from(["text", "data.body", "data.data.text", "tëxt"])
-columns = st.sampled_from([(), ("other",), ("data.body", "other.te:int64")])
 
 
 def without_wrong_types(line: bytes, path: str, found: str | tuple[str]) -> str | tuple[str]:
@@ -152,167 +147,6 @@ def test_a_line_is_malformed_exactly_where_the_stdlib_says_so(start, middle):
     line = start + b"".join(middle)
     assert outcomes(parse(line + b"\n")) == [expected(line, "text")]
     assert outcomes(parse(line + b"\n", "text", "b:string")) == [expected(line, "text")]
-
-
-# what the user reads
-
-DEEP = (
-    b"[" * 1_000_000,
-    b'{"a":' * 100_000,
-    b"[" * 1_000_000 + b"]" * 1_000_000,
-    b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
-)
-
-
-def bad(data: bytes, *arguments: str) -> tuple[str, str]:
-    """Reason and detail of the first bad record."""
-    first = parse(data, *arguments).bad[0]
-    return first.reason, first.detail
-
-
-@pytest.mark.parametrize(
-    ("line", "reason", "detail"),
-    [
-        (b'{"text": "abc', MALFORMED, "Input data was truncated: '"),
-        (b'{"text": "a"} {"text": "b"}', MALFORMED, "trailing characters"),
-        (b'{"text": "a",}', MALFORMED, "JSON is malformed"),
-        (b"['a']", MALFORMED, "Expected `object`, got `array`"),
-        (b'{"score": NaN, "text": "a"}', MALFORMED, "JSON does not allow NaN, which Python's json module writes"),
-        (b'{"score": -Infinity, "text": "a"}', MALFORMED, "JSON does not allow -Infinity"),
-        (b'{"score": NaN, "text": "a",}', MALFORMED, "JSON is malformed: invalid character"),
-        (b'[{"text": "a"}]', MALFORMED, "expected JSON lines, one object per line: jq -c '.[]' converts an array"),
-        (b'{\n  "text": "a" }', MALFORMED, "expected JSON lines, one object per line: jq -c . converts other"),
-        (gzip.compress(b"a", mtime=0)[:9], MALFORMED, "this looks like gzip; give the file a name that ends in .gz"),
-        (b"\x28\xb5\x2f\xfd\x04", MALFORMED, "this looks like zstd; give the file a name that ends in .zst"),
-        ('{"text": "a"}'.encode("utf-16-le"), MALFORMED, "this looks like UTF-16; save the file as UTF-8"),
-        ('{"text": "a"}'.encode("utf-16-be"), MALFORMED, "this looks like UTF-16; save the file as UTF-8"),
-        ('{"text": "a"}'.encode("utf-32-le"), MALFORMED, "this looks like UTF-32; save the file as UTF-8"),
-        (bytes(4_096), MALFORMED, "these are NUL bytes: the file was cut off or preallocated when its machine stopped"),
-        (bytes(9) + b'{"text": "a"}', MALFORMED, "these are NUL bytes"),
-        (b'{"text": "a' + bytes(2), MALFORMED, "these are NUL bytes"),
-        (b'{"text": "a\x01b"}', MALFORMED, "invalid character"),
-        *((b'{"a": ' + value + b', "text": "a"}', MALFORMED, "nested too deeply") for value in DEEP),
-        (b'{"text": "a\xffb"}', INVALID_UTF8, "can't decode byte 0xff in position 1"),
-        (b'{"text": "\\ud83d alone"}', INVALID_UTF8, "the JSON escapes a lone surrogate"),
-        (b'{"text": "\\ud83d\\u0041"}', INVALID_UTF8, "the JSON escapes a lone surrogate"),
-        (b'{"title": "\\ud83d", "text": "a"}', INVALID_UTF8, "the JSON escapes a lone surrogate"),
-        (b'{"body": "a"}', MISSING_TEXT, "no field 'text'"),
-        (b'{"text": null}', MISSING_TEXT, "field 'text' is null"),
-        (b'{"url": 1, "bo\\u001bdy": 2}', MISSING_TEXT, r"no field 'text'; it has: url, 'bo\x1bdy'"),
-        (b"{%s}" % b", ".join(b'"%d": 1' % n for n in range(40)), MISSING_TEXT, ", 9, 10, 11, ..."),
-        (b'{"messages": []}', MISSING_TEXT, "it has messages: make tokens of conversations with --chat"),
-        (b'{"text": 17}', NOT_A_STRING, "field 'text' is 17"),
-        (b'{"text": {"body": "a"}}', NOT_A_STRING, """field 'text' is {"body": "a"}"""),
-        (b'{"text": "a", "text": false}', NOT_A_STRING, "field 'text' is false"),
-        (b'{"text": "%s"}' % (b"x" * 61), TOO_LONG, "text has 61 bytes, at most 60 are allowed"),
-    ],
-)  # fmt: skip
-def test_a_bad_line_is_explained(line, reason, detail):
-    for keep in ((), ("other",)):
-        found, explanation = bad(line + b"\n", "text", *keep)
-        assert found == reason
-        assert detail in explanation
-        assert len(explanation) < 300
-
-
-@pytest.mark.parametrize("keep", [(), ("n",)])
-def test_byte_order_marks_of_joined_files_are_dropped_and_counted(keep):
-    records = parse(
-        b'\xef\xbb\xbf{"text": "a"}\n{"text": "\xef\xbb\xbfb"}\n\xef\xbb\xbf\n\xef\xbb\xbf{\n', "text", *keep
-    )
-    assert (records.texts, records.num_empty, records.num_marks) == (["a", "\ufeffb"], 1, 3)
-    assert [bad.position for bad in records.bad] == [3]
-
-
-def test_a_field_with_a_dot_in_its_name_goes_before_a_nested_one():
-    lines = b'{"a.b": "whole"}\n{"a": {"b": "nested"}}\n{"a": {"b": "nested"}, "a.b": "whole"}\n'
-    assert parse(lines, "a.b").texts == ["whole", "nested", "whole"]
-    kept = parse(lines.replace(b"}\n", b', "t": "x"}\n'), "t", "a.b")
-    assert kept.columns == {"a.b": ["whole", "nested", "whole"]}
-
-
-def test_the_kept_fields_that_some_record_has_are_known():
-    lines = b'{"text": "a", "n": null, "b": {"x": 1}}\n{"text": "b", "m": 1}\n'
-    assert parse(lines, "text", "n", "m", "b.x", "b.y", "k").fields == {"n", "m", "b.x"}
-
-
-# kept columns
-
-
-KEPT_IN_LINES: dict[str, dict[str, Any]] = {
-    "string": {'"a é"': "a é", "null": None, "1.50": "1.50", "true": "true", '{"a": [1]}': '{"a": [1]}', '""': ""},
-    "int64": {"17": 17, "-9223372036854775808": -(1 << 63), "null": None},
-    "float64": {"1.5": 1.5, "17": 17.0, "1e3": 1000.0, "null": None},
-    "bool": {"true": True, "false": False, "null": None},
-}
-NOT_IN_LINES = {
-    "int64": ['"17"', "17.0", "true", "9223372036854775808", "[]", '"x"'],
-    "float64": ['"x"', "true", "1e999", "{}"],
-    "bool": ["1", '"true"', "[true]"],
-}
-"""What lines hold beside a text, by the type that was asked for, and what it becomes."""
-
-
-@pytest.mark.parametrize("kind", KEPT_IN_LINES)
-def test_a_kept_field_of_json_lines_has_the_type_that_was_asked_for_or_is_shown_as_bad(kind):
-    for json_value, value in KEPT_IN_LINES[kind].items():
-        records = parse(f'{{"k": {json_value}, "text": "t"}}'.encode(), "text", f"k:{kind}")
-        assert repr(records.columns["k"]) == repr([value])
-    for json_value in NOT_IN_LINES.get(kind, ()):
-        found = bad(f'{{"k": {json_value}, "text": "t"}}'.encode(), "text", f"k:{kind}")
-        assert found == (WRONG_TYPE, f"field 'k' is {json_value}, not {kind}")
-
-
-@pytest.mark.parametrize("value", [b"\xff", rb"\udc00"])
-def test_a_kept_string_that_is_not_utf_8_is_named_as_that(value):
-    assert bad(b'{"k": "%s", "text": "t"}' % value, "text", "k")[0] == INVALID_UTF8
-
-
-def test_a_kept_field_may_be_missing_nested_or_the_text_itself():
-    line = b'{"meta": {"url": "u", "n": 3}, "text": "t"}\n{"text": "s", "meta": 5}\n'
-    records = parse(line, "text", "meta.url", "meta.n:int64", "text", "nowhere")
-    assert records.columns == {
-        "meta.url": ["u", None],
-        "meta.n": [3, None],
-        "text": ["t", "s"],
-        "nowhere": [None, None],
-    }
-
-
-KEPT_IN_ROWS: dict[str, list[tuple[Any, Any]]] = {
-    "string": [
-        *(("a", "a"), (b"a\xc3\xa9", "aé"), (17, "17"), (1.5, "1.5"), (True, "true"), (None, None), ("", "")),
-        ({"a": [True, None]}, '{"a": [true, null]}'),
-    ],
-    "int64": [(17, 17), ("17", 17), (" 17 ", 17), (b"17", 17), (None, None), ("007", 7), ("+5", 5)],
-    "float64": [
-        (1.5, 1.5),
-        (17, 17.0),
-        ("1.5", 1.5),
-        ("17", 17.0),
-        ("nan", math.nan),
-        ("-inf", -math.inf),
-        (".5", 0.5),
-    ],
-    "bool": [(True, True), ("false", False), ("True", True), ("FALSE", False)],
-}
-NOT_IN_ROWS: dict[str, list[Any]] = {
-    "int64": ["x", "", "1.5", "1_000", 1.5, True, 1 << 63, [1]],
-    "float64": ["x", "1e999", True],
-    "bool": [1, "yes"],
-}
-"""What tables and csv hold, by the type that was asked for, and what it becomes."""
-
-
-@pytest.mark.parametrize("kind", KEPT_IN_ROWS)
-def test_a_kept_value_of_a_table_or_csv_has_the_type_that_was_asked_for_or_is_bad(kind):
-    for value, kept in KEPT_IN_ROWS[kind]:
-        records = admit_rows(spec_of("text", f"k:{kind}"), ["t"], [[value]])
-        assert (repr(records.columns["k"]), records.bad) == (repr([kept]), [])
-    for value in NOT_IN_ROWS.get(kind, ()):
-        records = admit_rows(spec_of("text", f"k:{kind}"), ["t", "u"], [[value, None]])
-        assert (outcomes(records), records.columns) == ([(WRONG_TYPE,), "u"], {"k": [None]})
-        assert records.bad[0].detail == f"field 'k' is {value!r}, not {kind}"
 
 
 SEPARATORS = st.sampled_from(["\n", "\n", "\n", " ", ",", "", "\r\n", "\n\n", "},\n{", "}\n{"])

@@ -24,9 +24,9 @@ from tests.pipeline.encode.chat.templates import BARE, CHATML
 from tests.pipeline.inputs import write_byte_tokenizer
 from tests.pipeline.places import write
 from tests.pipeline.vocabularies import write_vocabulary
-from tests.refusals import Call, Refusal, check, refused
+from tests.refusals import Call, Refusal, check, refused, said_in
 from tokshard import build_corpus, copy_corpus, select_corpus
-from tokshard.errors import BadRecordError, ConfigurationChangedError, SourceError, UsageError
+from tokshard.errors import BadRecordError, SourceError
 from tokshard.pipeline.encode import tokenizer_file
 
 TRANSCRIPTS = sorted(Path(__file__).with_name("transcripts").glob("*.txt"))
@@ -87,9 +87,6 @@ def with_package(name: str, module: Any, sources: Any, **options: Any) -> Call:
     return call
 
 
-GIVE = "give auto, local or HOST:PORT; in front of a SOURCE, write --ray=auto"
-
-
 def with_another_stream(directory: Path) -> None:
     bad = directory / "bad.jsonl"
     bad.write_text("bad\n")
@@ -98,13 +95,14 @@ def with_another_stream(directory: Path) -> None:
     build_corpus([iter(["b"]), bad], tokenizer=write_byte_tokenizer(directory / "bytes"), out="stopped")
 
 
-def joining(columns: dict[str, Any], *, rows: int = 100) -> Call:
-    """A view of a corpus of 3 documents, without ids, with a joined file of which so many rows may be in memory."""
+def joining(columns: dict[str, list[Any]], *, rows: int = 100) -> Call:
+    """A view of 3 documents without ids, with a joined column `score`; so many rows of its file may be in memory."""
 
     def call(directory: Path) -> None:
         write_byte_tokenizer(directory / "tok")
         build_corpus(write(directory / "a.jsonl", ["a", "b", "c"]), tokenizer="tok", out="corpus", workers=1)
-        parquet.write_table(pa.table(columns), "scores.parquet", row_group_size=2)
+        scores = {"score": [0.5] * len(next(iter(columns.values())))}
+        parquet.write_table(pa.table(columns | scores), "scores.parquet", row_group_size=2)
         with pytest.MonkeyPatch.context() as patch:
             small.shrink(patch.setattr, join_rows=rows)
             select_corpus("corpus", out="view", join="scores.parquet", where="score>=0.5", workers=1)
@@ -112,178 +110,38 @@ def joining(columns: dict[str, Any], *, rows: int = 100) -> Call:
     return call
 
 
-OF_JOINS = "give a parquet file with a column 'id', or 'document' and 'fingerprint', and the columns to join"
-
-CALLS = [
-    Refusal(
-        "joined columns of no documents",
-        joining({"name": ["a"], "score": [0.5]}),
-        UsageError,
-        "DIR/scores.parquet has the columns name, score",
-        OF_JOINS,
+CALLS: dict[str, Call] = {
+    "joined columns of no documents": joining({"name": ["a"]}),
+    "joined columns by id, of a corpus without ids": joining({"id": ["a"]}),
+    "joined columns by numbers that are none": joining({"document": [0.0, 1.0, 2.0]}),
+    "joined columns by numbers, one of which is missing": joining({"document": [0, 1, None]}),
+    "joined columns of some documents of a corpus that is not named": joining({"document": [0, 1]}),
+    "joined columns of another corpus": joining({"document": [0, 1, 2], "fingerprint": ["0"] * 3}),
+    "joined columns that have a document twice": joining({"document": [0, 2, 2]}),
+    "joined columns of many documents, not sorted": joining({"document": [0, 2, 1]}, rows=2),
+    "--ray without the package": with_package("ray", None, "a.jsonl", ray="auto"),
+    **{f"--ray {each}": with_package("ray", io, "a.jsonl", ray=each) for each in ("notes.jsonl", f"head:{10**20}")},
+    "--engine without the package": with_package("fastokens", None, "a.jsonl", engine="fastokens"),
+    "--engine with an iterator": with_package("fastokens", io, [iter(["a"])], engine="fastokens"),
+    "an unknown engine": lambda _: build_corpus("a.jsonl", tokenizer="tok", out="out", engine="tiktoken"),
+    "another iterator than the one that a stopped build has read": with_another_stream,
+    "a name that is no path, and a hub that does not answer": mistyped,
+    "a tokenizer whose name is not UTF-8": beside,
+    "an --out that is not UTF-8": lambda _: build_corpus("a.jsonl", tokenizer="tok", out=os.fsdecode(b"odd\xff")),
+    "an option with a value that is not one of the choices": lambda _: build_corpus(
+        "a.jsonl", tokenizer="tok", out="out", on_bad_source="ignore"
     ),
-    Refusal(
-        "joined columns by id, of a corpus without ids",
-        joining({"id": ["a"], "score": [0.5]}),
-        UsageError,
-        "DIR/scores.parquet lists ids, and the corpus has no column 'id'",
-        "build it with --id-field, or list documents by their numbers ('document' and 'fingerprint')",
-    ),
-    Refusal(
-        "joined columns by numbers that are none",
-        joining({"document": [0.0, 1.0, 2.0], "score": [0.5, 0.5, 0.5]}),
-        UsageError,
-        "DIR/scores.parquet: the column 'document' has to be integers without nulls",
-        OF_JOINS,
-    ),
-    Refusal(
-        "joined columns by numbers, one of which is missing",
-        joining({"document": [0, 1, None], "score": [0.5, 0.5, 0.5]}),
-        UsageError,
-        "DIR/scores.parquet: the column 'document' has to be integers without nulls",
-        OF_JOINS,
-    ),
-    Refusal(
-        "joined columns of some documents of a corpus that is not named",
-        joining({"document": [0, 1], "score": [0.5, 0.5]}),
-        UsageError,
-        "DIR/scores.parquet has 2 rows, and this is * with 3 documents",
-        "give the file of this corpus, with its fingerprint ('tokshard inspect --json' shows it)",
-    ),
-    Refusal(
-        "joined columns of another corpus",
-        joining({"document": [0, 1, 2], "fingerprint": ["0"] * 3, "score": [0.5, 0.5, 0.5]}),
-        UsageError,
-        "DIR/scores.parquet is for another corpus, and this is * with 3 documents",
-        "give the file of this corpus, with its fingerprint ('tokshard inspect --json' shows it)",
-    ),
-    Refusal(
-        "joined columns that have a document twice",
-        joining({"document": [0, 2, 2], "score": [0.5, 0.5, 0.5]}),
-        UsageError,
-        "two rows of DIR/scores.parquet name 2",
-        "give each document once",
-    ),
-    Refusal(
-        "joined columns of many documents, not sorted",
-        joining({"document": [0, 2, 1], "score": [0.5, 0.5, 0.5]}, rows=2),
-        UsageError,
-        "DIR/scores.parquet is not sorted: any of 3 rows may name the same documents",
-        "sort its rows by 'document', and write row groups of about a million",
-    ),
-    Refusal(
-        "--ray without the package",
-        with_package("ray", None, "a.jsonl", ray="auto"),
-        UsageError,
-        "--ray needs the package ray: *",
-        "pip install 'tokshard[ray]'",
-    ),
-    *(
-        Refusal(
-            f"--ray {each}",
-            with_package("ray", io, "a.jsonl", ray=each),
-            UsageError,
-            f"ray is {each!r}, which is not *",
-            GIVE,
-        )
-        for each in ("notes.jsonl", f"head:{10**20}")
-    ),
-    Refusal(
-        "--engine without the package",
-        with_package("fastokens", None, "a.jsonl", engine="fastokens"),
-        UsageError,
-        "the engine fastokens is not installed",
-        "pip install 'tokshard[fastokens]'",
-    ),
-    Refusal(
-        "--engine with an iterator",
-        with_package("fastokens", io, [iter(["a"])], engine="fastokens"),
-        UsageError,
-        "--engine fastokens first tries the beginning of the sources, and <list_iterator> can be read only once",
-        "write it to a file, or leave out --engine",
-    ),
-    Refusal(
-        "an unknown engine",
-        lambda directory: build_corpus("a.jsonl", tokenizer="tok", out="out", engine="tiktoken"),
-        UsageError,
-        "engine is 'tiktoken'",
-        "give fastokens, or leave out --engine",
-    ),
-    Refusal(
-        "another iterator than the one that a stopped build has read",
-        with_another_stream,
-        ConfigurationChangedError,
-        "stopped belongs to another build: <list_iterator> is not the data that it has read",
-        "give it again from its start, give another --out, or start over with --force",
-    ),
-    Refusal(
-        "a name that is no path, and a hub that does not answer",
-        mistyped,
-        SourceError,
-        "there is no file or folder tok/typo, and on the hub: tok/typo cannot be fetched: no network",
-        "correct the path; or, if a model of the hub is meant: check the network",
-    ),
-    Refusal(
-        "a tokenizer whose name is not UTF-8",
-        beside,
-        UsageError,
-        "b'odd\\xff': the path is not UTF-8, and the build records it",
-        "rename it, or run the command in another folder",
-    ),
-    Refusal(
-        "an --out that is not UTF-8",
-        lambda directory: build_corpus("a.jsonl", tokenizer="tok", out=os.fsdecode(b"odd\xff")),
-        UsageError,
-        "b'odd\\xff': the path of the corpus is not UTF-8",
-        "give a directory, or a URI such as s3://bucket/folder",
-    ),
-    Refusal(
-        "an option with a value that is not one of the choices",
-        lambda directory: build_corpus("a.jsonl", tokenizer="tok", out="out", on_bad_source="ignore"),
-        UsageError,
-        "on_bad_source is 'ignore'",
-        "give one of fail, skip",
-    ),
-    Refusal(
-        "an option with a value of the wrong type",
-        lambda directory: copy_corpus("corpus", out="out", min_tokens="3"),
-        UsageError,
-        "min_tokens is '3': expected int | null, got str",
-        "give --min-tokens another value, or leave it out",
-    ),
-    Refusal(
-        "a number of 2^63 or more",
-        lambda directory: build_corpus("a.jsonl", tokenizer="tok", out="out", max_documents=1 << 64),
-        UsageError,
-        "max_documents is 18446744073709551616: expected int <= 9223372036854775807",
-        "give --max-documents another value, or leave it out",
-    ),
-    Refusal(
-        "an empty range of hashes",
-        lambda directory: select_corpus("corpus", out="out", hash_range=(0.5, 0.5)),
-        UsageError,
-        "hash_range is 0.5:0.5, expected a part of 0:1",
-        "give a part such as 0:0.9",
-    ),
-    Refusal(
-        "an option of builds, given to a copy",
-        lambda directory: copy_corpus("corpus", out="out", text_field="body"),
-        UsageError,
-        "text_field is given, and the sources are read as documents",
-        "leave out --text-field, or use tokshard build",
-    ),
-    Refusal(
-        "a copy without a corpus",
-        lambda directory: copy_corpus([], out="out"),
-        UsageError,
-        "no corpus is given",
-        "give files, directories or globs",
-    ),
-]
-REFUSALS = [*(row for path in TRANSCRIPTS for row in refusals(path.read_text(encoding="utf-8"))), *CALLS]
+    "an option with a value of the wrong type": lambda _: copy_corpus("corpus", out="out", min_tokens="3"),
+    "a number of 2^63 or more": lambda _: build_corpus("a.jsonl", tokenizer="tok", out="out", max_documents=1 << 64),
+    "an empty range of hashes": lambda _: select_corpus("corpus", out="out", hash_range=(0.5, 0.5)),
+    "an option of builds, given to a copy": lambda _: copy_corpus("corpus", out="out", text_field="body"),
+    "a copy without a corpus": lambda _: copy_corpus([], out="out"),
+}
+OF_CALLS = said_in(Path(__file__).with_name("refusals.txt"), CALLS)
+REFUSALS = [*(row for path in TRANSCRIPTS for row in refusals(path.read_text(encoding="utf-8"))), *OF_CALLS]
 
 
-@refused(CALLS)
+@refused(OF_CALLS)
 def test_refusals(refusal: Refusal, tmp_path: Path) -> None:
     check(refusal, tmp_path)
 

@@ -21,15 +21,7 @@ import pytest
 from tests.contract.small import stopped_before_the_corpus
 from tests.pipeline import foreign
 from tests.pipeline.bad_records import BAD_RECORDS
-from tests.pipeline.inputs import (
-    TOKENIZER,
-    arrow_bytes,
-    arrow_stream_bytes,
-    jsonl,
-    parquet_bytes,
-    table,
-    write_byte_tokenizer,
-)
+from tests.pipeline.inputs import TABLES, TOKENIZER, arrow_bytes, jsonl, parquet_bytes, table, write_byte_tokenizer
 from tests.pipeline.saved import save
 from tests.refusals import Call, Refusal, check, refused, said_in, tokshard
 from tokshard import build_corpus, import_corpus
@@ -250,7 +242,6 @@ def _fields(file: str, encode: Callable[[pa.Table], bytes]) -> dict[str, Call]:
     }
 
 
-TABLES = {"a.parquet": parquet_bytes, "a.arrow": arrow_bytes, "stream.arrow": arrow_stream_bytes}
 HEADERS = ("body,n", "text,text", "Text", "id;text", "id\ttext", "id|text")
 FIELDS = {
     **{what: call for file, encode in TABLES.items() for what, call in _fields(file, encode).items()},

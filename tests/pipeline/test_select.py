@@ -6,8 +6,8 @@ import contextlib
 import gzip
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,12 @@ from tests.corpora import (
     TINY_TOKENIZER,
     Source,
     append_generation,
-    change_table,
     documents_of,
-    rewrite_manifest,
     write_corpus,
 )
-from tests.damage import flipped
+from tests.damage import Change, Damage, Edit, check, damaged, flipped
 from tests.examples import examples
+from tests.format.edits import manifest_says, table_becomes
 from tests.pipeline.places import at
 from tests.pipeline.test_copy import LANGUAGES, Row, copy_corpus, corpus_of, left_out, rows
 from tests.refusals import tokshard
@@ -132,41 +131,6 @@ def test_a_view_and_a_view_of_it_hold_the_chosen_documents_and_so_does_a_copy(
     assert copied.manifest.num_tokens == sum(len(row[0]) for row in expected)
 
 
-@pytest.mark.parametrize(
-    ("where", "taken"),
-    [
-        (["size>3"], [4, 5, 6]),
-        (["size>=3", "size<=5"], [3, 4, 5]),
-        (["size<3", "size>0"], [1, 2]),
-        (["size in 1, 5,9"], [1, 5]),
-        (["size!=2"], [0, 1, 3, 4, 5, 6, 7]),
-        (["lang in en,fr", "size>2"], [3, 4]),
-        (["lang != en"], [1, 2, 3, 4, 5, 6, 7]),
-        (["lang=fr\t", "size > 1 "], [3, 4]),
-        (["a=b in =, c"], [0, 2, 4, 6]),
-        (["lang>en"], [2, 3, 4, 5, 6, 7]),
-        (["flag!=true"], [1, 3, 5, 7]),
-        ("score>0.25", [6]),
-    ],
-    ids=str,
-)
-def test_documents_are_taken_by_comparisons_of_kept_values_and_missing_ones_meet_only_inequality(
-    tmp_path, where, taken
-):
-    metadata = {
-        "size": [*range(7), None],
-        "lang": ["en", " en", "fr ", "fr", "fr", "ga", "ha", "zu"],
-        "a=b": ["c", "d"] * 4,
-        "flag": [True, False] * 4,
-        "score": [0.25, -1.0, float("nan"), None, 0.0, 0.1, 0.3, 0.2],
-    }
-    columns = {"size": "int64", "lang": "string", "a=b": "string", "flag": "bool", "score": "float64"}
-    sources = [Source(documents=documents_of(range(2, 10)), path="a.jsonl", metadata=metadata)]
-    corpus = write_corpus(tmp_path / "corpus", sources=sources, columns=columns, tokenizer=TINY_TOKENIZER)
-    select_corpus(corpus, out=tmp_path / "view", where=where)
-    assert [len(row[0]) - 2 for row in rows(tmp_path / "view")] == taken
-
-
 # lists
 
 
@@ -210,18 +174,6 @@ def test_a_list_in_any_form_is_left_out_or_taken(with_ids, tmp_path, name):
     select_corpus(with_ids, out=tmp_path / "with", keep_ids=tmp_path / name, where="size!=3", workers=2)
     assert ids(tmp_path / "with") == [17, 59]
     assert left_out(tmp_path / "with") == {"not in keep-ids": 56, "not selected": 2}
-
-
-def test_rows_of_a_list_that_name_no_document_are_named(with_ids, tmp_path):
-    (tmp_path / "rows.jsonl").write_bytes(
-        lines([{"id": "doc-1"}, {"id": "gone"}, {"document": 7, "fingerprint": "0" * 64}, {"document": 60}])
-    )
-    done = select_corpus(with_ids, out=tmp_path / "view", drop_ids=tmp_path / "rows.jsonl")
-    assert done.notes == (f"3 rows of {tmp_path}/rows.jsonl name no document: gone, document 7, document 60",)
-    # in a view, a number is that of the view
-    (tmp_path / "numbers.jsonl").write_bytes(lines([{"document": 1}]))
-    select_corpus(tmp_path / "view", out=tmp_path / "again", drop_ids=tmp_path / "numbers.jsonl")
-    assert ids(tmp_path / "again") == [0, *range(3, 60)]
 
 
 def test_a_list_that_changes_before_it_is_read_selects_nothing_else(with_ids, tmp_path):
@@ -281,30 +233,6 @@ def test_a_file_with_numbers_is_read_by_row_groups(with_ids, tmp_path, monkeypat
         assert ids(tmp_path / "again") == [*range(0, 60, 2)]
 
 
-def test_cells_partition_a_view_and_their_mix_names_them(corpus, tmp_path):
-    select_corpus(corpus, out=tmp_path / "cells", by="lang", min_tokens=10)
-    whole = rows(tmp_path / "cells")
-    cells = {path.name: rows(path) for path in (tmp_path / "cells").iterdir() if path.is_dir()}
-    assert sorted(cells) == ["lang=__HIVE_DEFAULT_PARTITION__", "lang=de", "lang=en", "lang=fr"]
-    assert Counter(repr(row) for cell in cells.values() for row in cell) == Counter(map(repr, whole))
-    assert all(row[1]["lang"] == "fr" for row in cells["lang=fr"])
-    mix = (tmp_path / "cells" / "mix.toml").read_text()
-    assert all(f'"{name}" = "{name}"  # {len(found)} documents' in mix for name, found in cells.items())
-
-
-def test_cells_are_copied_into_the_same_tree_with_their_mix(corpus, tmp_path):
-    select_corpus(corpus, out=tmp_path / "cells", by=["lang"])
-    for _ in range(2):  # the second time nothing is left to do
-        command = "copy", tmp_path / "cells", "--cells", "--out", tmp_path / "copies", "--workers", 1, "--quiet"
-        assert tokshard(*command).exit_code == 0
-    cells = [path.parent.name for path in tmp_path.glob("cells/*/manifest.json")]
-    assert sorted(path.name for path in (tmp_path / "copies").iterdir()) == sorted([*cells, names.MIX])
-    for cell in cells:
-        assert rows(tmp_path / "copies" / cell) == rows(tmp_path / "cells" / cell)
-    sizes = "--seq-len", 8, "--global-batch-size", 4
-    assert tokshard("plan", tmp_path / "copies" / names.MIX, *sizes).exit_code == 0
-
-
 # in buckets
 
 
@@ -359,49 +287,54 @@ def test_a_view_finds_its_base_where_it_was_or_beside_it_and_refuses_another(cor
         CorpusSource(tmp_path / "views" / "view")
 
 
-def edited(column: str, row: int, value: int) -> Callable[[Path], None]:
+def add(column: str, row: int, value: int) -> Edit:
     """Add to a value in the table of a view, for which the manifest then vouches."""
-
-    def change(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        columns[column][row] += value
-        return columns
-
-    return lambda view: change_table(view, names.KEPT, change)
+    return table_becomes(lambda rows: rows[column].__setitem__(row, rows[column][row] + value))
 
 
-DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a flipped byte": (lambda view: flip(view / names.KEPT), "SHA-256"),
-    "no table": (lambda view: (view / names.KEPT).unlink(), "kept.arrow"),
-    "a document twice": (edited("document", 4, -4), "expected documents after"),
-    "other documents": (edited("document", 4, 1), "tokens from"),
-    "another place": (edited("position", 4, 1), "tokens from"),
-    "other lengths": (edited("token", 4, 1), "tokens from"),
-    "beyond the base": (edited("document", -1, 10**6), "kept.arrow"),
-    "not from the first": (edited("number", 0, 1), "kept.arrow"),
-    "another end": (edited("position", -1, 1), "expected documents after"),
-    "another longest document": (lambda view: longest(view, 99), "manifest.json says that document_lengths is"),
-    "carries beyond the rows": (lambda view: carry(view, "token", [1, 99]), "kept.arrow has no carries of token"),
-    "carries of no column": (lambda view: carry(view, "tokens", [1]), "kept.arrow has no carries of tokens"),
+CHANGES: dict[str, tuple[str, Change | Edit | None, str]] = {
+    "a flipped byte": (names.KEPT, flipped(0.5), "*SHA-256*"),
+    "no table": (names.KEPT, None, "*kept.arrow*"),
+    "a document twice": (names.KEPT, add("document", 4, -4), "*expected documents after*"),
+    "other documents": (names.KEPT, add("document", 4, 1), "*tokens from*"),
+    "another place": (names.KEPT, add("position", 4, 1), "*tokens from*"),
+    "other lengths": (names.KEPT, add("token", 4, 1), "*tokens from*"),
+    "beyond the base": (names.KEPT, add("document", -1, 10**6), "*kept.arrow*"),
+    "not from the first": (names.KEPT, add("number", 0, 1), "*kept.arrow*"),
+    "another end": (names.KEPT, add("position", -1, 1), "*expected documents after*"),
+    "another longest document": (
+        names.MANIFEST,
+        manifest_says("document_lengths longest", 99),
+        "manifest.json says that document_lengths is*",
+    ),
+    "carries beyond the rows": (
+        names.MANIFEST,
+        manifest_says("base carries", {"token": [1, 99]}),
+        "*kept.arrow has no carries of token*",
+    ),
+    "carries of no column": (
+        names.MANIFEST,
+        manifest_says("base carries", {"tokens": [1]}),
+        "*kept.arrow has no carries of tokens*",
+    ),
 }
 
 
-def flip(path: Path) -> None:
-    path.write_bytes(flipped(0.5)(path.read_bytes()))
+def write_view(directory: Path, file: str) -> Path:
+    corpus_of(directory / "corpus")
+    select_corpus(directory / "corpus", out=directory / "view", where="lang=fr")
+    return directory / "view" / file
 
 
-def longest(view: Path, num_tokens: int) -> None:
-    rewrite_manifest(view, lambda fields: fields["document_lengths"].update(longest=num_tokens))
+def problems(directory: Path) -> list[str]:
+    return [f"{problem.file} {problem.message}" for problem in verify_corpus(directory / "view").problems]
 
 
-def carry(view: Path, column: str, rows: list[int]) -> None:
-    rewrite_manifest(view, lambda fields: fields["base"].update(carries={column: rows}))
-
-
-@pytest.mark.parametrize("what", DAMAGE)
-def test_a_damaged_table_is_found(corpus, tmp_path, what):
-    select_corpus(corpus, out=tmp_path / "view", where="lang=fr")
-    change, message = DAMAGE[what]
-    change(tmp_path / "view")
-    report = verify_corpus(tmp_path / "view")
-    found = [problem for problem in report.problems if message in f"{problem.file} {problem.message}"]
-    assert len(found) == 1, report.problems
+@damaged(
+    [
+        Damage(what, partial(write_view, file=file), change, problems, None, message)
+        for what, (file, change, message) in CHANGES.items()
+    ]
+)
+def test_damage(damage: Damage, tmp_path: Path) -> None:
+    check(damage, tmp_path)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.contract.small import stopped_before_the_corpus
 from tests.pipeline import inputs
 from tests.pipeline.inputs import build, jsonl, texts_of
-from tokshard import build_corpus
 from tokshard.errors import BuildError, SourceError
 from tokshard.format import names
 from tokshard.pipeline.sources.discover import discover
@@ -54,29 +53,6 @@ def test_the_order_of_a_directory_is_that_of_the_bytes_of_its_paths(paths, tmp_p
     assert [source.path for source in inputs_found] == sorted(paths, key=os.fsencode)
 
 
-TREE = ["b.jsonl", "a.jsonl", "a[1].jsonl", "a1.jsonl", "sub/c.jsonl", "d/x/2.jsonl", "d/x/10.jsonl", "d/y/1.jsonl"]
-TREE += ["d/y/deep/3.jsonl", "d/note.md", "d/.hidden.jsonl", "d/.cache/b.jsonl"]
-GIVEN: dict[tuple[str, ...], list[str]] = {
-    ("b.jsonl", "sub/c.jsonl", "a.jsonl"): ["b.jsonl", "c.jsonl", "a.jsonl"],
-    ("d",): ["d/x/10.jsonl", "d/x/2.jsonl", "d/y/1.jsonl", "d/y/deep/3.jsonl"],
-    ("d/.hidden.jsonl", "d/.cache"): [".hidden.jsonl", ".cache/b.jsonl"],
-    ("d/*/*.jsonl",): ["*.jsonl/x/10.jsonl", "*.jsonl/x/2.jsonl", "*.jsonl/y/1.jsonl"],
-    ("d/**/*.jsonl",): ["*.jsonl/x/10.jsonl", "*.jsonl/x/2.jsonl", "*.jsonl/y/1.jsonl", "*.jsonl/y/deep/3.jsonl"],
-    ("d/x/[0-9].jsonl",): ["[0-9].jsonl/2.jsonl"],
-    ("a[1].jsonl",): ["a[1].jsonl"],
-    ("d/../sub/*.jsonl",): ["*.jsonl/c.jsonl"],
-    ("HERE/sub/*.jsonl",): ["*.jsonl/c.jsonl"],
-}
-"""Arguments to inputs, a glob below its fixed part."""
-
-
-@pytest.mark.parametrize("arguments", GIVEN, ids=" ".join)
-def test_files_folders_and_globs_give_their_inputs_in_order_without_hidden_ones_unless_named(arguments, tmp_path):
-    write(*TREE)
-    assert found(*(argument.replace("HERE", str(tmp_path)) for argument in arguments)) == GIVEN[arguments]
-    assert discover(["d"], input_format=None).ignored == {"hidden": 2, ".md": 1}
-
-
 SUFFIXES = {"": None, ".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".GZ": "gzip"}
 KNOWN = {"jsonl": "jsonl", "json": "jsonl", "NDJSON": "jsonl", "txt": "txt", "csv": "csv", "TSV": "tsv"}
 WHOLE = {"parquet": "parquet", "feather": "arrow", "arrow": "arrow-stream"}
@@ -98,22 +74,6 @@ def test_the_format_option_reads_every_file_as_one_format():
     write("d/a", "d/b.txt", "d/c.json", "d/d.log.gz")
     assert found("d", input_format="jsonl") == ["d/a", "d/b.txt", "d/c.json", "d/d.log.gz"]
     assert {source.format for source in discover(["d"], input_format="jsonl").inputs} == {"jsonl"}
-
-
-def test_files_of_unknown_format_in_a_directory_are_counted_by_suffix(tmp_path):
-    write("d/a.jsonl", "d/b.md", "d/sub/c.md", "d/README", "d/x.parquet.gz", "e/a.jsonl", "e/f.md")
-    tokenizer = inputs.write_byte_tokenizer(tmp_path / "tokenizer")
-    result = build_corpus(["d", "e"], tokenizer=tokenizer, out=tmp_path / "out", workers=1)
-    assert result.ignored == {".gz": 1, ".md": 3, "no suffix": 1}
-
-
-def test_links_to_files_and_directories_elsewhere_are_followed():
-    write("elsewhere/sub/a.jsonl", "elsewhere/b.jsonl", "d/c.jsonl", "d/sub/a.jsonl")
-    for link, to in {"d/linked": "../elsewhere/sub", "d/b.jsonl": "../elsewhere/b.jsonl", "d/same": "."}.items():
-        os.symlink(to, link)
-    for link, to in {"d/sub/up": "..", "d/sub/same": "."}.items():
-        os.symlink(to, link)
-    assert found("d") == ["d/b.jsonl", "d/c.jsonl", "d/linked/a.jsonl", "d/sub/a.jsonl"]
 
 
 @pytest.mark.parametrize("name", ["d/b.jsonl", "d/b.arrow", "d/b.txt"])
@@ -138,27 +98,6 @@ def test_a_directory_that_cannot_be_listed_is_named(monkeypatch):
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(SourceError, match=r"(?m)^d/locked cannot be listed: Permission denied$"):
         discover(["d"], input_format=None)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "out"), [("d/*.jsonl", "d/out"), ("d/**/*.jsonl", "out"), ("d/*/*.jsonl", "d/sub/out")]
-)
-def test_an_out_that_a_glob_does_not_reach_is_fine_the_second_time_too(pattern, out):
-    write("d/a.jsonl", "d/sub/b.jsonl", "d/c.txt")
-    assert texts_of(build(pattern, Path(out))) == texts_of(build(pattern, Path(out)))
-
-
-def test_mixed_formats_of_several_arguments_are_one_build(tmp_path):
-    write("d/b.jsonl", content=jsonl([{"text": "jsonl"}]))
-    write("d/a.txt", content=b"txt")
-    write("d/c.csv", content=b"text\ncsv\n")
-    write("first.jsonl.gz", content=inputs.FORMATS["members.jsonl.gz"]([{"text": "gz"}], 1))
-    write("glob/x.arrow", content=inputs.arrow_bytes(inputs.table([{"text": "arrow"}])))
-    corpus = build(["first.jsonl.gz", "d", "glob/*"], tmp_path / "out")
-    assert texts_of(corpus) == ["gz", "txt", "jsonl", "csv", "arrow"]
-    assert corpus.manifest.arguments == ["first.jsonl.gz", "d", "*"]
-    places = [(source.argument, source.path) for source in corpus.sources()]
-    assert places == [(0, ""), (1, "a.txt"), (1, "b.jsonl"), (1, "c.csv"), (2, "x.arrow")]
 
 
 def test_a_table_of_inputs_that_is_saved_goes_to_other_processes_as_a_reference(tmp_path):

@@ -103,7 +103,10 @@ def test_a_cut_anywhere_inside_of_the_first_or_second_frame_is_refused(suffix, n
 
 
 @each_compressed
-@pytest.mark.parametrize("garbage", [b"x", b"\0", bytes(601), b"garbage after the end", b"\x1f\x8b", b"\x28\xb5\x2f"])
+@pytest.mark.parametrize(
+    "garbage",
+    [b"x", b"\0", bytes(601), b"garbage after the end", b"\x1f\x8b", b"\x28\xb5\x2f", b"\0" + SKIPPABLE[1:]],
+)
 def test_bytes_after_the_last_frame_are_refused_but_for_zeros_after_gzip(suffix, name, garbage, tmp_path):
     data, path = COMPRESSED[suffix, name] + garbage, tmp_path / f"a.jsonl.{suffix}"
     if suffix == "gz" and not garbage.strip(b"\0"):

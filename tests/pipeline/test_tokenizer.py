@@ -18,15 +18,14 @@ from tests.examples import examples
 from tests.pipeline.encode.chat.chats import PREPEND, SPACES, byte_fallback
 from tests.pipeline.inputs import EOS, TOKENIZER, build, jsonl, special_token
 from tests.pipeline.vocabularies import Json, numbered, tokenizer_json, words, write_vocabulary
-from tokshard import build_corpus, open_corpus
-from tokshard.errors import ConfigurationChangedError, TokenizerError
+from tokshard import open_corpus
+from tokshard.errors import TokenizerError
 from tokshard.extras import version_of
 from tokshard.format.manifest import TokenizerInfo
 from tokshard.format.schema import MAX_VOCABULARY
 from tokshard.pipeline.encode import encoder
 from tokshard.pipeline.encode.encoder import DocumentEncoder, Encoder, EncodingError, inline_groups
 from tokshard.pipeline.encode.tokenizer_file import (
-    BOS_FROM_TOKENIZER,
     TokenizerFile,
     read_tokenizer,
 )
@@ -225,22 +224,6 @@ def test_special_tokens_that_are_asked_for_are_read_where_a_text_spells_them(wor
     assert documents(texts, chat_tokenizer, **options) == [[*as_text(text), 0] for text in texts]
 
 
-@pytest.mark.slow
-def test_what_texts_mean_is_part_of_the_recipe(chat_tokenizer, tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(jsonl([{"text": "plain"}]))
-    recipes, options = [], {"tokenizer": chat_tokenizer}
-    for number, asked in enumerate((None, "parse=<s>", PARSED, "parse=<|im_start|>,<|im_end|>,<|im_start|>")):
-        made = build(tmp_path / "a.jsonl", tmp_path / str(number), special_tokens=asked, **options).manifest
-        recipes.append(made.fingerprints.recipe)
-    assert made.build.special_tokens == "parse=<|im_start|>,<|im_end|>"
-    assert recipes[2] == recipes[3]
-    assert len({*recipes}) == 3
-    (tmp_path / "b.jsonl").write_bytes(jsonl([{"text": "more"}]))
-    with pytest.raises(ConfigurationChangedError, match="an append keeps"):
-        build(tmp_path / "b.jsonl", tmp_path / "3", append=True, **options)
-    assert build(tmp_path / "b.jsonl", tmp_path / "3", append=True, **options, special_tokens=PARSED).num_documents == 2
-
-
 class GivenIds:
     """A tokenizer library for texts that are lists of ids. It fails on any other text."""
 
@@ -343,76 +326,6 @@ def test_after_a_panic_of_the_library_the_tokenizer_is_loaded_again(monkeypatch)
     assert encode(["a"])[0].tolist() == [0]
 
 
-# truncation and padding
-
-
-def test_blocks_that_cut_or_pad_documents_are_ignored_with_a_note(tmp_path):
-    cut = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
-    pad = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_id": 3, "pad_type_id": 0, "pad_token": "[PAD]"}
-    blocks = {"truncation": cut, "padding": {**pad, "pad_to_multiple_of": None}}
-    content = {**words("[UNK]", "a", "</s>", "[PAD]"), **blocks}
-    tokenizer = write_vocabulary(tmp_path / ".cutting", content, {"eos_token": "</s>"})
-    assert documents(["a " * 50, "a"], tokenizer) == [[1] * 50 + [2], [1, 2]]
-    assert read(tokenizer).notes == tuple(
-        f"the tokenizer asks for {name}; documents are never truncated or padded, so this is ignored" for name in blocks
-    )
-    # the tokenizer lies next to the shards as it was given
-    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tokenizer / "tokenizer.json").read_bytes()
-
-
-# what changes text
-
-
-NFKC, LOWERCASE = {"type": "NFKC"}, {"type": "Lowercase"}
-
-
-def sequence(*normalizers: Json) -> Json:
-    return {"type": "Sequence", "normalizers": [*normalizers]}
-
-
-@pytest.mark.parametrize(
-    ("normalizer", "name"),
-    [
-        (None, None),
-        (sequence(), None),
-        (NFKC, "NFKC"),
-        (sequence(NFKC, sequence(LOWERCASE, NFKC)), "NFKC, Lowercase"),
-        ({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}, "Replace"),
-        ({**PREPEND, "prepend": " "}, "Prepend"),
-        (sequence(PREPEND, SPACES, {"type": "ByteLevel"}), None),  # as the vocabulary spells text
-    ],
-)
-def test_a_normalizer_that_changes_text_is_named_by_its_steps(normalizer, name, tmp_path):
-    assert read(write_vocabulary(tmp_path, words("a", "</s>", normalizer=normalizer))).normalizer == name
-
-
-# EOS and BOS
-
-
-@pytest.mark.parametrize("eos", ["</s>", {"content": "</s>", "lstrip": False}])
-def test_eos_comes_from_the_configuration_as_text_or_as_an_object_unless_it_is_given(eos, tmp_path):
-    directory = write_vocabulary(tmp_path, words("a", "b", "</s>"), {"eos_token": eos})
-    found = read(directory, eos=None)
-    info = found.info
-    assert (info.eos, info.eos_id, info.bos, info.bos_id) == ("</s>", 2, None, None)
-    assert info.special_ids == {"</s>": 2}
-    assert found.notes == ()
-    assert read(directory, eos="b").info.eos_id == 1
-
-
-def test_bos_is_added_only_when_asked_for_and_a_configuration_that_asks_for_it_is_not_passed_over_in_silence(tmp_path):
-    content = words("a", "<s>", "</s>", "<start>", added=[special_token(1, "<s>")])
-    config = {"eos_token": "</s>", "bos_token": {"content": "<s>"}, "add_bos_token": True}
-    directory = write_vocabulary(tmp_path / ".tok", content, config)
-    for bos, ids in ((None, [0, 0, 2]), (BOS_FROM_TOKENIZER, [1, 0, 0, 2]), ("<start>", [3, 0, 0, 2])):
-        assert documents(["a a"], directory, bos=bos) == [ids]
-        with open_corpus(tmp_path / "out") as corpus:
-            assert corpus.bos_id == (None if bos is None else ids[0])
-    note = "the tokenizer's configuration asks for BOS; documents get it with --bos auto only"
-    assert (read(directory).notes, read(directory, bos="auto").notes) == ((note,), ())
-    assert read(write_vocabulary(tmp_path, words("a", "</s>"), {"add_bos_token": True})).notes == ()
-
-
 # what a tokenizer is
 
 
@@ -423,19 +336,6 @@ def test_the_vocabulary_reaches_to_the_largest_id_of_model_and_added_tokens(tmp_
     assert info.special_ids == {"</s>": 1, "<far>": 7}
     content["added_tokens"].append(special_token(MAX_VOCABULARY - 1, "<farthest>"))
     assert read(write_vocabulary(tmp_path, content)).info.vocab_size == MAX_VOCABULARY
-
-
-def test_a_file_or_its_directory_name_the_same_tokenizer_and_its_layout_only_changes_the_hash_of_the_file(tmp_path):
-    of_directory = read(write_vocabulary(tmp_path / "words", words("a", "</s>"))).info
-    assert of_directory.name == "words"
-    assert read(tmp_path / "words" / "tokenizer.json").info == of_directory
-    loose = tmp_path / "words" / "other.json"
-    loose.write_text(json.dumps(words("a", "</s>"), indent=3, sort_keys=True))
-    info = read(loose).info
-    assert (info.name, info.canonical_sha256) == ("other.json", of_directory.canonical_sha256)
-    assert info.sha256 != of_directory.sha256
-    loose.write_text(json.dumps(words("b", "</s>")))
-    assert read(loose).info.canonical_sha256 != of_directory.canonical_sha256
 
 
 @pytest.mark.slow
@@ -462,16 +362,3 @@ def test_an_eos_without_the_flag_of_special_tokens_stays_text_where_a_text_spell
     tokenizer = write_vocabulary(tmp_path / ".tok", {**recipe(), "added_tokens": added}, {"eos_token": EOS})
     (document,) = documents([f"a text about {EOS} tokens"], tokenizer)
     assert document.count(0) == 1
-
-
-def test_texts_that_spell_added_tokens_which_are_not_special_are_counted_by_token(tmp_path):
-    fim, separator = special_token(16384, "<|fim|>", special=False), special_token(16385, "<sep>", special=False)
-    tokenizer = write_vocabulary(tmp_path / ".tok", with_added(fim, {**separator, "rstrip": True}), {"eos_token": EOS})
-    texts = ["a <|fim|> b <|fim|>", f"<|fim|> {EOS}", "c <sep>  d"]
-    (tmp_path / "a.jsonl").write_bytes(jsonl([{"text": text} for text in texts]))
-    found = build_corpus(tmp_path / "a.jsonl", tokenizer=tokenizer, out=tmp_path / "out", workers=1)
-    assert found.notes == (
-        "the added token '<sep>' takes white space beside it out of texts (rstrip)",
-        "1 text spells '<sep>', an added token that is not special: it becomes that token",
-        "2 texts spell '<|fim|>', an added token that is not special: it becomes that token",
-    )

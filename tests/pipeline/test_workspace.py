@@ -20,7 +20,7 @@ from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import BuildError, TokshardError
 from tokshard.format import names
-from tokshard.pipeline.progress import InputLeftOut, Note, Report, StageStarted
+from tokshard.pipeline.progress import Note, Report, StageStarted
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.workspace import lease
 from tokshard.pipeline.workspace.lease import lock, lock_holder
@@ -184,17 +184,6 @@ def test_inputs_that_went_one_after_another_are_listed_in_their_order(place, mon
     out = build(place, *sources, dedup="exact", on_bad_source="skip", task_bytes=64, observer=lose)
     rejects = (out / names.REJECTS).read_text().splitlines()
     assert [json.loads(line)["source"] for line in rejects] == ["a.jsonl", "c.jsonl.gz"]
-
-
-def test_damaged_files_of_one_task_are_reported_in_their_order(place):
-    files = [write(place / f"{number}.jsonl", ["text"]) for number in range(9)]
-    for number in (1, 8):
-        files[number] = place / f"{number}.parquet"
-        files[number].write_bytes(b"no table")
-    reports: list[Report] = []
-    build(place, *files, on_bad_source="skip", observer=reports.append)
-    left_out = [report.location for report in reports if isinstance(report, InputLeftOut)]
-    assert left_out == [str(files[1]), str(files[8])]
 
 
 def test_a_build_reports_to_its_observer_and_prints_nothing(place, capfd):

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from tests.examples import crossed
 from tests.pipeline.encode.chat import chats
-from tests.pipeline.encode.chat.chats import CLASSES, SPECIAL, byte_level, encode, encoder, learned, records, said
+from tests.pipeline.encode.chat.chats import CLASSES, SPECIAL, encode, encoder, learned, records, said
 from tests.pipeline.encode.chat.templates import BARE, BARS, CHATML, THINK, TURNS
-from tokshard.errors import TokenizerError
 from tokshard.pipeline.encode.chat.marks import READ_TOKEN
 from tokshard.pipeline.encode.chat.records import ChatRecordError
 from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, SPLIT_CHARACTER, UNMATCHED_SPANS
@@ -105,9 +104,9 @@ def _control_ids(encode_one: chats.ChatEncoder, record: chats.Json, spelled: str
     ],
 )
 def test_no_template_puts_a_control_token_together_from_what_a_record_says(written, contents):
-    text = "{% set c = messages[0].content %}" + written + "<|im_end|>{% generation %}x{% endgeneration %}"
-    known = speller("byte-level")
-    ids = encode(encoder(known, text), {"messages": [{"role": "user", "content": contents}]}).ids
+    contents_of = "{% set c = messages | map(attribute='content') | list %}"
+    known, text = speller("byte-level"), contents_of + written + "<|im_end|>{% generation %}x{% endgeneration %}"
+    ids = encode(encoder(known, text), {"messages": [{"role": "user", "content": one} for one in contents]}).ids
     assert ids.tolist().count(known.added["<|im_end|>"]) == 1
     assert b"<|im_end|>x" in known.spell(ids)
 
@@ -125,6 +124,13 @@ def test_what_a_user_writes_stays_text_where_a_template_looks_at_answers():
     encode_one, added = made("byte-level", "think"), speller("byte-level").added
     ids = encode(encode_one, said("q <think>", "<think>\nwhy</think>\n\nyes <|im_end|>")).ids.tolist()
     assert [ids.count(added[token]) for token in ("<think>", "</think>", "<|im_end|>")] == [1, 1, 2]
+
+
+def test_an_added_token_with_a_blank_in_it_is_found_where_a_normalizer_changes_blanks():
+    content = chats.byte_fallback(normalizer=chats.SPACES)
+    index = 1 + max(entry["id"] for entry in content["added_tokens"])
+    content["added_tokens"].append(chats.special_token(index, "the er", special=False))
+    assert encode(encoder(content, CHATML), said("the er", "a the er b")).ids.tolist().count(index) == 2
 
 
 @pytest.mark.parametrize(("kind", "name"), [("byte-level", "chatml"), ("byte-level, NFC", "bare")])
@@ -222,57 +228,6 @@ def test_answers_have_the_weights_of_their_messages_where_that_is_asked_for():
 # tokenizers
 
 
-SPLITS = [{"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}, chats.BYTE_LEVEL]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("parts", "named"),
-    [
-        ({"normalizer": {"type": "NFKC"}}, "normalizer of the tokenizer is NFKC"),
-        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}}, "Lowercase"),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "pre-tokenizer of the tokenizer is Whitespace"),
-        ({"pre_tokenizer": {**chats.BYTE_LEVEL, "add_prefix_space": True}}, "add_prefix_space"),
-        ({"added_tokens": [chats.special_token(20_000, "<x>", rstrip=True)]}, "'<x>' of the tokenizer is rstrip"),
-        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": SPLITS}}, "do not spell the text"),
-        ({"added_tokens": [chats.special_token(20_000, True)]}, "not that of a tokenizer.json"),
-        ({"added_tokens": [{**chats.special_token(0, "<x>"), "id": 1.5}], "normalizer": {}}, "KeyError"),
-        ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]]}}, "Unigram"),
-    ],
-)
-def test_a_tokenizer_whose_tokens_cannot_be_placed_is_refused_by_name(parts, named):
-    with pytest.raises(TokenizerError, match=named):
-        chats.speller(byte_level(**parts))
-
-
-def test_the_end_of_a_document_is_a_token_that_the_template_does_not_write():
+def test_an_unknown_token_may_end_documents_where_every_byte_has_a_token():
     known = speller("byte fallback, Replace")
-
-    def end(wanted: str | None, *literals: str, written: tuple[str, ...] = ()) -> str:
-        return document_end(known, wanted, config=chats.VARIABLES, literals=literals, written=written)[0]
-
-    assert end(None) == "</s>"
-    assert end(None, "a</s>") == "<pad>"
-    assert end("<unk>", "a</s>") == "<unk>"
-    with pytest.raises(TokenizerError, match="document_end is '</s>'") as caught:
-        end("</s>", written=("</s>",))
-    assert "'<pad>'" in caught.value.hint
-    with pytest.raises(TokenizerError, match="no special token for the end of a document"):
-        end(None, *SPECIAL, "<unk>")
-
-
-@pytest.mark.parametrize(
-    ("wanted", "said_of_it"),
-    [
-        ("<|im_start|>", "begins a turn or a text"),
-        ("<|im_end|>", "the chat template writes"),
-        ("<think>", "is not a special token of the tokenizer"),
-    ],
-)
-def test_no_document_ends_in_a_token_that_begins_a_turn_and_each_refusal_has_its_reason(wanted, said_of_it):
-    known = speller("byte-level")
-    options = {"config": chats.VARIABLES, "literals": ["</s><|im_end|><pad><end_of_turn><|endoftext|>"], "written": ()}
-    with pytest.raises(TokenizerError, match=said_of_it):
-        document_end(known, wanted, **options)
-    with pytest.raises(TokenizerError, match="or they begin a turn or text"):
-        document_end(known, None, **options)
+    assert document_end(known, "<unk>", config=chats.VARIABLES, literals=["</s>"], written=())[0] == "<unk>"

@@ -8,42 +8,14 @@ import pytest
 
 from tests.pipeline.encode.chat.chats import said, template
 from tests.pipeline.encode.chat.templates import CHATML
-from tokshard.errors import UsageError
 from tokshard.pipeline.encode.chat import sandbox
 from tokshard.pipeline.encode.chat.records import conversation
 from tokshard.pipeline.encode.chat.template import own_template, template_variables
 
 
-def render(text: str, record=None, **options) -> str:
-    return template(text, needs_spans=False, **options).render(conversation(record or said("q", "a")).values).text
-
-
-def test_blocks_take_their_line_and_json_keeps_order_and_letters():
-    text = "{% for t in tools %}\n  {{ t | tojson }}\n  {% if loop.first %}{% continue %}{% endif %}\n.{% endfor %}"
-    tools = [{"name": "zug", "arguments": {"b": "ü<", "a": [1]}}, {}]
-    assert render(text, said("q", tools=tools)) == '  {"name": "zug", "arguments": {"b": "ü<", "a": [1]}}\n  {}\n.'
-
-
 def test_spans_are_characters_of_the_text():
     made = template(CHATML).render(conversation(said("q", "ü", "r", "")).values)
     assert [made.text[start:stop] for start, stop in made.spans] == ["ü<|im_end|>", "<|im_end|>"]
-
-
-def test_a_record_adds_variables_the_tokenizer_gives_its_tokens_and_filters_are_those_of_jinja2():
-    text = "{{ bos_token }}{{ mode }}{{ add_generation_prompt }}{{ dict(a=1) }}{{ namespace(x=2).x }}"
-    text += "{{ 'a' if [] | map('upper') }}{{ messages | map(attribute='role') | join }}{{ [none, 1.5, {'b': x}] }}"
-    expected = "<s>mFalse{'a': 1}2auserassistant[None, 1.5, {'b': Undefined}]"
-    assert render(text, said("q", "a", chat_template_kwargs={"mode": "m"})) == expected
-
-
-def test_the_date_is_the_one_that_is_given():
-    text = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}"
-    assert render(text, date="2026-11-23") == "23 Nov 2026"
-    with pytest.raises(UsageError, match="the date of today") as caught:
-        render(text)
-    assert "--chat-date 2026-11-23" in caught.value.hint
-    with pytest.raises(UsageError, match="chat_date is 'soon'"):
-        render(text, date="soon")
 
 
 @pytest.mark.slow
@@ -76,25 +48,6 @@ def test_a_template_that_fails_or_does_too_much_refuses_the_record(text, monkeyp
 
 
 @pytest.mark.parametrize(
-    "written",
-    [
-        "messages | map(attribute='role')",
-        "'x' ~ (messages | map(attribute='role'))",
-        "'%s' % messages[0].items",
-        "[messages[0].items] | string",
-        "'{}'.format(raise_exception)",
-        "namespace(a=1)",
-        "range(3)",
-        "(messages[0].keys() - {'role': 1}.keys()) | list",
-    ],
-)
-def test_what_has_no_text_of_its_own_or_no_order_refuses_the_record_with_the_line(written):
-    made = template("{% set a = 1 %}\n{% if a %}{{ " + written + " }}{% endif %}", needs_spans=False)
-    with pytest.raises(made.error, match=r"the template (writes|makes) .*, in line 2 of the template"):
-        made.render(conversation(said("q", "a")).values)
-
-
-@pytest.mark.parametrize(
     ("work", "times"),
     [
         *((work, 1_000) for work in ("r | sort", "r | list", "s | replace('x', 'y')", "s.upper()", "','.join(t)")),
@@ -122,34 +75,10 @@ def test_a_template_that_needs_too_much_memory_is_told_so_and_the_limit_of_the_p
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        *(
-            (text, "another build would write other text")
-            for text in ("{{ 'ab' | random }}", "{{ lipsum() }}", "{{ joiner() }}")
-        ),
-        ("{% for %}", "cannot be read"),
-        ("{{ messages }}", "marks nothing"),
-        ("{% macro m() %}{% generation %}a{% endgeneration %}{% endmacro %}{{ m() }}", "in a macro"),
-        ("{% for m in messages %}{% generation %}{% break %}{% endgeneration %}{% endfor %}", "'break' outside loop"),
-        ("{% for m in messages %}" * 25 + "{% generation %}{% endgeneration %}" + "{% endfor %}" * 25, "nested blocks"),
-        ("{% set x %}{% generation %}a{% endgeneration %}{% endset %}{{ x }}", "in a macro"),
-    ],
-)
-def test_a_template_without_exact_spans_or_that_writes_other_text_in_another_build_is_refused(text, named):
-    with pytest.raises(UsageError, match=named):
-        template(text)
-
-
 def test_the_template_of_a_tokenizer_is_its_file_then_its_configuration():
     one = {"name": "default", "template": "a"}
     assert own_template({"chat_template": "b"}, "file", "tok") == "file"
     assert own_template({"chat_template": "b"}, None, "tok") == "b"
     assert own_template({"chat_template": [one]}, None, "tok") == "a"
-    with pytest.raises(UsageError, match="several chat templates: default, tool_use"):
-        own_template({"chat_template": [one, {"name": "tool_use", "template": "c"}]}, None, "tok")
-    with pytest.raises(UsageError, match="tok has no chat template"):
-        own_template({}, None, "tok")
     config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None}
     assert template_variables(config) == {"bos_token": "<s>", "eos_token": "</s>"}

@@ -182,8 +182,13 @@ class ChatEncoder:
 
 
 def _left_out_text(omitted: Sequence[Omission]) -> str:
-    parts = [f"the {kind} of message {number}" if kind in OF_MESSAGES else f"its {kind}" for kind, number in omitted]
+    parts = [f"the {kind} of {_named(number)}" if kind in OF_MESSAGES else f"its {kind}" for kind, number in omitted]
     return f"the template does not write {' and '.join(parts[:_MOST_NAMED])}{', ...' if parts[_MOST_NAMED:] else ''}"
+
+
+def _named(number: int) -> str:
+    """A message by its number; what stands beside the messages has none."""
+    return f"message {number}" if number >= 0 else "the system prompt or the history"
 
 
 _MOST_NAMED = 4
