@@ -115,7 +115,7 @@ def read_document_list(location: str, corpus: Corpus) -> DocumentList:
     for row, listed in enumerate(listed_rows(location)):
         if row == MAX_ROWS:
             raise UsageError(
-                f"{location} has more than {MAX_ROWS:,} rows", hint="divide it: with --drop-ids, make a view of the view"
+                f"{location} has more than {MAX_ROWS:,} rows", hint="divide it; with --drop-ids, make a view of a view"
             )
         is_ours = listed.fingerprint is None or listed.fingerprint in corpus.content_fingerprints
         if listed.document is not None and is_ours:
