@@ -22,8 +22,8 @@ from tokshard.run_files.recipe import load_config, resolve
 from tokshard.trainer import checkpoint, hugging_face
 from tokshard.trainer.attention import Documents
 from tokshard.trainer.hugging_face import export, load_weights, main
-from tokshard.trainer.loop import num_parameters, train
-from tokshard.trainer.model import Transformer, initialise
+from tokshard.trainer.loop import train
+from tokshard.trainer.model import Transformer, initialise, num_parameters
 from tokshard.trainer.optimizer import make_optimizer
 
 SIZES = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 48, "rope_theta": 5_000.0}
