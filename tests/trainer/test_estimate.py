@@ -15,6 +15,7 @@ from torch import distributed
 from torch.autograd.graph import saved_tensors_hooks
 
 from tests.ranks import forked
+from tests.trainer.runs import as_toml, configuration
 from tokshard.run_files.model_shape import Shape
 from tokshard.run_files.recipe import Compute, Optimizer, Parallel, resolve
 from tokshard.trainer.attention import Documents
@@ -31,15 +32,9 @@ GIB = 1 << 30
 
 def of_step(ranks: int, **changes: Any) -> Estimate:
     """The corpora do not exist."""
-    fields: dict[str, Any] = {
-        "data": {"corpora": {"code": "/nowhere"}, "seq_len": 128, "global_batch_size": 4 * ranks},
-        "model": {"preset": "10M", **SMALL},
-        "parallel": {"precision": "bf16"},
-        "train": {"out": "/nowhere", "steps": 1, "micro_batch_size": 2},
-    }
-    for key, value in changes.items():
-        section, _, name = key.partition("__")
-        fields.setdefault(section, {})[name] = value
+    sizes = {f"model__{name}": value for name, value in SMALL.items()} | {"data__seq_len": 128}
+    sizes |= {"data__global_batch_size": 4 * ranks, "train__micro_batch_size": 2, "parallel__precision": "bf16"}
+    fields = configuration({"code": "nowhere"}, Path("nowhere"), data__weights={}, **sizes | changes)
     return estimate(resolve(fields), ranks=ranks)
 
 
@@ -156,11 +151,8 @@ def test_memory_is_within_3_percent_of_what_7b_took_on_a_gpu(recompute: str, gib
 
 def test_the_command_prints_lines_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "recipe.toml"
-    sizes = "".join(f"{name} = {value}\n" for name, value in SMALL.items())
-    recipe.write_text(
-        '[data]\ncorpora = { code = "/nowhere" }\nseq_len = 64\nglobal_batch_size = 8\n'
-        f'[model]\npreset = "10M"\n{sizes}[train]\nout = "/nowhere"\nsteps = 1\n'
-    )
+    fields = configuration({"code": "nowhere"}, tmp_path, data__weights={}, data__global_batch_size=8)
+    recipe.write_text(as_toml(fields | {"model": SMALL}))
     command = [str(recipe), "ranks=8", "parallel.replicas=2", "optimizer.name=muon"]
     assert main(command) == 0
     said = capsys.readouterr().out

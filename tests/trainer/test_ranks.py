@@ -25,7 +25,7 @@ from torch import distributed
 
 from tests.contract import small
 from tests.forks import Forks
-from tests.trainer.checkpoints import FIRST, alone, save, trained
+from tests.trainer.checkpoints import FIRST, alone, initialised, save, trained
 from tests.trainer.runs import ROOT, SMALL, configuration, corpora, run_ranks, steps_of
 from tokshard.errors import LoaderError, TokshardError, TrainerError
 from tokshard.run_files import checkpoint_directory
@@ -36,7 +36,6 @@ from tokshard.store import PosixStore
 from tokshard.trainer import checkpoint, loop, metrics
 from tokshard.trainer.hugging_face import WEIGHTS, load_weights, name_of, write_config
 from tokshard.trainer.loop import train
-from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.parallel import make_mesh, sharded_model
 from tokshard.trainer.run_directory import run_directory
 
@@ -231,9 +230,7 @@ def cases_of_data(rank: int, directory: Path) -> Iterator[Case]:
 def differences_of_an_import(directory: Path) -> str:
     """The names of parameters that two ranks have other values of than the file that rank 0 writes."""
     shape = Shape(dim=12, num_layers=1, num_heads=2, num_kv_heads=1, hidden_dim=10, vocab_size=21)
-    whole = Transformer(shape)
-    initialise(whole, seed=1)
-    expected = {name_of(name): value.detach() for name, value in whole.named_parameters()}
+    expected = {name_of(name): value.detach() for name, value in initialised(shape, seed=1).named_parameters()}
     if distributed.get_rank() == 0:
         directory.mkdir()
         save_file(expected, directory / WEIGHTS)
