@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.contract.faults import ROOT, Launcher
 from tests.corpora import TINY_TOKENIZER, Source, write_corpus
-from tests.forks import ROOT, Forks
 from tests.ranks import forked, free_port
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 
@@ -177,7 +177,7 @@ class Runs:
         return tensors
 
 
-def train_on(phases: list[Phase], directory: Path, forks: Forks) -> None:
+def train_on(phases: list[Phase], directory: Path, forks: Launcher) -> None:
     """Train phase after phase: (ranks, configurations that they train one after another)."""
     path = directory / "phases.json"
     path.write_text(json.dumps(phases))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.forks import Forks
+from tests.contract.faults import Launcher
 from tests.trainer.runs import chat, configuration, corpora, corpus, evaluations_of, steps_of, train_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -98,7 +98,7 @@ def with_runs(names: Iterable[str] = ("one rank",)) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
+def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory, forks: Launcher) -> Path:
     """Every run, in directories of their names."""
     directory, half = tmp_path_factory.mktemp("equality"), num_steps // 2
     paths = corpora(directory / "corpora")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.forks import Forks
+from tests.contract.faults import Launcher
 from tests.trainer.runs import ROOT, run_ranks
 from tokshard.run_files.model_shape import Shape
 from tokshard.run_files.recipe import Compute, Optimizer, Parallel
@@ -101,7 +101,7 @@ def test_on_one_rank_it_is_that_of_torch() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_on_any_ranks_every_update_is_that_of_one_rank(tmp_path: Path, forks: Forks) -> None:
+def test_on_any_ranks_every_update_is_that_of_one_rank(tmp_path: Path, forks: Launcher) -> None:
     forks.run(["python", "-m", "tests.trainer.test_muon", str(tmp_path)], ROOT, seconds=180)
     for name in JOBS:
         assert_same(torch.load(tmp_path / name), trained(Transformer(SHAPE)))

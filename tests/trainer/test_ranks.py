@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import distributed
 
 from tests.contract import small
-from tests.forks import Forks
+from tests.contract.faults import Launcher
 from tests.trainer.checkpoints import FIRST, alone, initialised, save, trained
 from tests.trainer.runs import ROOT, SMALL, configuration, corpora, run_ranks, steps_of
 from tokshard.errors import LoaderError, TokshardError, TrainerError
@@ -69,7 +69,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def errors(directory: Path, forks: Forks) -> list[dict[str, str]]:
+def errors(directory: Path, forks: Launcher) -> list[dict[str, str]]:
     """What each rank raised, by case."""
     forks.run(["python", "-m", "tests.trainer.test_ranks", str(directory)], ROOT, seconds=110)
     return [json.loads((directory / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
