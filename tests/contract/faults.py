@@ -139,6 +139,11 @@ class Running:
         errors = (self.here / "errors").read_text()
         return Outcome(exit_code=exit_code, errors=errors, group=self.pid, log=self.here / "steps")
 
+    def kill(self) -> None:
+        """End all its processes."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     @property
     def has_ended(self) -> bool:
         """Whether its first process is gone."""
@@ -232,9 +237,9 @@ class Launcher:
             directory: where it runs.
             seconds: it is killed after so many, with the processes that it has started.
         """
-        ended = self._begin(words, b"", directory=str(directory), seconds=seconds).end()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(ended.group, signal.SIGKILL)
+        running = self._begin(words, b"", directory=str(directory), seconds=seconds)
+        ended = running.end()
+        running.kill()
         assert ended.exit_code == 0, f"{words}\n{ended.errors}"
         return ended.errors
 

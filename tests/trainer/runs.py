@@ -184,21 +184,15 @@ def train_on(phases: list[Phase], directory: Path, forks: Launcher) -> None:
     forks.run(["python", "-m", "tests.trainer.runs", str(path)], ROOT, seconds=350)
 
 
-def fork_rank(rank: int, world_size: int, port: int, act: Callable[[], object], *, seconds: int = 0) -> int:
-    """The process of a rank, which finds the others at `port`."""
-
-    def run() -> object:
-        place = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
-        return act()
-
-    return forked(run, seconds=seconds)
-
-
 def run_ranks(world_size: int, act: Callable[[int], object], *, seconds: int = 0) -> None:
     """Call `act` on all ranks of a job, as forks of this process, and wait for them."""
-    port = free_port()
-    ranks = {fork_rank(rank, world_size, port, partial(act, rank), seconds=seconds) for rank in range(world_size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+
+    def run(rank: int) -> object:
+        os.environ["RANK"] = str(rank)
+        return act(rank)
+
+    ranks = {forked(partial(run, rank), seconds=seconds) for rank in range(world_size)}
     while ranks:
         pid, status = os.wait()
         ranks.discard(pid)
@@ -206,14 +200,14 @@ def run_ranks(world_size: int, act: Callable[[int], object], *, seconds: int = 0
             sys.exit(f"a rank of {world_size} ended with {os.waitstatus_to_exitcode(status)}")
 
 
-def train_jobs(jobs: list[dict[str, Any]], on_record: Any = None) -> bool:
+def train_jobs(jobs: list[dict[str, Any]]) -> bool:
     """Train recipe after recipe on this rank."""
     from tokshard.run_files.recipe import Parallel, resolve
     from tokshard.trainer.loop import train
     from tokshard.trainer.parallel import process_group
 
     with process_group(Parallel(device="cpu")):
-        return any(train(resolve(job), on_record=on_record) for job in jobs)
+        return any(train(resolve(job)) for job in jobs)
 
 
 def main() -> None:
