@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.contract.faults import Launcher
-from tests.trainer.runs import chat, configuration, corpora, corpus, evaluations_of, steps_of, train_on
+from tests.trainer.runs import chat, configuration, corpora, corpus, evaluations_of, on_ranks, steps_of, train_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TOLERANCE = 1e-5
@@ -117,8 +118,9 @@ def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory, forks: Launch
         return configuration(trained, directory / name, **changes) | ({} if is_long else {"model": KIND})
 
     jobs = [(job.ranks, recipe(name, job)) for name, job in (JOBS | (SOAKED if is_long else {})).items()]
-    phases = [(ranks, [fields for _, fields in same]) for ranks, same in groupby(jobs, key=lambda job: job[0])]
-    train_on(phases, directory, forks)
+    for num_ranks, same in groupby(jobs, key=lambda job: job[0]):
+        (directory / "jobs.json").write_text(json.dumps([fields for _, fields in same]))
+        on_ranks(forks, num_ranks, train_jobs, directory / "jobs.json", seconds=350)
     return directory
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import distributed
 from torch.autograd.graph import saved_tensors_hooks
 
-from tests.ranks import forked
-from tests.trainer.runs import as_toml, configuration
+from tests.contract.faults import Launcher
+from tests.trainer.runs import as_toml, configuration, on_ranks
 from tokshard.run_files.model_shape import Shape
 from tokshard.run_files.recipe import Compute, Optimizer, Parallel, resolve
 from tokshard.trainer.attention import Documents
@@ -24,7 +21,7 @@ from tokshard.trainer.estimate import Estimate, estimate, kept_bytes, main
 from tokshard.trainer.losses import backward, micro_batches
 from tokshard.trainer.model import Block, initialise, rotations
 from tokshard.trainer.optimizer import make_optimizer
-from tokshard.trainer.parallel import make_mesh, sharded_model
+from tokshard.trainer.parallel import make_mesh, process_group, sharded_model
 
 SMALL = {"dim": 64, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 128, "vocab_size": 256}
 GIB = 1 << 30
@@ -44,45 +41,37 @@ def of_7b(ranks: int, *, rows: int, **changes: Any) -> Estimate:
     return of_step(ranks, data__seq_len=4_096, data__global_batch_size=rows * ranks, **model, **changes)
 
 
-def measured(place: Path, tied: bool, muon: bool) -> dict[str, int]:
-    """How often two ranks called each collective in a step of two micro-batches."""
-    shape = Shape(**SMALL, tied_embeddings=tied)
-
-    def run(rank: int) -> None:
-        distributed.init_process_group("gloo", init_method=f"file://{place / 'store'}", rank=rank, world_size=2)
-        settings = Parallel(precision="bf16", device="cpu")
-        model = sharded_model(shape, make_mesh(settings, torch.device("cpu")), settings, Compute())
+def count_calls(rank: int, place: str, tied: str, name: Any) -> None:
+    """How often this rank calls each collective in a step of two micro-batches."""
+    settings, shape = Parallel(precision="bf16", device="cpu"), Shape(**SMALL, tied_embeddings=tied == "True")
+    with process_group(settings) as device:
+        model = sharded_model(shape, make_mesh(settings, device), settings, Compute())
         initialise(model, seed=0)
-        optimizer = make_optimizer(model, Optimizer(name="muon" if muon else "adamw"))
-        parts = list(micro_batches(padding(4, 128), 2, torch.device("cpu")))
+        optimizer = make_optimizer(model, Optimizer(name=name))
+        parts = list(micro_batches(padding(4, 128), 2, device))
         with torch.profiler.profile() as profile:
             for _ in backward(model, parts):
                 pass
             optimizer.step()
-        if rank == 0:
-            calls = Counter(event.name for event in profile.events() if event.name.startswith("c10d::"))
-            (place / "calls.json").write_text(json.dumps(calls))
-        distributed.destroy_process_group()
-
-    pids = [forked(functools.partial(run, rank), seconds=60) for rank in range(2)]
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0]
-    return json.loads((place / "calls.json").read_text())
+        calls = Counter(event.name for event in profile.events() if event.name.startswith("c10d::"))
+        (Path(place) / f"calls-{rank}.json").write_text(json.dumps(calls))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tied", "muon"), [(False, False), (True, True)])
-def test_collectives_are_those_of_a_real_step(tmp_path: Path, tied: bool, muon: bool) -> None:
-    changes = {"model__tied_embeddings": tied, "optimizer__name": "muon" if muon else "adamw"}
-    found = of_step(2, **changes).collectives
-    calls = measured(tmp_path, tied, muon)
+@pytest.mark.parametrize(("tied", "name"), [(False, "adamw"), (True, "muon")])
+def test_collectives_are_those_of_a_real_step(tmp_path: Path, forks: Launcher, tied: bool, name: str) -> None:
+    found = of_step(2, model__tied_embeddings=tied, optimizer__name=name).collectives
+    on_ranks(forks, 2, count_calls, tmp_path, tied, name, seconds=60)
     names = {
         "_allgather_base_": "all-gather",
         "_reduce_scatter_base_": "reduce-scatter",
         "alltoall_base_": "all-to-all",
     }
-    assert {names[name.removeprefix("c10d::")]: count for name, count in calls.items()} == {
-        name: of["count"] for name, of in found.items()
-    }
+    for rank in range(2):
+        calls = json.loads((tmp_path / f"calls-{rank}.json").read_text())
+        assert {names[name.removeprefix("c10d::")]: count for name, count in calls.items()} == {
+            name: of["count"] for name, of in found.items()
+        }
 
 
 def test_bytes_of_collectives_are_those_of_padded_tensors() -> None:
