@@ -102,14 +102,19 @@ def as_toml(fields: dict[str, dict[str, Any]]) -> str:
     lines = []
     for section, values in fields.items():
         lines.append(f"[{section}]")
-        lines += [f"{key} = {_inline(value)}" for key, value in values.items()]
+        lines += [f"{key} = {toml(value)}" for key, value in values.items()]
     return "\n".join(lines)
 
 
-def _inline(value: object) -> str:
+def toml(value: Any) -> str:
+    """A value as TOML, where it has one."""
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {json.dumps(item)}" for name, item in value.items()) + "}"
-    return json.dumps(value)
+        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "") if isinstance(value, str) else repr(value)
 
 
 def lines_of(out: Path) -> list[dict[str, Any]]:
