@@ -122,10 +122,13 @@ def test_a_block_keeps_what_torch_saves_for_its_backward_pass(qk_norm: bool) -> 
     assert sum(saved.values()) / tokens == pytest.approx(kept_bytes(shape, "none", 2) + on_cpu, rel=0.002)
 
 
-def test_recomputation_and_chunks_of_logits_lower_what_a_step_keeps() -> None:
+def test_recomputation_and_chunks_of_logits_lower_what_a_step_keeps_and_accumulation_adds_gradients() -> None:
     sizes: dict[str, Any] = {"data__seq_len": 512, "data__global_batch_size": 8, "train__micro_batch_size": 0}
     whole, kept = of_step(2, **sizes).peak_bytes, of_step(2, **sizes, compute__recompute="full").peak_bytes
     assert whole["activations"] - kept["activations"] == 2 * 4 * 512 * (kept_bytes(Shape(**SMALL), "none", 2) - 2 * 64)
+    twice = of_step(2, **sizes | {"data__global_batch_size": 16, "train__micro_batch_size": 4})
+    assert "gradients" not in whole
+    assert twice.peak_bytes == whole | {"gradients": 4 * twice.parameters // 2}
     chunked = of_step(2, **sizes, compute__loss_chunk=256).peak_bytes
     assert whole["logits"] == 12 * 4 * 512 * 256
     assert sum(chunked.values()) < sum(whole.values()) - 12 * 3 * 512 * 256 + 2**20
