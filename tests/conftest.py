@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.contract import small
-from tests.forks import Forks
+from tests.contract.faults import Launcher
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard.store import STORES_BY_SCHEME
 
@@ -63,10 +63,9 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
-    forks = Forks()
-    yield forks
-    forks.close()
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    with Launcher(tmp_path_factory.mktemp("forks") / "runs", has_torch=True) as launcher:
+        yield launcher
 
 
 @pytest.fixture

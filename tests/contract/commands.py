@@ -87,7 +87,7 @@ class Bench:
 
     def start(self, words: Words, fault: Fault | Sequence[Fault] | None = None, *, stdin: bytes = b"") -> Running:
         address = self.ray_address if "--ray" in words else ""
-        return self.launcher.start(words, out=self.out, fault=fault, stdin=stdin, ray_address=address)
+        return self.launcher.start(["tokshard", *words], out=self.out, fault=fault, stdin=stdin, ray_address=address)
 
     def run(self, words: Words, fault: Fault | Sequence[Fault] | None = None, *, stdin: bytes = b"") -> Outcome:
         """Run a command, until the last of its processes is gone."""

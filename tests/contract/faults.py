@@ -21,6 +21,7 @@ import json
 import os
 import random
 import re
+import runpy
 import select
 import signal
 import subprocess
@@ -138,6 +139,11 @@ class Running:
         errors = (self.here / "errors").read_text()
         return Outcome(exit_code=exit_code, errors=errors, group=self.pid, log=self.here / "steps")
 
+    def kill(self) -> None:
+        """End all its processes."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     @property
     def has_ended(self) -> bool:
         """Whether its first process is gone."""
@@ -168,10 +174,12 @@ class Launcher:
 
     Args:
         directory: where it keeps its notes; it may be removed between two commands.
-        sizes: sizes of the package that are made smaller.
+        has_torch: it has imported the trainer, too, on which each program would spend seconds.
+        sizes: sizes of the package that are made smaller, in what may meet a fault.
     """
 
     directory: Path
+    has_torch: bool = False
     sizes: Mapping[str, int] = field(default_factory=lambda: dict(small.TINY))
     _count: int = 0
     _server: Any = field(default=None, repr=False)
@@ -181,7 +189,7 @@ class Launcher:
     def __enter__(self) -> Self:
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._server = subprocess.Popen(
-            [sys.executable, "-c", "from tests.contract import faults; faults.serve()"],
+            [sys.executable, "-c", f"from tests.contract import faults; faults.serve({self.has_torch})"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -206,28 +214,41 @@ class Launcher:
         fault: Fault | Sequence[Fault] | None = None,
         stdin: bytes = b"",
         ray_address: str = "",
+        environment: Mapping[str, str] | None = None,
     ) -> Running:
-        """Start a command.
+        """Start a program that may meet a fault.
 
         Args:
-            words: all of it.
+            words: all of it: a command of tokshard, a script, or ``python -m`` and a module.
             out: where its steps are.
             stdin: what a pipe brings as its standard input.
             ray_address: a cluster to which the process is connected before; its workers have the sizes, too.
+            environment: variables that are set before.
         """
+        faults = [fault] if isinstance(fault, Fault) else list(fault or [Fault()])
+        setup = {"faults": list(map(asdict, faults)), "out": str(out), "sizes": self.sizes}
+        return self._begin(words, stdin, setup=setup, ray_address=ray_address, environment=environment or {})
+
+    def run(self, words: Sequence[str], directory: Path, *, seconds: int = 60) -> str:
+        """Run a program that meets no fault, and return what it printed.
+
+        Args:
+            words: as of `start`.
+            directory: where it runs.
+            seconds: it is killed after so many, with the processes that it has started.
+        """
+        running = self._begin(words, b"", directory=str(directory), seconds=seconds)
+        ended = running.end()
+        running.kill()
+        assert ended.exit_code == 0, f"{words}\n{ended.errors}"
+        return ended.errors
+
+    def _begin(self, words: Sequence[str], stdin: bytes, **options: Any) -> Running:
         self._count += 1
         here = self.directory / str(self._count)
         here.mkdir(parents=True)
         (here / "stdin").write_bytes(stdin)
-        faults = [fault] if isinstance(fault, Fault) else list(fault or [Fault()])
-        setup = {"faults": list(map(asdict, faults)), "out": str(out), "log": str(here / "steps")}
-        request = {
-            "number": self._count,
-            "words": list(words),
-            "setup": {**setup, "sizes": self.sizes},
-            "here": str(here),
-            "ray_address": ray_address,
-        }
+        request = {"number": self._count, "words": list(words), "here": str(here), **options}
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
         while "pid" not in (answer := self._answer()):
@@ -270,9 +291,11 @@ def kills(steps: Sequence[str]) -> list[Fault]:
     return found
 
 
-def serve() -> None:
+def serve(has_torch: bool) -> None:
     """The process of a `Launcher`: forks for every request, and says how each ended."""
     small.import_commands()
+    if has_torch:
+        small.import_trainer()
     woken, waking = os.pipe()
     os.set_blocking(waking, False)
     os.set_blocking(woken, False)
@@ -318,27 +341,25 @@ def _say(**answer: int) -> None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    from tokshard.cli.main import main
-
     code: Any = 70
     try:
         os.setsid()
         here = Path(request["here"])
+        os.chdir(request.get("directory", "."))
+        signal.alarm(request.get("seconds", 0))
         output = os.open(here / "errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
         os.dup2(os.open(here / "stdin", os.O_RDONLY), 0)
-        os.environ[_SETUP] = json.dumps({**request["setup"], "coordinator": os.getpid()})
-        install()
-        if _num_workers(request["words"]) != 1:
-            _start_fork_server()
+        os.environ |= request.get("environment", {})
+        if setup := request.get("setup"):
+            os.environ[_SETUP] = json.dumps({**setup, "log": str(here / "steps"), "coordinator": os.getpid()})
+            install()
+            if _num_workers(request["words"]) != 1:
+                _start_fork_server()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.argv = ["tokshard", *request["words"]]
-        with _connected(request["ray_address"]):
-            try:
-                main()
-            except SystemExit as end:
-                code = end.code
+        with _connected(request.get("ray_address", "")):
+            code = _run(request["words"])
         atexit._run_exitfuncs()
     except BaseException:  # noqa: BLE001 - the edge of the process
         traceback.print_exc()
@@ -346,6 +367,26 @@ def _become(request: dict[str, Any]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _run(words: list[str]) -> int:
+    """Run a program in this process; its exit code."""
+    from tokshard.cli.main import main
+
+    sys.argv = words
+    try:
+        if words[0] == "tokshard":
+            main()
+        elif words[:2] == ["python", "-m"]:
+            sys.argv = words[2:]
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
 
 
 def _num_workers(words: Sequence[str]) -> int:

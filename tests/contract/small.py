@@ -133,6 +133,14 @@ _COMMANDS = (
     "tokshard.cli.recipe",
     "tokshard.cli.status",
 )
+_OF_TRAINERS = (
+    "tokenizers",
+    "torch._dynamo",
+    "torch.utils.data",
+    "tokshard.run_files.torch_checkpoints",
+    "tokshard.runtime.tensors",
+    "tokshard.trainer.loop",
+)
 _LAZILY_IMPORTED = ("pyarrow.compute", "pyarrow.dataset", "pyarrow.feather", "pyarrow.fs", "pyarrow.parquet")
 
 
@@ -171,6 +179,13 @@ def without_the_library_of_pages(set_attribute: Set) -> None:
 def import_commands(*more: str) -> None:
     """Import all that a build, an import, a copy or a status may import while it runs, and more commands."""
     for module in (*_COMMANDS, *(f"tokshard.cli.{name}" for name in more), *_LAZILY_IMPORTED):
+        _module(module)
+
+
+def import_trainer() -> None:
+    """Import what programs that train, and most other commands and examples of the pages, import while they run."""
+    import_commands("inspect", "trace")
+    for module in _OF_TRAINERS:
         _module(module)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import Forks
+from tests.contract.faults import Launcher
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -85,7 +85,7 @@ def run(arguments: list[str] | str, directory: Path) -> str:
     return done.stdout
 
 
-def run_page(text: str, directory: Path, forks: Forks) -> None:
+def run_page(text: str, directory: Path, forks: Launcher) -> None:
     for number, (kind, example, shown) in enumerate(examples(text)):
         script = directory / f"example_{number}.py"
         script.write_text(example, encoding="utf-8")
@@ -97,7 +97,7 @@ def run_page(text: str, directory: Path, forks: Forks) -> None:
 
 
 @pytest.mark.timeout(300)  # some thirty processes, one after another
-def test_the_commands_and_the_python_examples_run_one_after_another(directory: Path, forks: Forks) -> None:
+def test_the_commands_and_the_python_examples_run_one_after_another(directory: Path, forks: Launcher) -> None:
     assert {kind for kind, _, _ in examples(TEXT)} == {"console", "python"}
     run_page(TEXT, directory, forks)
 
@@ -107,7 +107,9 @@ def test_the_commands_and_the_python_examples_run_one_after_another(directory: P
     [page for page in GUIDES if page.stem not in {"stream-from-s3", "keys-of-toml-files", "security", "benchmarks"}],
     ids=lambda page: page.stem,
 )
-def test_a_guide_runs_in_a_new_directory_and_prints_what_it_shows(guide: Path, directory: Path, forks: Forks) -> None:
+def test_a_guide_runs_in_a_new_directory_and_prints_what_it_shows(
+    guide: Path, directory: Path, forks: Launcher
+) -> None:
     # that for S3 needs a server: tests/store/test_guide.py; pages without commands are compared in
     # tests/run_files/test_keys.py and tests/architecture/test_pages.py
     text = guide.read_text(encoding="utf-8")

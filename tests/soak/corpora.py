@@ -86,16 +86,11 @@ def build_all(folder: Path) -> list[Path]:
     rng = random.Random(7)
     kept = [{"text": text(rng, rng.randint(1, 9)), "url": rng.choice(["a", "ü", None]), "score": n} for n in range(70)]
     kept[9]["text"] = kept[11]["text"] = ""
-    options = ("--eos", "</s>", "--keep-field", "url", "--keep-field", "score:float64", "--on-bad-record", "skip")
-    conversations.build(kept[:50], folder, "text", "--shard-tokens", "1500", "--dedup", "exact", *options)
-    source = folder / "more.jsonl"
-    source.write_text("".join(json.dumps(record) + "\n" for record in kept[50:]))
+    options = ["--shard-tokens", "1500", "--dedup", "exact", "--on-bad-record", "skip", "--eos", "</s>"]
+    options += ["--keep-field", "url", "--keep-field", "score:float64"]
+    conversations.build(kept[:50], folder, "text", *options)
     shutil.copytree(folder / "text", folder / "grown")
-    words = ["build", str(source), "--tokenizer", str(folder / "tokenizer"), "--out", str(folder / "grown"), "--append"]
-    exit_code, errors = run(
-        [*words, "--shard-tokens", "1500", "--dedup", "exact", "--workers", "1", "--quiet", *options]
-    )
-    assert exit_code == 0, errors
+    conversations.build(kept[50:], folder, "grown", "--append", *options)
     chats = conversations.conversations(40, seed=3)
     conversations.build(chats, folder, "chat", "--chat", "--shard-tokens", "1500")
     for record in chats:

@@ -20,7 +20,7 @@ from tests.pipeline import foreign
 from tests.runtime.states import sealed, values_of
 from tests.soak.corpora import check_command, outcome
 from tests.soak.mutations import other_array, other_bytes, other_content, other_json
-from tests.trainer.runs import SMALL, configuration
+from tests.trainer.runs import SMALL, configuration, toml
 from tokshard.errors import TokshardError
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.run_files import checkpoint_directory
@@ -118,17 +118,6 @@ def states(here: Path, number: int) -> Attempt:  # noqa: C901 - a case for each 
         loader.stats()
 
     return attempt
-
-
-def toml(value: Any) -> str:
-    """A value as TOML, where it has one."""
-    if isinstance(value, bool) or value is None:
-        return json.dumps(value)
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "") if isinstance(value, str) else repr(value)
 
 
 def write_toml(path: Path, fields: Any) -> Path:

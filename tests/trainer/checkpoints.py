@@ -1,4 +1,4 @@
-"""Checkpoints of a tiny model, without a run."""
+"""Tiny models and their checkpoints, without a run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,16 @@ def alone() -> AbstractContextManager[Any]:
     return process_group(Parallel(device="cpu"))
 
 
-def trained(*, seed: int, dim: int = 16) -> tuple[Transformer, torch.optim.AdamW]:
-    model = Transformer(Shape(dim=dim, num_layers=1, num_heads=2, num_kv_heads=1, hidden_dim=16, vocab_size=20))
+def initialised(shape: Shape, *, seed: int = 0, **options: Any) -> Transformer:
+    """A model with values, on this process alone."""
+    model = Transformer(shape, **options)
     initialise(model, seed=seed)
+    return model
+
+
+def trained(*, seed: int, dim: int = 16) -> tuple[Transformer, torch.optim.AdamW]:
+    shape = Shape(dim=dim, num_layers=1, num_heads=2, num_kv_heads=1, hidden_dim=16, vocab_size=20)
+    model = initialised(shape, seed=seed)
     optimizer = make_optimizer(model, Optimizer())
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, float(seed))

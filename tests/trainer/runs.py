@@ -1,12 +1,13 @@
 """Training runs of the 10M model on a tiny vocabulary, on real gloo ranks.
 
-    python -m tests.trainer.runs PHASES.json
+    python -m tests.trainer.runs NUM_RANKS MODULE FUNCTION ARGUMENTS...
 
-This process forks the ranks of one phase after another.
+This process forks the ranks of a job, and each calls the function.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -19,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.contract.faults import ROOT, Launcher
 from tests.corpora import TINY_TOKENIZER, Source, write_corpus
-from tests.forks import ROOT, Forks
 from tests.ranks import forked, free_port
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 
@@ -28,8 +29,6 @@ VOCABULARY = 64
 SMALL = {"preset": "10M", "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}
 UNTIMED = ("tokens_per_second", "loader_wait_seconds", "memory_bytes", "mfu", "mfu_full_rows")
 """What differs from run to run."""
-
-Phase = tuple[int, list[dict[str, Any]]]
 
 
 def tokenizer() -> bytes:
@@ -103,14 +102,19 @@ def as_toml(fields: dict[str, dict[str, Any]]) -> str:
     lines = []
     for section, values in fields.items():
         lines.append(f"[{section}]")
-        lines += [f"{key} = {_inline(value)}" for key, value in values.items()]
+        lines += [f"{key} = {toml(value)}" for key, value in values.items()]
     return "\n".join(lines)
 
 
-def _inline(value: object) -> str:
+def toml(value: Any) -> str:
+    """A value as TOML, where it has one."""
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {json.dumps(item)}" for name, item in value.items()) + "}"
-    return json.dumps(value)
+        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "") if isinstance(value, str) else repr(value)
 
 
 def lines_of(out: Path) -> list[dict[str, Any]]:
@@ -177,51 +181,39 @@ class Runs:
         return tensors
 
 
-def train_on(phases: list[Phase], directory: Path, forks: Forks) -> None:
-    """Train phase after phase: (ranks, configurations that they train one after another)."""
-    path = directory / "phases.json"
-    path.write_text(json.dumps(phases))
-    forks.run(["python", "-m", "tests.trainer.runs", str(path)], ROOT, seconds=350)
+def on_ranks(forks: Launcher, num_ranks: int, act: Callable[..., object], *arguments: object, seconds: int) -> None:
+    """Call a function of a module on all ranks of a job, with the rank and with arguments as texts."""
+    words = (num_ranks, act.__module__, act.__name__, *arguments)
+    forks.run(["python", "-m", "tests.trainer.runs", *map(str, words)], ROOT, seconds=seconds)
 
 
-def fork_rank(rank: int, world_size: int, port: int, act: Callable[[], object], *, seconds: int = 0) -> int:
-    """The process of a rank, which finds the others at `port`."""
-
-    def run() -> object:
-        place = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
-        return act()
-
-    return forked(run, seconds=seconds)
-
-
-def run_ranks(world_size: int, act: Callable[[int], object], *, seconds: int = 0) -> None:
-    """Call `act` on all ranks of a job, as forks of this process, and wait for them."""
-    port = free_port()
-    ranks = {fork_rank(rank, world_size, port, partial(act, rank), seconds=seconds) for rank in range(world_size)}
-    while ranks:
-        pid, status = os.wait()
-        ranks.discard(pid)
-        if status:  # the others wait for it; whoever started this process ends them
-            sys.exit(f"a rank of {world_size} ended with {os.waitstatus_to_exitcode(status)}")
-
-
-def train_jobs(jobs: list[dict[str, Any]], on_record: Any = None) -> bool:
-    """Train recipe after recipe on this rank."""
+def train_jobs(_: int, path: str) -> bool:
+    """Train the recipes of a file one after another, on this rank."""
     from tokshard.run_files.recipe import Parallel, resolve
     from tokshard.trainer.loop import train
     from tokshard.trainer.parallel import process_group
 
     with process_group(Parallel(device="cpu")):
-        return any(train(resolve(job), on_record=on_record) for job in jobs)
+        return any(train(resolve(job)) for job in json.loads(Path(path).read_text()))
 
 
-def main() -> None:
+def main(num_ranks: str, module: str, name: str, *arguments: str) -> None:
+    """Call a function on all ranks, as forks of this process, and wait for them."""
     warnings.simplefilter("ignore")
-    phases: list[Phase] = json.loads(Path(sys.argv[1]).read_text())
-    for world_size, jobs in phases:
-        run_ranks(world_size, lambda _, jobs=jobs: train_jobs(jobs))
+    act = getattr(importlib.import_module(module), name)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": num_ranks}
+
+    def run(rank: int) -> object:
+        os.environ["RANK"] = str(rank)
+        return act(rank, *arguments)
+
+    ranks = {forked(partial(run, rank)) for rank in range(int(num_ranks))}
+    while ranks:
+        pid, status = os.wait()
+        ranks.discard(pid)
+        if status:  # the others wait for it; whoever started this process ends them
+            sys.exit(f"a rank of {num_ranks} ended with {os.waitstatus_to_exitcode(status)}")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.forks import ROOT, Forks
 from tests.runtime.sources import ListSource
+from tests.trainer.checkpoints import initialised
 from tests.trainer.runs import configuration
 from tokshard.run_files.model_shape import Shape
 from tokshard.run_files.recipe import Compute, Parallel, resolve
@@ -43,10 +44,7 @@ PACKINGS = {
 }
 
 
-def model(**options: Any) -> Transformer:
-    made = Transformer(SHAPE, **options)
-    initialise(made, seed=0)
-    return made
+model = partial(initialised, SHAPE)
 
 
 def batches(count: int) -> Iterator[dict[str, Tensor]]:
@@ -215,28 +213,3 @@ def test_float8_is_near_bf16_and_changes_no_name(recipe: str) -> None:
             found = gradients_of(model)
             assert list(found) == list(expected)
             assert 0.001 < norm(found[name] - expected[name] for name in expected) / norm(expected.values()) < 0.03
-
-
-def check(forks: Forks, *names: str) -> None:
-    """On a `cuda` device, by fake tensors: no GPU is needed."""
-    said = forks.run(["python", "-m", "tests.trainer.fake_cuda", *names], ROOT, seconds=280)
-    assert [line for line in said.splitlines() if line in names] == list(names)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_shapes_dtypes_and_devices_fit_on_cuda_in_passes_steps_and_batches(forks: Forks) -> None:
-    check(forks, "model", "optimizers", "expand")
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(300)
-def test_compiled_blocks_trace_on_cuda(forks: Forks) -> None:
-    check(forks, "compile")
-
-
-@pytest.mark.interop
-@pytest.mark.timeout(300)
-def test_float8_traces_on_cuda(forks: Forks) -> None:
-    pytest.importorskip("torchao")
-    check(forks, "float8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.forks import Forks
-from tests.trainer.runs import chat, configuration, corpora, corpus, evaluations_of, steps_of, train_on
+from tests.contract.faults import Launcher
+from tests.trainer.runs import chat, configuration, corpora, corpus, evaluations_of, on_ranks, steps_of, train_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TOLERANCE = 1e-5
@@ -98,7 +99,7 @@ def with_runs(names: Iterable[str] = ("one rank",)) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
+def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory, forks: Launcher) -> Path:
     """Every run, in directories of their names."""
     directory, half = tmp_path_factory.mktemp("equality"), num_steps // 2
     paths = corpora(directory / "corpora")
@@ -117,8 +118,9 @@ def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory, forks: Forks)
         return configuration(trained, directory / name, **changes) | ({} if is_long else {"model": KIND})
 
     jobs = [(job.ranks, recipe(name, job)) for name, job in (JOBS | (SOAKED if is_long else {})).items()]
-    phases = [(ranks, [fields for _, fields in same]) for ranks, same in groupby(jobs, key=lambda job: job[0])]
-    train_on(phases, directory, forks)
+    for num_ranks, same in groupby(jobs, key=lambda job: job[0]):
+        (directory / "jobs.json").write_text(json.dumps([fields for _, fields in same]))
+        on_ranks(forks, num_ranks, train_jobs, directory / "jobs.json", seconds=350)
     return directory
 
 

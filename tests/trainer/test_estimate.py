@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import distributed
 from torch.autograd.graph import saved_tensors_hooks
 
-from tests.ranks import forked
+from tests.contract.faults import Launcher
+from tests.trainer.runs import as_toml, configuration, on_ranks
 from tokshard.run_files.model_shape import Shape
 from tokshard.run_files.recipe import Compute, Optimizer, Parallel, resolve
 from tokshard.trainer.attention import Documents
@@ -23,7 +21,7 @@ from tokshard.trainer.estimate import Estimate, estimate, kept_bytes, main
 from tokshard.trainer.losses import backward, micro_batches
 from tokshard.trainer.model import Block, initialise, rotations
 from tokshard.trainer.optimizer import make_optimizer
-from tokshard.trainer.parallel import make_mesh, sharded_model
+from tokshard.trainer.parallel import make_mesh, process_group, sharded_model
 
 SMALL = {"dim": 64, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 128, "vocab_size": 256}
 GIB = 1 << 30
@@ -31,15 +29,9 @@ GIB = 1 << 30
 
 def of_step(ranks: int, **changes: Any) -> Estimate:
     """The corpora do not exist."""
-    fields: dict[str, Any] = {
-        "data": {"corpora": {"code": "/nowhere"}, "seq_len": 128, "global_batch_size": 4 * ranks},
-        "model": {"preset": "10M", **SMALL},
-        "parallel": {"precision": "bf16"},
-        "train": {"out": "/nowhere", "steps": 1, "micro_batch_size": 2},
-    }
-    for key, value in changes.items():
-        section, _, name = key.partition("__")
-        fields.setdefault(section, {})[name] = value
+    sizes = {f"model__{name}": value for name, value in SMALL.items()} | {"data__seq_len": 128}
+    sizes |= {"data__global_batch_size": 4 * ranks, "train__micro_batch_size": 2, "parallel__precision": "bf16"}
+    fields = configuration({"code": "nowhere"}, Path("nowhere"), data__weights={}, **sizes | changes)
     return estimate(resolve(fields), ranks=ranks)
 
 
@@ -49,45 +41,37 @@ def of_7b(ranks: int, *, rows: int, **changes: Any) -> Estimate:
     return of_step(ranks, data__seq_len=4_096, data__global_batch_size=rows * ranks, **model, **changes)
 
 
-def measured(place: Path, tied: bool, muon: bool) -> dict[str, int]:
-    """How often two ranks called each collective in a step of two micro-batches."""
-    shape = Shape(**SMALL, tied_embeddings=tied)
-
-    def run(rank: int) -> None:
-        distributed.init_process_group("gloo", init_method=f"file://{place / 'store'}", rank=rank, world_size=2)
-        settings = Parallel(precision="bf16", device="cpu")
-        model = sharded_model(shape, make_mesh(settings, torch.device("cpu")), settings, Compute())
+def count_calls(rank: int, place: str, tied: str, name: Any) -> None:
+    """How often this rank calls each collective in a step of two micro-batches."""
+    settings, shape = Parallel(precision="bf16", device="cpu"), Shape(**SMALL, tied_embeddings=tied == "True")
+    with process_group(settings) as device:
+        model = sharded_model(shape, make_mesh(settings, device), settings, Compute())
         initialise(model, seed=0)
-        optimizer = make_optimizer(model, Optimizer(name="muon" if muon else "adamw"))
-        parts = list(micro_batches(padding(4, 128), 2, torch.device("cpu")))
+        optimizer = make_optimizer(model, Optimizer(name=name))
+        parts = list(micro_batches(padding(4, 128), 2, device))
         with torch.profiler.profile() as profile:
             for _ in backward(model, parts):
                 pass
             optimizer.step()
-        if rank == 0:
-            calls = Counter(event.name for event in profile.events() if event.name.startswith("c10d::"))
-            (place / "calls.json").write_text(json.dumps(calls))
-        distributed.destroy_process_group()
-
-    pids = [forked(functools.partial(run, rank), seconds=60) for rank in range(2)]
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0]
-    return json.loads((place / "calls.json").read_text())
+        calls = Counter(event.name for event in profile.events() if event.name.startswith("c10d::"))
+        (Path(place) / f"calls-{rank}.json").write_text(json.dumps(calls))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tied", "muon"), [(False, False), (True, True)])
-def test_collectives_are_those_of_a_real_step(tmp_path: Path, tied: bool, muon: bool) -> None:
-    changes = {"model__tied_embeddings": tied, "optimizer__name": "muon" if muon else "adamw"}
-    found = of_step(2, **changes).collectives
-    calls = measured(tmp_path, tied, muon)
+@pytest.mark.parametrize(("tied", "name"), [(False, "adamw"), (True, "muon")])
+def test_collectives_are_those_of_a_real_step(tmp_path: Path, forks: Launcher, tied: bool, name: str) -> None:
+    found = of_step(2, model__tied_embeddings=tied, optimizer__name=name).collectives
+    on_ranks(forks, 2, count_calls, tmp_path, tied, name, seconds=60)
     names = {
         "_allgather_base_": "all-gather",
         "_reduce_scatter_base_": "reduce-scatter",
         "alltoall_base_": "all-to-all",
     }
-    assert {names[name.removeprefix("c10d::")]: count for name, count in calls.items()} == {
-        name: of["count"] for name, of in found.items()
-    }
+    for rank in range(2):
+        calls = json.loads((tmp_path / f"calls-{rank}.json").read_text())
+        assert {names[name.removeprefix("c10d::")]: count for name, count in calls.items()} == {
+            name: of["count"] for name, of in found.items()
+        }
 
 
 def test_bytes_of_collectives_are_those_of_padded_tensors() -> None:
@@ -138,10 +122,13 @@ def test_a_block_keeps_what_torch_saves_for_its_backward_pass(qk_norm: bool) -> 
     assert sum(saved.values()) / tokens == pytest.approx(kept_bytes(shape, "none", 2) + on_cpu, rel=0.002)
 
 
-def test_recomputation_and_chunks_of_logits_lower_what_a_step_keeps() -> None:
+def test_recomputation_and_chunks_of_logits_lower_what_a_step_keeps_and_accumulation_adds_gradients() -> None:
     sizes: dict[str, Any] = {"data__seq_len": 512, "data__global_batch_size": 8, "train__micro_batch_size": 0}
     whole, kept = of_step(2, **sizes).peak_bytes, of_step(2, **sizes, compute__recompute="full").peak_bytes
     assert whole["activations"] - kept["activations"] == 2 * 4 * 512 * (kept_bytes(Shape(**SMALL), "none", 2) - 2 * 64)
+    twice = of_step(2, **sizes | {"data__global_batch_size": 16, "train__micro_batch_size": 4})
+    assert "gradients" not in whole
+    assert twice.peak_bytes == whole | {"gradients": 4 * twice.parameters // 2}
     chunked = of_step(2, **sizes, compute__loss_chunk=256).peak_bytes
     assert whole["logits"] == 12 * 4 * 512 * 256
     assert sum(chunked.values()) < sum(whole.values()) - 12 * 3 * 512 * 256 + 2**20
@@ -156,11 +143,8 @@ def test_memory_is_within_3_percent_of_what_7b_took_on_a_gpu(recompute: str, gib
 
 def test_the_command_prints_lines_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "recipe.toml"
-    sizes = "".join(f"{name} = {value}\n" for name, value in SMALL.items())
-    recipe.write_text(
-        '[data]\ncorpora = { code = "/nowhere" }\nseq_len = 64\nglobal_batch_size = 8\n'
-        f'[model]\npreset = "10M"\n{sizes}[train]\nout = "/nowhere"\nsteps = 1\n'
-    )
+    fields = configuration({"code": "nowhere"}, tmp_path, data__weights={}, data__global_batch_size=8)
+    recipe.write_text(as_toml(fields | {"model": SMALL}))
     command = [str(recipe), "ranks=8", "parallel.replicas=2", "optimizer.name=muon"]
     assert main(command) == 0
     said = capsys.readouterr().out

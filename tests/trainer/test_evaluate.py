@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+from tests.trainer.checkpoints import initialised
 from tests.trainer.runs import Runs, corpus, evaluations_of, lines_of
 from tokshard.run_files.model_shape import Shape
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer.evaluate import Evaluation, evaluation_plan
 from tokshard.trainer.losses import sum_of_losses
-from tokshard.trainer.model import Transformer, initialise
+from tokshard.trainer.model import Transformer
 
 SHAPE = Shape(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, hidden_dim=16, vocab_size=128)  # of 64 ids
 
@@ -61,8 +62,7 @@ def test_evaluation_corpora_share_the_memory_of_the_trained_ones_also_in_another
 def test_the_loss_is_that_of_every_target_of_the_corpus(run: Runs, held_out: str, tmp_path: Path) -> None:
     """Against a model without FSDP, in batches of another size."""
     run(optimizer__lr=0.0)
-    net, sums = Transformer(SHAPE), torch.zeros(2, dtype=torch.float64)
-    initialise(net, seed=0)
+    net, sums = initialised(SHAPE), torch.zeros(2, dtype=torch.float64)
     with (
         torch.no_grad(),
         StreamingLoader(StreamPlan(held_out, seq_len=16, epochs=1), global_batch_size=7, uneven="pad") as loader,

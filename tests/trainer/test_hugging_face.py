@@ -13,8 +13,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from tests.trainer.checkpoints import alone, unchanged
-from tests.trainer.runs import VOCABULARY, configuration, corpus
+from tests.trainer.checkpoints import alone, initialised, unchanged
+from tests.trainer.runs import VOCABULARY, as_toml, configuration, corpus
 from tokshard.errors import CorpusError, TokshardError, TrainerError, UsageError
 from tokshard.run_files.checkpoint_directory import State
 from tokshard.run_files.model_shape import Shape, model_shape
@@ -22,8 +22,8 @@ from tokshard.run_files.recipe import load_config, resolve
 from tokshard.trainer import checkpoint, hugging_face
 from tokshard.trainer.attention import Documents
 from tokshard.trainer.hugging_face import export, load_weights, main
-from tokshard.trainer.loop import num_parameters, train
-from tokshard.trainer.model import Transformer, initialise
+from tokshard.trainer.loop import train
+from tokshard.trainer.model import Transformer, num_parameters
 from tokshard.trainer.optimizer import make_optimizer
 
 SIZES = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 48, "rope_theta": 5_000.0}
@@ -49,8 +49,7 @@ def group() -> Iterator[None]:
 
 
 def model(shape: Shape = PADDED, *, seed: int = 1) -> Transformer:
-    made = Transformer(shape)
-    initialise(made, seed=seed)
+    made = initialised(shape, seed=seed)
     with torch.no_grad():
         for value in made.parameters():
             value.mul_(10 if value.ndim == 2 else 1)  # attention that is far from uniform
@@ -308,9 +307,7 @@ def without_values(shape: Shape) -> Transformer:
 def shape_of(settings: list[str], directory: Path) -> Shape:
     """The model of a recipe with additional settings."""
     recipe = directory / "recipe.toml"
-    recipe.write_text(
-        '[data]\nseq_len = 32\nglobal_batch_size = 4\ncorpora = { code = "code" }\n[train]\nout = "out"\nsteps = 1\n'
-    )
+    recipe.write_text(as_toml(configuration({"code": "code"}, directory, data__weights={})))
     return model_shape(load_config(str(recipe), settings).model, 1)
 
 

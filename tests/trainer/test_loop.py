@@ -99,7 +99,6 @@ def test_what_is_not_finite_ends_the_run_before_it_is_on_record_or_saved(
     assert run.saved() == []
 
 
-@pytest.mark.slow
 def test_memory_that_runs_out_is_explained_by_settings_and_an_estimate(
     run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,10 +117,7 @@ def test_memory_that_runs_out_is_explained_by_settings_and_an_estimate(
     (path,) = (tmp_path / "out").glob("memory-estimate-*.txt")  # one in all
     assert problems[0] == problems[1]
     assert str(path) in problems[0]
-    deadline = time.monotonic() + 100
-    while not path.read_text().endswith("\n") and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert re.match(r"\d\.\d\d GiB for a rank \(.*parameters", path.read_text())
+    assert re.fullmatch(r"\d\.\d\d GiB for a rank \(.*parameters.*\)\n", path.read_text())
 
 
 def test_allocations_of_profiled_steps_are_in_a_snapshot_where_there_is_cuda(

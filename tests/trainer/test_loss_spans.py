@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tests.corpora import write_corpus
+from tests.trainer.checkpoints import initialised
 from tests.trainer.runs import Runs, chat, evaluations_of, tokenizer
 from tokshard.run_files.model_shape import Shape
 from tokshard.runtime import StreamingLoader, StreamPlan
 from tokshard.trainer.attention import Documents
 from tokshard.trainer.losses import micro_batches, sum_of_losses
-from tokshard.trainer.model import Transformer, initialise
 
 CPU, TOLERANCE = torch.device("cpu"), 1e-5
 LENGTHS = [17, 2, 40, 9, 31, 29]
@@ -38,13 +38,8 @@ def test_the_loss_of_packed_rows_is_the_weighted_mean_of_the_documents_one_by_on
         batch = next(iter(loader))
     assert sorted(batch["corpus_index"].tolist()) == [0, 1]
 
-    def net() -> Transformer:
-        shape = Shape(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, hidden_dim=32, vocab_size=64)
-        made = Transformer(shape, loss_chunk=loss_chunk)
-        initialise(made, seed=0)
-        return made
-
-    packed, alone = net(), net()
+    shape = Shape(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, hidden_dim=32, vocab_size=64)
+    packed, alone = (initialised(shape, loss_chunk=loss_chunk) for _ in range(2))
     (full,) = micro_batches(batch, 0, CPU)
     loss = sum_of_losses(packed, full).sum() / full["loss_weights"].sum()
     loss.backward()

@@ -6,11 +6,12 @@ import resource
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from msgspec.json import decode
 
 from tokshard.errors import TrainerError
-from tokshard.trainer.metrics_file import MetricsFile, progress_line
+from tokshard.trainer.metrics_file import MetricsFile, progress_line, row_digest
 
 
 def lines(*steps: int) -> str:
@@ -80,6 +81,13 @@ def test_a_disk_that_is_full_for_a_while_loses_no_metrics(tmp_path: Path) -> Non
     assert "metrics.jsonl cannot be written: File too large" in str(log.failure)
     log.write({"step": 4})
     assert (tmp_path / "metrics.jsonl").read_text() == "".join(f'{{"step": {step}}}\n' for step in (1, 2, 3, 4))
+
+
+def test_the_digest_of_a_sample_covers_its_number_tokens_labels_and_weights() -> None:
+    ids, weights = np.arange(4), np.ones(4, np.float32)
+    samples = [(1, ids, ids), (2, ids, ids), (1, ids + 1, ids), (1, ids, ids + 1)]
+    samples += [(1, ids, ids, weights), (1, ids, ids, 2 * weights)]
+    assert len({row_digest(*sample) for sample in samples}) == len(samples)
 
 
 @pytest.mark.parametrize(

@@ -11,24 +11,19 @@ import pytest
 import torch
 
 from tests.runtime.sources import ListSource
+from tests.trainer.checkpoints import initialised
 from tests.trainer.runs import corpora
 from tokshard.run_files.model_shape import PRESETS, Model, Shape, model_shape
 from tokshard.run_files.recipe import Optimizer, vocabulary_of
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer.losses import micro_batches, sum_of_losses
-from tokshard.trainer.model import Transformer, initialise
+from tokshard.trainer.model import Transformer
 from tokshard.trainer.optimizer import decay_groups, learning_rate, make_optimizer
 
 CPU = torch.device("cpu")
 SHAPE = Shape(dim=32, num_layers=2, num_heads=4, num_kv_heads=2, hidden_dim=48, vocab_size=200)
 LENGTHS = [5, 1, 12, 2, 30, 9, 17, 3, 40, 8]
-
-
-def model(shape: Shape = SHAPE, *, seed: int = 0) -> Transformer:
-    made = Transformer(shape)
-    initialise(made, seed=seed)
-    return made
 
 
 def one_epoch(seq_len: int, *, compact: bool = False) -> list[dict[str, torch.Tensor]]:
@@ -42,7 +37,7 @@ def one_epoch(seq_len: int, *, compact: bool = False) -> list[dict[str, torch.Te
 @pytest.mark.parametrize("num_rows", [1, 2, 4])
 def test_parts_of_a_compact_batch_have_the_content_and_the_losses_of_the_full_one(num_rows: int) -> None:
     """Also the last batch of a pass, which has rows of padding."""
-    net = model()
+    net = initialised(SHAPE)
     for batch, compact in zip(one_epoch(16), one_epoch(16, compact=True), strict=True):
         parts = list(micro_batches(compact, num_rows, CPU))
         assert len(parts) == 4 // num_rows
@@ -56,14 +51,14 @@ def test_parts_of_a_compact_batch_have_the_content_and_the_losses_of_the_full_on
 
 
 def test_initial_values_depend_on_seed_and_name_alone() -> None:
-    values, torch_state = dict(model().named_parameters()), torch.get_rng_state()
+    values, torch_state = dict(initialised(SHAPE).named_parameters()), torch.get_rng_state()
     torch.manual_seed(99)
-    deeper = dict(model(replace(SHAPE, vocab_size=77)).named_parameters())
+    deeper = dict(initialised(replace(SHAPE, vocab_size=77)).named_parameters())
     same = [name for name in values if name not in ("embedding.weight", "head.weight")]
     assert all(torch.equal(values[name], deeper[name]) for name in same)
     torch.set_rng_state(torch_state)
     matrices = [name for name, value in values.items() if value.ndim == 2]
-    other = dict(model(seed=1).named_parameters())
+    other = dict(initialised(SHAPE, seed=1).named_parameters())
     assert not any(torch.equal(values[name], other[name]) for name in matrices)
     first, second = (values[f"layers.{index}.attention.query.weight"] for index in (0, 1))
     assert not torch.equal(first, second)
@@ -72,7 +67,7 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
 
 
 def test_matrices_decay_and_norms_and_the_embedding_do_not() -> None:
-    net = model()
+    net = initialised(SHAPE)
     decayed, kept = decay_groups(net)
     assert len(decayed) == 2 * 7 + 1
     assert "head.weight" in decayed

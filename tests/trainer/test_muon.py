@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.forks import Forks
-from tests.trainer.runs import ROOT, run_ranks
+from tests.contract.faults import Launcher
+from tests.trainer.runs import on_ranks
 from tokshard.run_files.model_shape import Shape
 from tokshard.run_files.recipe import Compute, Optimizer, Parallel
 from tokshard.trainer.model import Transformer, fill, initialise
@@ -101,21 +98,15 @@ def test_on_one_rank_it_is_that_of_torch() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_on_any_ranks_every_update_is_that_of_one_rank(tmp_path: Path, forks: Forks) -> None:
-    forks.run(["python", "-m", "tests.trainer.test_muon", str(tmp_path)], ROOT, seconds=180)
-    for name in JOBS:
+def test_on_any_ranks_every_update_is_that_of_one_rank(tmp_path: Path, forks: Launcher) -> None:
+    for name, (num_ranks, replicas) in JOBS.items():
+        on_ranks(forks, num_ranks, train_rank, tmp_path / name, replicas, seconds=100)
         assert_same(torch.load(tmp_path / name), trained(Transformer(SHAPE)))
 
 
-def train_rank(path: Path, replicas: int, rank: int) -> None:
-    settings = Parallel(device="cpu", replicas=replicas)
+def train_rank(rank: int, path: str, replicas: str) -> None:
+    settings = Parallel(device="cpu", replicas=int(replicas))
     with process_group(settings) as device:
         found = trained(sharded_model(SHAPE, make_mesh(settings, device), settings, Compute()))
         if rank == 0:
             torch.save(found, path)
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    for name, (world_size, replicas) in JOBS.items():
-        run_ranks(world_size, partial(train_rank, Path(sys.argv[1]) / name, replicas), seconds=100)

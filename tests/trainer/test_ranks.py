@@ -7,9 +7,7 @@ import json
 import os
 import re
 import signal
-import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -24,9 +22,9 @@ from safetensors.torch import save_file
 from torch import distributed
 
 from tests.contract import small
-from tests.forks import Forks
-from tests.trainer.checkpoints import FIRST, alone, save, trained
-from tests.trainer.runs import ROOT, SMALL, configuration, corpora, run_ranks, steps_of
+from tests.contract.faults import Launcher
+from tests.trainer.checkpoints import FIRST, alone, initialised, save, trained
+from tests.trainer.runs import SMALL, configuration, corpora, on_ranks, steps_of
 from tokshard.errors import LoaderError, TokshardError, TrainerError
 from tokshard.run_files import checkpoint_directory
 from tokshard.run_files.model_shape import Shape
@@ -36,7 +34,6 @@ from tokshard.store import PosixStore
 from tokshard.trainer import checkpoint, loop, metrics
 from tokshard.trainer.hugging_face import WEIGHTS, load_weights, name_of, write_config
 from tokshard.trainer.loop import train
-from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.parallel import make_mesh, sharded_model
 from tokshard.trainer.run_directory import run_directory
 
@@ -70,9 +67,10 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def errors(directory: Path, forks: Forks) -> list[dict[str, str]]:
+def errors(directory: Path, forks: Launcher) -> list[dict[str, str]]:
     """What each rank raised, by case."""
-    forks.run(["python", "-m", "tests.trainer.test_ranks", str(directory)], ROOT, seconds=110)
+    corpora(directory / "corpora")
+    on_ranks(forks, 2, run_rank, directory, seconds=110)
     return [json.loads((directory / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
 
 
@@ -231,9 +229,7 @@ def cases_of_data(rank: int, directory: Path) -> Iterator[Case]:
 def differences_of_an_import(directory: Path) -> str:
     """The names of parameters that two ranks have other values of than the file that rank 0 writes."""
     shape = Shape(dim=12, num_layers=1, num_heads=2, num_kv_heads=1, hidden_dim=10, vocab_size=21)
-    whole = Transformer(shape)
-    initialise(whole, seed=1)
-    expected = {name_of(name): value.detach() for name, value in whole.named_parameters()}
+    expected = {name_of(name): value.detach() for name, value in initialised(shape, seed=1).named_parameters()}
     if distributed.get_rank() == 0:
         directory.mkdir()
         save_file(expected, directory / WEIGHTS)
@@ -267,8 +263,8 @@ def wait_for_a_rank_that_hangs(directory: Path) -> None:
 CASES = cases_of_saves, cases_of_asynchronous_saves, cases_of_loaders, cases_of_signals, cases_of_data
 
 
-def run_rank(directory: Path, rank: int) -> None:
-    raised = {}
+def run_rank(rank: int, place: str) -> None:
+    raised, directory = {}, Path(place)
     try:
         with alone():
             for cases in CASES:
@@ -286,9 +282,3 @@ def run_rank(directory: Path, rank: int) -> None:
             "it is left" if distributed.is_initialized() else "it is not"
         )
     (directory / f"rank-{rank}.json").write_text(json.dumps(raised))
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    corpora(Path(sys.argv[1]) / "corpora")
-    run_ranks(2, partial(run_rank, Path(sys.argv[1])), seconds=100)

@@ -144,6 +144,17 @@ def test_an_edited_recipe_holds_from_the_resume_on_and_a_line_says_what_it_chang
     assert not evaluations_of(tmp_path / "out")
 
 
+def test_a_corpus_that_the_recipe_leaves_out_is_told_at_the_resume_that_removes_it_and_not_again(
+    run: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(train__steps=2)
+    fewer = {"data__corpora": {"prose": run.paths["prose"]}, "data__weights": {}, "data__on_resume": ["corpora"]}
+    for steps in (3, 4):
+        run(**fewer, train__steps=steps)
+    said = capsys.readouterr().out
+    assert said.count("corpus code removed") == said.count("corpus code removed from sample 8 on") == 1
+
+
 def test_a_trace_of_a_run_reads_its_newest_checkpoint_and_that_of_a_recipe_says_how_its_run_differs(
     run: Runs, tmp_path: Path
 ) -> None:

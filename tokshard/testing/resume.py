@@ -88,7 +88,7 @@ def assert_exact_resume(
     num_samples = max(sum(job.num_steps * job.global_batch_size for job in history) for history in histories)
     undisturbed, is_whole = _undisturbed(plan, make_loader, num_samples)
     for history in histories:
-        _Run(plan, make_loader, undisturbed, is_whole).check(history)
+        _check(history, plan, make_loader, undisturbed, is_whole)
 
 
 def _drawn(num_streams: int, num_steps: int, rng: np.random.Generator) -> list[list[Job]]:
@@ -134,51 +134,47 @@ def _rows_of(batch: Mapping[str, Any]) -> Iterator[tuple[int, int, Row]]:
             yield row, sample, {key: value[row].copy() for key, value in values.items()}
 
 
-class _Run:
-    """A run of several jobs, against the rows of one that never stopped."""
+def _check(
+    jobs: Sequence[Job], plan: StreamPlan, make_loader: MakeLoader, undisturbed: Mapping[int, Row], is_whole: bool
+) -> None:
+    """Run several jobs, one after another, and compare their rows with those of a loader that never stopped."""
+    sample, end, step, state = min(undisturbed), max(undisturbed) + 1, 0, ""
+    for job in jobs:
+        with ExitStack() as stack:
+            loaders = [_made(stack, make_loader, plan, job, rank) for rank in range(job.dp_world_size)]
+            for loader in loaders if state else ():
+                loader.load_state_dict(json.loads(state))
+            since = f"resumed at sample {sample}" if state else "before any stop"
+            loops = [iter(loader) for loader in loaders]
+            for _ in range(job.num_steps):
+                if is_whole and sample >= end:
+                    return
+                stop = sample + job.global_batch_size
+                samples = range(sample, min(stop, end) if is_whole else stop)
+                where = f"step {step} ({since}, {job.global_batch_size} samples per step)"
+                _check_step(loops, samples, undisturbed, where)
+                sample, step = stop, step + 1
+            state = _state_of(loaders, f"after step {step - 1}")
 
-    def __init__(
-        self, plan: StreamPlan, make_loader: MakeLoader, undisturbed: Mapping[int, Row], is_whole: bool
-    ) -> None:
-        self._plan, self._make_loader = plan, make_loader
-        self._undisturbed, self._is_whole = undisturbed, is_whole
-        self._sample, self._end = min(undisturbed), max(undisturbed) + 1
-        self._state: str | None = None
 
-    def check(self, jobs: Sequence[Job]) -> None:
-        step = 0
-        for job in jobs:
-            with ExitStack() as stack:
-                loaders = [_made(stack, self._make_loader, self._plan, job, rank) for rank in range(job.dp_world_size)]
-                for loader in loaders if self._state else ():
-                    loader.load_state_dict(json.loads(self._state or ""))
-                since = f"resumed at sample {self._sample}" if self._state else "before any stop"
-                loops = [iter(loader) for loader in loaders]
-                for _ in range(job.num_steps):
-                    if self._is_whole and self._sample >= self._end:
-                        return
-                    self._step(loops, job, f"step {step} ({since}, {job.global_batch_size} samples per step)")
-                    step += 1
-                self._state = _state_of(loaders, f"after step {step - 1}")
-
-    def _step(self, loops: Sequence[Iterator[Mapping[str, Any]]], job: Job, where: str) -> None:
-        """Compare the batches of all ranks."""
-        stop = self._sample + job.global_batch_size
-        missing = set(range(self._sample, min(stop, self._end) if self._is_whole else stop))
-        for rank, loop in enumerate(loops):
-            here = f"{where}, rank {rank} of {len(loops)}"
-            batch = next(loop, None)
-            if batch is None:
-                raise AssertionError(f"{here}: no batch, but sample {self._sample} is still to come")
-            for row, sample, values in _rows_of(batch):
-                there = f"{here}, row {row}: sample {sample}"
-                if sample not in missing:
-                    raise AssertionError(f"{there} is not of this step, or was read before")
-                missing.remove(sample)
-                _compare(values, self._undisturbed[sample], there)
-        if missing:
-            raise AssertionError(f"{where}: no rank has sample {min(missing)}")
-        self._sample = min(stop, self._end) if self._is_whole else stop
+def _check_step(
+    loops: Sequence[Iterator[Mapping[str, Any]]], samples: range, undisturbed: Mapping[int, Row], where: str
+) -> None:
+    """Compare the batches of all ranks."""
+    missing = set(samples)
+    for rank, loop in enumerate(loops):
+        here = f"{where}, rank {rank} of {len(loops)}"
+        batch = next(loop, None)
+        if batch is None:
+            raise AssertionError(f"{here}: no batch, but sample {samples.start} is still to come")
+        for row, sample, values in _rows_of(batch):
+            there = f"{here}, row {row}: sample {sample}"
+            if sample not in missing:
+                raise AssertionError(f"{there} is not of this step, or was read before")
+            missing.remove(sample)
+            _compare(values, undisturbed[sample], there)
+    if missing:
+        raise AssertionError(f"{where}: no rank has sample {min(missing)}")
 
 
 def _compare(found: Row, expected: Row, where: str) -> None:

@@ -35,9 +35,9 @@ class Batches:
             until all ranks know of the failure.
     """
 
-    def __init__(self, settings: Config, plan: StreamPlan, mesh: DeviceMesh, *, pin_memory: bool) -> None:
+    def __init__(self, settings: Config, plan: StreamPlan, mesh: DeviceMesh) -> None:
         check_ranks(settings, mesh.size())
-        self._settings, self.plan, self._mesh, self._pin_memory = settings, plan, mesh, pin_memory
+        self._settings, self.plan, self._mesh = settings, plan, mesh
         self.failure: TokshardError | None = None
         self.samples, self.wait_seconds = (0, 0), 0.0
         self._size = settings.data.global_batch_size
@@ -155,15 +155,18 @@ class Batches:
 
     def _loader(self) -> StreamingLoader:
         data = self._settings.data
-        return StreamingLoader(
-            self.plan,
-            global_batch_size=self._size,
-            dp_mesh=self._mesh,
-            uneven=data.uneven,
-            deal=data.deal,
-            pin_memory=self._pin_memory,
-            compact=True,
-        )
+        return compact_loader(self.plan, self._size, self._mesh, uneven=data.uneven, deal=data.deal)
+
+
+def compact_loader(plan: StreamPlan, size: int, mesh: DeviceMesh, **options: Any) -> StreamingLoader:
+    """The loader of this rank's compact batches, in pinned memory if the mesh is of GPUs.
+
+    Args:
+        size: samples of a step, over all ranks.
+        options: others of `StreamingLoader`.
+    """
+    is_pinned = mesh.device_type == "cuda"
+    return StreamingLoader(plan, global_batch_size=size, dp_mesh=mesh, pin_memory=is_pinned, compact=True, **options)
 
 
 def has_spans(plan: StreamPlan) -> bool:

@@ -20,9 +20,9 @@ from tokshard.run_files.model_shape import Shape, model_shape
 from tokshard.run_files.recipe import Config, check_ranks, errors_in_keys, load_config, vocabulary_of
 from tokshard.runtime.plan import StreamPlan
 from tokshard.trainer.launcher import exit_code_of
-from tokshard.trainer.model import Transformer
+from tokshard.trainer.model import Transformer, num_parameters
 from tokshard.trainer.optimizer import decay_groups
-from tokshard.trainer.parallel import DTYPES
+from tokshard.trainer.parallel import DTYPES, check_replicas
 
 _FP32 = 4
 _LOGIT_BYTES = 12
@@ -58,114 +58,112 @@ def estimate(settings: Config, *, ranks: int) -> Estimate:
         UsageError: the sizes do not fit, or the vocabulary is not known.
     """
     check_ranks(settings, ranks)
-    replicas = settings.parallel.replicas
-    if ranks % replicas:
-        raise UsageError(f"parallel.replicas is {replicas}, of {ranks} ranks", hint="give a divisor of the ranks")
+    check_replicas(settings.parallel, ranks)
     needed = 1 if settings.model.vocab_size else vocabulary_of(StreamPlan(**settings.data.arguments()))
-    shape = model_shape(settings.model, needed)
-    rows = max(settings.data.rows_of_rank(ranks))
-    num_rows = settings.train.micro_batch_size or rows
     with torch.device("meta"):
-        model = Transformer(shape)
-    step = _Step(settings, shape, model, shards=ranks // replicas, tokens=num_rows * settings.data.seq_len)
+        model = Transformer(model_shape(settings.model, needed))
+    replicas, rows = settings.parallel.replicas, max(settings.data.rows_of_rank(ranks))
+    shards, num_rows = ranks // replicas, settings.train.micro_batch_size or rows
+    micro_batches, tokens = rows // num_rows, num_rows * settings.data.seq_len
     return Estimate(
         ranks=ranks,
         replicas=replicas,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=num_parameters(model),
         rows=rows,
-        micro_batches=rows // num_rows,
-        collectives=dict(step.collectives(rows // num_rows)),
-        peak_bytes=step.peak_bytes(is_accumulated=rows > num_rows),
+        micro_batches=micro_batches,
+        collectives=dict(_collectives(settings, model, shards, micro_batches)),
+        peak_bytes=_peak_bytes(settings, model, shards, tokens, is_accumulated=micro_batches > 1),
     )
 
 
-class _Step:
-    """The step of one of the `shards` ranks that share a copy of the model, with `tokens` in a micro-batch."""
+def _collectives(
+    settings: Config, model: Transformer, shards: int, micro_batches: int
+) -> Iterator[tuple[str, dict[str, int]]]:
+    """See `Estimate.collectives`. Blocks are gathered for each pass, embedding and head once for both.
 
-    def __init__(self, settings: Config, shape: Shape, model: Transformer, *, shards: int, tokens: int) -> None:
-        self._compute, self._shape, self._shards, self._tokens = settings.compute, shape, shards, tokens
-        self._replicas = settings.parallel.replicas
-        self._precision, self._reduce = (
-            DTYPES[name].itemsize for name in (settings.parallel.precision, settings.parallel.reduce)
-        )
-        self._block = self._padded(model.layers[0].parameters())
-        self._all = self._padded(model.parameters())
-        last = [model.norm, model.head, *([model.embedding] if shape.tied_embeddings else [])]
-        self._last = sum(self._padded(module.parameters()) for module in last)
-        self._first = self._last if shape.tied_embeddings else self._padded(model.embedding.parameters())
-        matrices = decay_groups(model.layers)[0].values() if settings.optimizer.name == "muon" else ()
-        self._matrices: list[nn.Parameter] = list(matrices)
+    Args:
+        shards: the ranks that share a copy of the model.
+    """
+    replicas, (precision, reduce) = settings.parallel.replicas, _itemsizes(settings)
+    layers, ends = len(model.layers), 1 if model.shape.tied_embeddings else 2
+    blocks, whole = (_padded(module.parameters(), shards) for module in (model.layers, model))
+    if shards > 1:
+        gathered = (2 * blocks + whole - blocks) * precision
+        yield "all-gather", _ring(micro_batches, 2 * layers + ends, gathered, shards)
+        yield "reduce-scatter", _ring(micro_batches, layers + ends, whole * reduce, shards)
+    if replicas > 1:
+        found = _ring(1, layers + ends, whole // shards * reduce, replicas)
+        yield "all-reduce", found | {"sent": 2 * found["sent"]}
+    matrices = _matrices(settings, model)
+    if matrices and shards > 1:
+        # as many matrices of one shape as there are ranks go to their owners at a time, in bf16, and come back
+        shapes = [tuple(matrix.shape) for matrix in matrices]
+        turns = sum(ceil_div(shapes.count(shape), shards) for shape in set(shapes))
+        moved = 2 * 2 * sum(matrix.numel() for matrix in matrices)
+        sent = moved // shards * (shards - 1) // shards
+        yield "all-to-all", {"count": 2 * turns, "bytes": moved, "sent": sent}
 
-    def _padded(self, parameters: Iterable[nn.Parameter]) -> int:
-        """The numbers of parameters, each padded with rows to a multiple of the ranks."""
-        return sum(
-            ceil_div(one.shape[0], self._shards) * self._shards * (one.numel() // one.shape[0]) for one in parameters
-        )
 
-    def collectives(self, micro_batches: int) -> Iterator[tuple[str, dict[str, int]]]:
-        """See `Estimate.collectives`. Blocks are gathered for each pass, embedding and head once for both."""
-        layers, ends = self._shape.num_layers, 1 if self._shape.tied_embeddings else 2
-        blocks = layers * self._block
-        if self._shards > 1:
-            gathered = (2 * blocks + self._all - blocks) * self._precision
-            yield "all-gather", self._ring(micro_batches, 2 * layers + ends, gathered, self._shards)
-            reduced = self._all * self._reduce
-            yield "reduce-scatter", self._ring(micro_batches, layers + ends, reduced, self._shards)
-        if self._replicas > 1:
-            found = self._ring(1, layers + ends, self._all // self._shards * self._reduce, self._replicas)
-            yield "all-reduce", found | {"sent": 2 * found["sent"]}
-        if self._matrices and self._shards > 1:
-            # as many matrices of one shape as there are ranks go to their owners at a time, in bf16, and come back
-            shapes = [tuple(matrix.shape) for matrix in self._matrices]
-            turns = sum(ceil_div(shapes.count(shape), self._shards) for shape in set(shapes))
-            moved = 2 * 2 * sum(matrix.numel() for matrix in self._matrices)
-            sent = moved // self._shards * (self._shards - 1) // self._shards
-            yield "all-to-all", {"count": 2 * turns, "bytes": moved, "sent": sent}
+def _ring(times: int, count: int, num_bytes: int, ranks: int) -> dict[str, int]:
+    return {"count": times * count, "bytes": times * num_bytes, "sent": times * num_bytes * (ranks - 1) // ranks}
 
-    @staticmethod
-    def _ring(times: int, count: int, num_bytes: int, ranks: int) -> dict[str, int]:
-        return {"count": times * count, "bytes": times * num_bytes, "sent": times * num_bytes * (ranks - 1) // ranks}
 
-    def peak_bytes(self, *, is_accumulated: bool) -> dict[str, int]:
-        """See `Estimate.peak_bytes`.
+def _peak_bytes(
+    settings: Config, model: Transformer, shards: int, tokens: int, *, is_accumulated: bool
+) -> dict[str, int]:
+    """See `Estimate.peak_bytes`.
 
-        Args:
-            is_accumulated: whether a backward pass has left gradients before the last one begins.
-        """
-        own, shape = self._all // self._shards, self._shape
-        of_matrices = self._padded(self._matrices) // self._shards
-        states = {"parameters": own * _FP32, "optimizer": 2 * own * _FP32 - of_matrices * _FP32}
-        kept = shape.num_layers * self._tokens * kept_bytes(shape, self._compute.recompute, self._precision)
-        before = {"gradients": own * _FP32} if is_accumulated else {}
-        block, chunk = self._block * self._precision, self._compute.loss_chunk
-        is_chunked = 0 < chunk < self._tokens
-        loss = (
-            states
-            | before
-            | {
-                "activations": kept,
-                "gathered parameters": (self._last + self._block) * self._precision,
-                "logits": _LOGIT_BYTES * (chunk if is_chunked else self._tokens) * shape.vocab_size
-                + is_chunked * shape.vocab_size * shape.dim * _FP32,
-            }
-        )
-        repeated = 0 if self._compute.recompute == "none" else kept_bytes(shape, "none", self._precision)
-        passing = 2 * (shape.hidden_dim + shape.dim) * self._precision
-        first_block = (
-            states
-            | before
-            | {
-                "activations": kept + self._tokens * (repeated + passing),
-                "gathered parameters": 2 * block,
-                "gradients on their way": block + 2 * self._block * self._reduce,
-            }
-        )
-        end = states | {
-            "gradients": own * _FP32,
-            "gathered parameters": block,
-            "gradients on their way": self._first * (self._precision + self._reduce),
-        }
-        return max((loss, first_block, end), key=lambda moment: sum(moment.values()))
+    Args:
+        shards: the ranks that share a copy of the model.
+        tokens: of a micro-batch.
+        is_accumulated: whether a backward pass has left gradients before the last one begins.
+    """
+    shape, compute, (precision, reduce) = model.shape, settings.compute, _itemsizes(settings)
+    tied = [model.embedding] if shape.tied_embeddings else []
+    last = sum(_padded(module.parameters(), shards) for module in (model.norm, model.head, *tied))
+    first = last if tied else _padded(model.embedding.parameters(), shards)
+    numbers = _padded(model.layers[0].parameters(), shards)
+    own, block = _padded(model.parameters(), shards) // shards, numbers * precision
+    of_matrices = _padded(_matrices(settings, model), shards) // shards
+    states = {"parameters": own * _FP32, "optimizer": 2 * own * _FP32 - of_matrices * _FP32}
+    before = states | ({"gradients": own * _FP32} if is_accumulated else {})
+    kept = shape.num_layers * tokens * kept_bytes(shape, compute.recompute, precision)
+    chunk = compute.loss_chunk
+    is_chunked = 0 < chunk < tokens
+    loss = before | {
+        "activations": kept,
+        "gathered parameters": last * precision + block,
+        "logits": _LOGIT_BYTES * (chunk if is_chunked else tokens) * shape.vocab_size
+        + is_chunked * shape.vocab_size * shape.dim * _FP32,
+    }
+    repeated = 0 if compute.recompute == "none" else kept_bytes(shape, "none", precision)
+    passing = 2 * (shape.hidden_dim + shape.dim) * precision
+    first_block = before | {
+        "activations": kept + tokens * (repeated + passing),
+        "gathered parameters": 2 * block,
+        "gradients on their way": block + 2 * numbers * reduce,
+    }
+    end = states | {
+        "gradients": own * _FP32,
+        "gathered parameters": block,
+        "gradients on their way": first * (precision + reduce),
+    }
+    return max((loss, first_block, end), key=lambda moment: sum(moment.values()))
+
+
+def _padded(parameters: Iterable[nn.Parameter], shards: int) -> int:
+    """The numbers of parameters, each padded with rows to a multiple of the ranks."""
+    return sum(ceil_div(one.shape[0], shards) * shards * (one.numel() // one.shape[0]) for one in parameters)
+
+
+def _matrices(settings: Config, model: Transformer) -> list[nn.Parameter]:
+    """Those that Muon updates."""
+    return list(decay_groups(model.layers)[0].values()) if settings.optimizer.name == "muon" else []
+
+
+def _itemsizes(settings: Config) -> tuple[int, int]:
+    """Bytes of a gathered number, and of one of a gradient on its way."""
+    return DTYPES[settings.parallel.precision].itemsize, DTYPES[settings.parallel.reduce].itemsize
 
 
 def kept_bytes(shape: Shape, recompute: str, precision: int) -> int:

@@ -21,7 +21,7 @@ from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.narrow import IGNORED
 from tokshard.runtime.tensors import Batch, StreamingLoader
-from tokshard.trainer.batches import has_spans
+from tokshard.trainer.batches import compact_loader, has_spans
 from tokshard.trainer.launcher import Interrupted
 from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.model import Transformer
@@ -99,16 +99,8 @@ class Evaluation:
         num_batches, started = ceil_div(plan.num_samples or 0, size), time.monotonic()
         said = started
         device, num_rows = torch.device(self._mesh.device_type), self._settings.train.micro_batch_size
-        loader = StreamingLoader(
-            plan,
-            global_batch_size=size,
-            dp_mesh=self._mesh,
-            uneven="pad",
-            pin_memory=device.type == "cuda",
-            compact=True,
-        )
         sums = torch.zeros(3, dtype=torch.float64)
-        with closing(loader):
+        with closing(compact_loader(plan, size, self._mesh, uneven="pad")) as loader:
             for number, batch in enumerate(_agreed(loader, self._received), 1):
                 for part in micro_batches(batch, num_rows, device):
                     is_target = part["labels"] != IGNORED

@@ -401,7 +401,7 @@ def main(arguments: list[str]) -> int:
         "Qwen3: config.json and safetensors files that AutoModelForCausalLM.from_pretrained(DIR) loads.",
         epilog="Example: python -m tokshard.trainer.hugging_face run/checkpoints/step-00040000 --out llama",
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint of the trainer")
+    parser.add_argument("path", metavar="CHECKPOINT", help="a checkpoint of the trainer")
     parser.add_argument(
         "--out", required=True, metavar="DIR", help="a directory that is new or empty; it appears when it is complete"
     )
@@ -425,9 +425,7 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
 
     def run() -> int:
-        for line in export(
-            given.checkpoint, given.out, dtype=given.dtype, corpus=given.corpus, tokenizer=given.tokenizer
-        ):
+        for line in export(**vars(given)):
             sys.stdout.write(line + "\n")
         return 0
 

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 
 from tokshard.run_files.checkpoint_directory import State
 from tokshard.run_files.model_shape import model_shape
@@ -23,12 +23,13 @@ from tokshard.trainer.hugging_face import load_weights
 from tokshard.trainer.launcher import Interrupted, stop_signals
 from tokshard.trainer.losses import backward, micro_batches
 from tokshard.trainer.metrics import OnRecord, Report, StepSums
-from tokshard.trainer.model import Transformer, initialise, local
+from tokshard.trainer.model import Transformer, initialise, local, num_parameters
 from tokshard.trainer.optimizer import learning_rate, make_optimizer
 from tokshard.trainer.out_of_memory import out_of_memory_explained
 from tokshard.trainer.parallel import check_same, make_mesh, process_group, say, sharded_model, together
 from tokshard.trainer.profiling import Profiler
 from tokshard.trainer.run_directory import run_directory
+from tokshard.wording import counted
 
 GARBAGE_STEPS = 50
 """Steps between garbage collections, the same on all ranks, so that none waits for another's."""
@@ -63,7 +64,7 @@ def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
             model = sharded_model(shape, mesh, settings.parallel, settings.compute)
             optimizer = make_optimizer(model, settings.optimizer)
             with together():
-                batches = Batches(settings, plan, mesh, pin_memory=device.type == "cuda")
+                batches = Batches(settings, plan, mesh)
                 evaluation = Evaluation(settings, plan, mesh, received=received)
             report = Report(settings.train, batches, shape, device=device, received=received, on_record=on_record)
             saver = checkpoint.Saver(
@@ -151,6 +152,7 @@ class _Run:
     def _resume(self) -> int:
         """Load the latest checkpoint, or the requested one; returns the steps done."""
         latest, settings = checkpoint.find_latest(self.saver.directory), self.settings.checkpoint
+        ranks = counted(distributed.get_world_size(), "rank")
         path = latest or settings.load
         if not path and settings.load_weights:
             for line in load_weights(settings.load_weights, self.model, num_ids=vocabulary_of(self.batches.plan)):
@@ -158,13 +160,13 @@ class _Run:
             return 0
         if not path:
             initialise(self.model, seed=self.settings.train.seed)
-            say(f"a new run on {_ranks()}: {num_parameters(self.model):,} parameters")
+            say(f"a new run on {ranks}: {num_parameters(self.model):,} parameters")
             return 0
         state = checkpoint.load(path, self.model, self.optimizer)
         if latest:
             check_start(settings, state.config, latest)
         changes = self.batches.load_state(state)
-        say(f"{path}: continuing after step {state.step} on {_ranks()}")
+        say(f"{path}: continuing after step {state.step} on {ranks}")
         for change in changes:
             say(f"the recipe differs from that checkpoint: {change}")
         return state.step
@@ -218,14 +220,3 @@ def gradient_scale(weight: Tensor, norm: Tensor, clip_norm: float) -> Tensor:
     """
     factor = (clip_norm / (norm + 1e-6)).clamp(max=1) if clip_norm else 1.0
     return (weight / factor).float()
-
-
-def num_parameters(model: nn.Module) -> int:
-    """Parameters of the whole model, not only of this rank's shards."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _ranks() -> str:
-    """``1 rank``, ``2 ranks``."""
-    number = distributed.get_world_size()
-    return f"{number} rank{'s' * (number != 1)}"

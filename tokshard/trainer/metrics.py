@@ -111,9 +111,8 @@ class Report:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         self._peak_tflops = settings.peak_tflops or peak_tflops(name)
         self._sums: StepSums | None = None
-        self._last: tuple[dict[str, Any], float, StepSums] | None = (
-            None  # a record, its seconds, and what is on its way
-        )
+        # a record, its seconds, and what is on its way
+        self._last: tuple[dict[str, Any], float, StepSums] | None = None
         self._log: MetricsFile | None = None
         self._signal_number, self._has_failed, self._has_hook = 0, False, False
         self._answer: Mapping[str, float] | None = None

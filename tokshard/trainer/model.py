@@ -223,6 +223,11 @@ def fill(parameter: Tensor, full: Tensor) -> None:
         parameter.copy_(full)
 
 
+def num_parameters(model: nn.Module) -> int:
+    """Parameters of the whole model, not only of this rank's shards."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's shard of a tensor, or the tensor if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -5,29 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import distributed
 
-from tokshard.errors import TrainerError
+from tokshard.errors import TokshardError, TrainerError
 from tokshard.run_files.recipe import Config, saved_form
-
-ESTIMATE = """
-import json, sys
-from tokshard.run_files.recipe import resolve
 from tokshard.trainer.estimate import estimate
-found = estimate(resolve(json.loads(sys.argv[2])), ranks=int(sys.argv[1])).peak_bytes
-kinds = ", ".join(f"{kind} {size / 2**30:.2f}" for kind, size in sorted(found.items(), key=lambda item: -item[1]))
-print(f"{sum(found.values()) / 2**30:.2f} GiB for a rank ({kinds})")
-"""
 
 
 @contextmanager
 def out_of_memory_explained(settings: Config, device: torch.device) -> Iterator[None]:
-    """Replaces torch's OutOfMemoryError by one with the settings, and starts an estimate. CUDA leaves a snapshot.
+    """Replaces torch's OutOfMemoryError by one with the settings, and writes an estimate. CUDA leaves a snapshot.
 
     Raises:
         TrainerError: memory ran out.
@@ -44,7 +35,7 @@ def out_of_memory_explained(settings: Config, device: torch.device) -> Iterator[
             f"{data.seq_len} tokens; compute.recompute is {compute.recompute}, compute.loss_chunk "
             f"{compute.loss_chunk}, parallel.precision {settings.parallel.precision}, parallel.replicas "
             f"{settings.parallel.replicas}, of {num_ranks} ranks; "
-            f"{_begin_estimate(settings, num_ranks)}{snapshot}",
+            f"{_write_estimate(settings, num_ranks)}{snapshot}",
             hint="lower train.micro_batch_size, set compute.recompute=selective or full, or take more ranks",
         ) from error
 
@@ -65,22 +56,17 @@ def write_snapshot(out: str, what: str) -> str:
     return f"{path} has what was in memory"
 
 
-def _begin_estimate(settings: Config, num_ranks: int) -> str:
-    """Start an estimate that outlives this process, once for all ranks and restarts of a job; returns a line about it.
-
-    It is a process of its own, because it needs a process group without other ranks.
-    """
-    fields = json.dumps(saved_form(settings))
-    digest = hashlib.sha256(f"{num_ranks} {fields}".encode()).hexdigest()[:8]
+def _write_estimate(settings: Config, num_ranks: int) -> str:
+    """Write an estimate, once for all ranks and restarts of a job; returns a line about it."""
+    digest = hashlib.sha256(f"{num_ranks} {json.dumps(saved_form(settings))}".encode()).hexdigest()[:8]
     path = os.path.join(settings.train.out, f"memory-estimate-{digest}.txt")
-    command = [sys.executable, "-c", ESTIMATE, str(num_ranks), fields]
     try:
+        found = sorted(estimate(settings, ranks=num_ranks).peak_bytes.items(), key=lambda item: -item[1])
+        kinds = ", ".join(f"{kind} {size / 2**30:.2f}" for kind, size in found)
         with open(path, "x") as file:
-            outputs = [(os.POSIX_SPAWN_DUP2, file.fileno(), number) for number in (1, 2)]
-            # in a process group of its own: torchrun ends the group of a rank
-            os.posix_spawn(sys.executable, command, os.environ, file_actions=outputs, setpgroup=0)
+            file.write(f"{sum(size for _, size in found) / 2**30:.2f} GiB for a rank ({kinds})\n")
     except FileExistsError:
         pass  # another rank was first
-    except OSError as error:
+    except (OSError, TokshardError) as error:
         return f"{path} could not be written: {error}"
     return f"{path} says in a moment what tokshard.trainer.estimate finds for these settings"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -127,11 +126,21 @@ def check_same(value: str, problem: str, *, hint: str) -> None:
     Raises:
         TrainerError: names the first rank that differs from rank 0, with `problem`; the same error on all ranks.
     """
-    found = [""] * distributed.get_world_size()
-    distributed.all_gather_object(found, hashlib.sha256(value.encode()).hexdigest())
-    for rank, other in enumerate(found):
-        if other != found[0]:
-            raise TrainerError(f"rank {rank}: {problem}", hint=hint)
+    of_rank_0 = [value]
+    distributed.broadcast_object_list(of_rank_0)
+    raise_together(TrainerError(problem, hint=hint) if value != of_rank_0[0] else None)
+
+
+def check_replicas(settings: Parallel, num_ranks: int) -> None:
+    """Refuse copies of the model that cannot have equally many ranks.
+
+    Raises:
+        UsageError: the replicas do not divide the ranks.
+    """
+    if num_ranks % settings.replicas:
+        raise UsageError(
+            f"parallel.replicas is {settings.replicas}, of {num_ranks} ranks", hint="give a divisor of the ranks"
+        )
 
 
 def make_mesh(settings: Parallel, device: torch.device) -> DeviceMesh:
@@ -141,10 +150,7 @@ def make_mesh(settings: Parallel, device: torch.device) -> DeviceMesh:
         UsageError: the replicas do not divide the ranks.
     """
     world_size = distributed.get_world_size()
-    if world_size % settings.replicas:
-        raise UsageError(
-            f"parallel.replicas is {settings.replicas}, of {world_size} ranks", hint="give a divisor of the ranks"
-        )
+    check_replicas(settings, world_size)
     if settings.replicas == 1:
         return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
     sizes = (settings.replicas, world_size // settings.replicas)
