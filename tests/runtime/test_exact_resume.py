@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.runtime.loaders import one_corpus, two_corpora
+from tests.runtime.sources import ListSource
 from tokshard.runtime import NumpyLoader, Sample, SampleRandom, StreamPlan
 from tokshard.testing import Job, assert_exact_resume
 
@@ -105,6 +107,11 @@ def test_a_transform_that_depends_on_what_was_read_before_is_found() -> None:
 
     with pytest.raises(AssertionError, match=r"input_ids\[0\] is \d+, without a stop \d+"):
         assert_exact_resume(two_corpora(transforms=[number]))
+
+
+def test_a_pass_may_end_in_any_of_the_jobs() -> None:
+    plan = StreamPlan(ListSource([5, 17, 40] * 3), seq_len=8, epochs=1, allow_small_blocks=True)
+    assert_exact_resume(plan, partial(NumpyLoader, uneven="pad"))
 
 
 def test_a_loader_without_a_batch_is_no_test() -> None:

@@ -69,4 +69,4 @@ def _write_estimate(settings: Config, num_ranks: int) -> str:
         pass  # another rank was first
     except (OSError, TokshardError) as error:
         return f"{path} could not be written: {error}"
-    return f"{path} says in a moment what tokshard.trainer.estimate finds for these settings"
+    return f"{path} says what tokshard.trainer.estimate finds for these settings"
