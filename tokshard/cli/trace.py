@@ -13,7 +13,7 @@ import click
 
 from tokshard.cli.help_groups import DISPLAY, GroupedCommand, GroupedOption
 from tokshard.cli.options import check_ranks, debug_option, json_option, plan_options, print_json
-from tokshard.cli.sizes import COUNT, POSITIVE_COUNT, Span
+from tokshard.cli.sizes import COUNT, POSITIVE_COUNT, span
 from tokshard.cli.trace_text import notes_of, occurrences_text, run_text, trace_text
 from tokshard.inspect.plan.occurrences import DocumentOccurrences, find_documents
 from tokshard.inspect.plan.run import Run, open_run
@@ -32,7 +32,7 @@ _option = functools.partial(click.option, cls=GroupedOption)
     "--step",
     "steps",
     group=_WHAT,
-    type=Span(),
+    type=span,
     metavar="N[:M]",
     help="Trace step N, or steps N to M - 1, counted from 1.",
 )
@@ -40,14 +40,12 @@ _option = functools.partial(click.option, cls=GroupedOption)
     "--sample",
     "samples",
     group=_WHAT,
-    type=Span(),
+    type=span,
     metavar="N[:M]",
     help="Trace global sample N, or samples N to M - 1, counted from 0.",
 )
 @_option("--document", group=_WHAT, metavar="CORPUS:ID", help="List the steps that read a document; see above.")
-@click.option(
-    "--epochs", type=Span(), metavar="N[:M]", help="With --document: search only these epochs, counted from 0."
-)
+@click.option("--epochs", type=span, metavar="N[:M]", help="With --document: search only these epochs, counted from 0.")
 @_option(
     "--checkpoint",
     group=_WHAT,
