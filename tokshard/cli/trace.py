@@ -113,14 +113,10 @@ def trace(
     mask_files: tuple[str, ...],
     dp_rank: int | None,
     dp_world_size: int,
-    uneven: str | None,
-    deal: str | None,
-    seq_len: int | None,
-    seed: int | None,
-    global_batch_size: int | None,
     num_characters: int,
     no_text: bool,
     as_json: bool,
+    **of_file: Any,
 ) -> None:
     """Show every document that a training step reads, or every step that reads a document.
 
@@ -147,9 +143,7 @@ def trace(
         raise click.BadParameter(
             f"rank {dp_rank} is not below --dp-world-size {dp_world_size}", param_hint="'--dp-rank'"
         )
-    sizes = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
-    options = {**sizes, "uneven": uneven, "deal": deal}
-    run = open_run(plan, options, checkpoint=checkpoint, world_size=dp_world_size, mask_files=mask_files)
+    run = open_run(plan, of_file, checkpoint=checkpoint, world_size=dp_world_size, mask_files=mask_files)
     check_ranks(run, "--uneven pad for a job that pads")
     for note in notes_of(run, steps):
         click.echo(f"note: {one_line(note)}", err=True)
