@@ -148,7 +148,7 @@ def _items(benchmarks: Benchmarks, found: SharedItems) -> Iterator[dict[str, Any
     for index, shared in zip(found.items.tolist(), found.num_grams.tolist(), strict=True):
         item = benchmarks.items[index]
         yield {
-            "benchmark": benchmarks.files[item.benchmark],
+            "benchmark": item.benchmark,
             "row": item.row,
             "id": item.id,
             "shared": shared,
