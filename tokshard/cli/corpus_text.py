@@ -8,12 +8,7 @@ from typing import NamedTuple
 from tokshard.cli.document_text import view_text
 from tokshard.cli.tables import bars, shorten, table
 from tokshard.format import names
-from tokshard.format.manifest import (
-    DocumentLengths,
-    Manifest,
-    TemplateDrop,
-    TokenizerInfo,
-)
+from tokshard.format.manifest import DocumentLengths, Manifest, TemplateDrop, TokenizerInfo
 from tokshard.format.tables import ShardInfo, SourceInfo
 from tokshard.inspect.corpus.documents import source_label
 from tokshard.inspect.corpus.places import short_names
@@ -27,14 +22,7 @@ from tokshard.inspect.corpus.report import (
 from tokshard.inspect.corpus.statistics import NUM_FREQUENT, Lengths, TokenCounts
 from tokshard.numbers import ceil_div
 from tokshard.pipeline.options import settings_text
-from tokshard.wording import (
-    LABEL_WIDTH,
-    aligned,
-    bytes_text,
-    counted,
-    one_line,
-    printable,
-)
+from tokshard.wording import LABEL_WIDTH, aligned, bytes_text, counted, one_line, printable
 
 
 class Line(NamedTuple):
@@ -63,7 +51,8 @@ def report_text(report: CorpusReport, *, width: int, encoding: str | None, all_s
     parts = [
         f"{'corpus':<12}{one_line(report.directory)}\n"
         + summary_text(report.manifest, report.sources, num_spans=report.num_spans, width=width),
-        distribution_text(report, width=width, encoding=encoding),
+        aligned(distribution_lines(report), width=width),
+        length_histogram(report.manifest.document_lengths, width=width, encoding=encoding),
         shard_table(report.shards, num_rows=len(report.shards) if all_shards else _FEW_SHARDS),
         *map(view_text, report.documents),
     ]
@@ -199,12 +188,6 @@ def _rejects(manifest: Manifest) -> dict[str, int]:
     """The lists of rejects of all generations, with their sizes."""
     found = {name: facts.num_bytes for name, facts in manifest.files.items()}
     return {name: size for name, size in found.items() if name.rpartition("/")[2] == names.REJECTS}
-
-
-def distribution_text(report: CorpusReport, *, width: int, encoding: str | None) -> str:
-    """Percentiles, vocabulary and the histogram of document lengths."""
-    histogram = length_histogram(report.manifest.document_lengths, width=width, encoding=encoding)
-    return f"{aligned(distribution_lines(report), width=width)}\n\n{histogram}"
 
 
 def distribution_lines(report: CorpusReport) -> list[tuple[str, str]]:

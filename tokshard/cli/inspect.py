@@ -7,15 +7,11 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
-from tokshard.cli.corpus_text import (
-    comparison_text,
-    report_text,
-    shard_table,
-    token_lines,
-)
+from tokshard.cli.corpus_text import comparison_text, report_text, shard_table, token_lines
 from tokshard.cli.document_text import match_text, view_text
 from tokshard.cli.options import debug_option, json_option, print_json
 from tokshard.cli.progress import byte_progress
@@ -24,7 +20,7 @@ from tokshard.errors import UsageError
 from tokshard.forking import cpu_count
 from tokshard.format.loss import kept_columns
 from tokshard.format.opening import open_corpus
-from tokshard.inspect.corpus.documents import EXCERPT_CHARACTERS, DocumentView, search
+from tokshard.inspect.corpus.documents import DocumentView, search
 from tokshard.inspect.corpus.places import corpora_at
 from tokshard.inspect.corpus.report import CorpusReport, read_documents, read_report
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
@@ -116,11 +112,9 @@ def inspect(
     elif document is not None:
         _show_document(corpora, document, with_boundaries=not plain, as_json=as_json)
     else:
-        with_boundaries = sample is not None and not plain
-        num_samples = _SAMPLES if sample is None else sample
-        reports = [
-            corpus_report(location, num_samples, is_full=full, with_boundaries=with_boundaries) for location in corpora
-        ]
+        options = {"num_samples": _SAMPLES if sample is None else sample, "is_full": full}
+        options["with_boundaries"] = sample is not None and not plain
+        reports = [corpus_report(location, **options) for location in corpora]
         _show(reports, all_shards=shards, as_json=as_json)
 
 
@@ -129,15 +123,8 @@ def _given(options: Mapping[str, object]) -> list[str]:
     return [name for name, value in options.items() if value is not None and value is not False and value != ()]
 
 
-def corpus_report(
-    location: str,
-    num_samples: int,
-    *,
-    is_full: bool,
-    with_boundaries: bool,
-    characters: int = EXCERPT_CHARACTERS,
-) -> CorpusReport:
-    """Report on a corpus, with a progress bar.
+def corpus_report(location: str, **options: Any) -> CorpusReport:
+    """`read_report` of a corpus, with a progress bar.
 
     Raises:
         TokshardError: it is a mix, or cannot be read.
@@ -145,14 +132,7 @@ def corpus_report(
     if location.endswith(".toml"):
         raise UsageError(f"{location} is a mix", hint="use tokshard plan, report or diff, or give a corpus")
     with byte_progress(f"tokens of {location}", unit="tokens") as on_progress:
-        return read_report(
-            location,
-            num_samples=num_samples,
-            characters=characters,
-            is_full=is_full,
-            with_boundaries=with_boundaries,
-            on_progress=on_progress,
-        )
+        return read_report(location, on_progress=on_progress, **options)
 
 
 def _show(reports: list[CorpusReport], *, all_shards: bool, as_json: bool) -> None:

@@ -165,13 +165,10 @@ def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str)
 
     wanted = value_array([key], pa.string())[0]
     found, first_of_batch = list[int](), 0
-    for index in range(len(corpus.shards)):
-        shard = corpus.shard(index)
-        for batch, place in enumerate(shard.places):
-            is_equal = pc.equal(pc.cast(shard.columns(batch)[ID], pa.string()), wanted)
-            rows = numbers_of(pc.indices_nonzero(is_equal)).astype(np.int64)
-            found += (rows + first_of_batch).tolist()
-            first_of_batch += place.num_documents
+    for ids in column_parts(corpus, ID):
+        rows = numbers_of(pc.indices_nonzero(pc.equal(pc.cast(ids, pa.string()), wanted))).astype(np.int64)
+        found += (rows + first_of_batch).tolist()
+        first_of_batch += len(ids)
     if not found and not by_number:
         raise UsageError(
             f"{corpus_name} has no document with id {key!r}",
@@ -183,6 +180,12 @@ def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str)
             hint=f"give one by its number, such as {_as_words(prefix, f'#{found[0]}')}",
         )
     return found or by_number
+
+
+def column_parts(corpus: Corpus, name: str) -> Iterator[pa.Array]:
+    """A kept column of all documents, a record batch at a time, as views of the shards."""
+    for shard in map(corpus.shard, range(len(corpus.shards))):
+        yield from (shard.columns(batch)[name] for batch in range(shard.num_batches))
 
 
 def _number(text: str) -> int | None:
