@@ -18,6 +18,7 @@ from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
 from tokshard.forking import cpu_count
+from tokshard.format.conditions import Conditions
 from tokshard.format.loss import kept_columns
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.documents import DocumentView, search
@@ -185,7 +186,7 @@ def _grep(
     for location in corpora if where else ():
         with open_corpus(location) as corpus:
             columns |= kept_columns(corpus.manifest.columns)
-    is_found = False
+    conditions, is_found = Conditions(where, columns) if where else None, False
     for location in corpora:
         with open_corpus(location) as corpus, byte_progress(f"grep {location}", unit="tokens") as on_progress:
             normalizers |= dict.fromkeys(load_vocabulary(corpus).normalizers)
@@ -193,8 +194,7 @@ def _grep(
             for match in search(
                 corpus,
                 wanted,
-                where=where,
-                columns=columns,
+                conditions=conditions,
                 limit=left,
                 workers=workers or most,
                 on_progress=on_progress,

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -290,8 +290,7 @@ def search(
     corpus: Corpus,
     pattern: re.Pattern[str],
     *,
-    where: Sequence[str] = (),
-    columns: Mapping[str, str] | None = None,
+    conditions: Conditions | None = None,
     limit: int | None = None,
     workers: int = 1,
     on_progress: OnProgress = no_progress,
@@ -302,24 +301,20 @@ def search(
     document in memory; each of several workers holds its matches in two record batches (of a bucket: in two shards).
 
     Args:
-        where: conditions on kept columns, see `Conditions`.
-        columns: the kept columns that conditions may be about, with their types; default: the columns of the corpus.
+        conditions: on kept columns, which a document has to meet.
         limit: the most documents; None: all.
         workers: processes.
         on_progress: receives tokens.
 
     Raises:
-        UsageError: a condition is not one.
         CorpusError: a document cannot be read.
     """
-    kinds = dict(kept_columns(corpus.manifest.columns) if columns is None else columns)
-    Conditions(where, kinds)
     parts = [
         (shard, batches)
         for shard in range(len(corpus.shards))
         for batches in _batches(len(corpus.shards.batch_places(shard)), is_whole=is_uri(corpus.location))
     ]
-    work = functools.partial(_search, pattern=pattern, where=tuple(where), columns=kinds, limit=limit)
+    work = functools.partial(_search, pattern=pattern, conditions=conditions, limit=limit)
     left, done = limit, 0
     with in_order(corpus, parts, work, workers=workers) as results:
         for (shard, batches), found in zip(parts, results, strict=True):
@@ -343,20 +338,20 @@ def _search(
     part: tuple[int, range],
     *,
     pattern: re.Pattern[str],
-    where: Sequence[str],
-    columns: Mapping[str, str],
+    conditions: Conditions | None,
     limit: int | None,
 ) -> Iterator[Match]:
     """The matches in some record batches of a shard, at most `limit`."""
     index, batches = part
     decode, sources = corpus.decode, corpus.sources()
-    first_token, conditions = int(corpus.bos_id is not None), Conditions(where, columns)
-    shard = corpus.shard(index)
+    first_token, shard = int(corpus.bos_id is not None), corpus.shard(index)
     first = int(corpus.shards.first_documents[index])
     first += sum(place.num_documents for place in shard.places[: batches.start])
     for batch in batches:
         offsets, values = shard.batch(batch)
-        met = conditions.are_met(shard.columns(batch), len(offsets) - 1) if where else np.ones(len(offsets) - 1, bool)
+        met = np.ones(len(offsets) - 1, np.bool_)
+        if conditions is not None:
+            met = conditions.are_met(shard.columns(batch), len(met))
         for row in np.flatnonzero(met).tolist():
             text = decode(values[offsets[row] + first_token : offsets[row + 1] - 1])
             found = pattern.search(text)
