@@ -182,11 +182,11 @@ def _grep(
     workers: int | None,
     as_json: bool,
 ) -> None:
-    left, normalizers, columns = limit, dict[str, None](), dict[str, str]()
+    normalizers, columns, num_found = dict[str, None](), dict[str, str](), 0
     for location in corpora if where else ():
         with open_corpus(location) as corpus:
             columns |= kept_columns(corpus.manifest.columns)
-    conditions, is_found = Conditions(where, columns) if where else None, False
+    conditions = Conditions(where, columns) if where else None
     for location in corpora:
         with open_corpus(location) as corpus, byte_progress(f"grep {location}", unit="tokens") as on_progress:
             normalizers |= dict.fromkeys(load_vocabulary(corpus).normalizers)
@@ -195,19 +195,18 @@ def _grep(
                 corpus,
                 wanted,
                 conditions=conditions,
-                limit=left,
+                limit=None if limit is None else limit - num_found,
                 workers=workers or most,
                 on_progress=on_progress,
             ):
-                is_found = True
+                num_found += 1
                 if as_json:
                     print_json({"corpus": corpus.location}, match)
                 else:
                     click.echo(_place(location, corpora) + match_text(match))
-                left = None if left is None else left - 1
-                if left == 0:
+                if num_found == limit:
                     return
-    if is_found:
+    if num_found:
         return
     those = " that meets the conditions" if where else ""
     click.echo(f"no document{those} contains {one_line(pattern)}", err=True)
@@ -221,7 +220,7 @@ def _place(location: str, corpora: Sequence[str]) -> str:
     return "" if len(corpora) == 1 else f"{one_line(location)}: "
 
 
-def compile_pattern(pattern: str, *, is_regex: bool, is_any_case: bool = False) -> re.Pattern[str]:
+def compile_pattern(pattern: str, *, is_regex: bool, is_any_case: bool) -> re.Pattern[str]:
     """The pattern of ``--grep``: plain text or a Python regular expression.
 
     Raises:
