@@ -44,6 +44,7 @@ TRANSCRIPTS = sorted(FOLDER.glob("*.txt"))
 _VARIES = {
     r"(?m)^time {8}.* with (\d+ process(?:es)?).*$": r"time        * with \1*",
     r"(?m)^time {8}.* s$": r"time        * s",
+    r"(?m)^(wrote .*, |  seconds: )[\d.].*": r"\1*",
     r"[\d.]+ .B free": "* free",
     r" at [\d.]+ .?B/s": " at *",
     r"'jinja2': '[^']+'": "'jinja2': '*'",
@@ -97,12 +98,12 @@ class Command:
     given: str
     expected: str
 
-    def printed(self, directory: Path) -> str:
+    def printed(self, directory: Path, *, columns: int = 100) -> str:
         """Run it in a directory: what it prints, as a transcript shows it."""
         words = shlex.split(self.line)
         variables = dict(word.split("=", 1) for word in words if re.match("[A-Z]+=", word))
         words = words[len(variables) :]
-        variables = {"COLUMNS": "100", "PATH": _PATH, "PYTHONPATH": str(FOLDER.parents[2]), **variables}
+        variables = {"COLUMNS": f"{columns}", "PATH": _PATH, "PYTHONPATH": str(FOLDER.parents[2]), **variables}
         with contextlib.chdir(directory), mock.patch.dict(os.environ, variables):
             code, texts = ran_here(words[1:]) if words[0] == "tokshard" else self._ran_by_a_shell()
         out, errors = (text.splitlines() for text in texts)
@@ -163,18 +164,25 @@ def _refusal(command: Command) -> Refusal:
     return Refusal(command.remarks.strip("\n# "), call, said.exit_code, said.problem, said.hint)
 
 
-def renewed(transcript: str, write: Callable[[Path], None] = write_corpora) -> str:
+def renewed(
+    transcript: str,
+    write: Callable[[Path], None] = write_corpora,
+    readable: Callable[[str], str] = str,
+    *,
+    columns: int = 100,
+) -> str:
     """A transcript with what is printed now.
 
     Args:
         transcript: with what is expected.
         write: what is there when it starts.
+        readable: what is shown of what is printed.
     """
     text = ""
     with workplace() as directory:
         write(directory)
         for command in commands(transcript):
-            shown = command.printed(directory)
+            shown = readable(command.printed(directory, columns=columns))
             if not is_as_expected(shown, command.expected):
                 shown = functools.reduce(lambda text, one: re.sub(*one, text), _VARIES.items(), shown)
             else:
