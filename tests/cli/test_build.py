@@ -57,23 +57,3 @@ def test_a_summary_says_why_shards_are_small_where_there_are_many(shell, monkeyp
     shown = facts(shell(*words, "--force")[1])
     assert "shards" not in shown  # one is as large as it can be
     assert shown["on disk"].endswith(" in 1 shard")
-
-
-ESCAPE = "\x1b]0;x\x07\u202e"
-
-
-def test_no_name_reaches_the_terminal_unescaped(shell):
-    write(f"{ESCAPE}.jsonl", ["a"])
-    Path(f"{ESCAPE}.csv").write_bytes(b"x")
-    Path(f"{ESCAPE}bad.jsonl").write_text("{")
-    options = ["--tokenizer", ".tokenizer", "--workers", "1", "--on-bad-source", "skip"]
-    for arguments in (
-        ["build", f"{ESCAPE}.jsonl", f"{ESCAPE}.csv", *options, "--out", f"{ESCAPE}out", "-v"],
-        ["build", f"{ESCAPE}.jsonl", *options, "--out", "new" + ESCAPE, "--dry-run"],
-        ["build", f"{ESCAPE}.jsonl", f"{ESCAPE}bad.jsonl", *options, "--out", "unfinished" + ESCAPE],
-        ["status", "unfinished" + ESCAPE],
-        ["status", f"{ESCAPE}out"],
-    ):
-        _, out, err = shell(*arguments)
-        assert "\\x1b]0;x\\x07\\u202e" in out + err, arguments
-        assert not set(ESCAPE[0] + ESCAPE[-1] + "\x07") & set(out + err), arguments

@@ -19,8 +19,10 @@ from typing import Any
 import click
 import pytest
 
+from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tests.examples import some
+from tests.pipeline.inputs import write_byte_tokenizer
 from tests.store.memory import SCHEME
 from tokshard import __version__
 from tokshard.cli.completion import complete_files
@@ -241,6 +243,58 @@ def test_a_path_that_cannot_be_read_is_named_in_an_error_with_a_hint(shell, corp
         assert "internal" not in problem
         assert hint.startswith("hint: ")
         assert exit_code == 2 or (name in {"a" * 300, "loop"} and exit_code == 1)
+
+
+ESCAPE = "\x1b]0;x\x07\u202e"
+NAMED = """
+build E.jsonl E.csv OPTIONS --out Eout -v
+build E.jsonl OPTIONS --out newE --dry-run
+build E.jsonl Ebad.jsonl OPTIONS --out unfinishedE
+status unfinishedE
+status Eout
+trace E.toml --step 1
+trace E.toml --document E:0
+trace E.toml --document E:99
+trace E.toml --step 1 --checkpoint E.pt
+plan E.toml
+inspect E
+inspect E corpus
+inspect E --document 1
+inspect E --document 99
+inspect E corpus --grep two
+inspect E --grep E
+diff E other
+diff E.toml other.toml
+verify E
+verify E.toml
+report E --out E.html
+report E --out no/E
+verify no/E
+"""
+
+
+def test_no_name_reaches_the_terminal_unescaped(shell, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small.without_the_library_of_pages(monkeypatch.setattr)
+    write_byte_tokenizer(tmp_path / ".tokenizer")
+    source = Source(documents=documents_of([5, 9, 2, 4]), path=f"{ESCAPE}.jsonl")
+    write_corpus(tmp_path / "corpus", sources=[source], tokenizer=TINY_TOKENIZER)
+    write_corpus(tmp_path / "other", documents_of([5, 9, 3, 4]), tokenizer=TINY_TOKENIZER)
+    (tmp_path / ESCAPE).symlink_to("corpus")
+    sizes = "seq_len = 3\nglobal_batch_size = 2\nallow_small_blocks = true\n"
+    for name, text in (
+        ("E.jsonl", '{"text": "a"}'),
+        ("E.csv", "x"),
+        ("Ebad.jsonl", "{"),
+        ("E.toml", f"corpora.{json.dumps(ESCAPE)} = {json.dumps(ESCAPE)}\n{sizes}"),
+        ("other.toml", f"corpora.other = 'other'\n{sizes}"),
+    ):
+        Path(name.replace("E", ESCAPE)).write_text(text)
+    options = "--tokenizer .tokenizer --workers 1 --on-bad-source skip"
+    for command in NAMED.strip().splitlines():
+        _, out, err = shell(*command.replace("OPTIONS", options).replace("E", ESCAPE).split())
+        assert "\\x1b]0;x\\x07\\u202e" in out + err, command
+        assert not {"\x1b", "\x07", "\u202e"} & set(out + err), command
 
 
 # streams and signals
