@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import json
 import os
 import re
 import shlex
@@ -30,6 +31,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, documents_of, write_corpus
@@ -122,6 +124,13 @@ def ran_here(words: list[str]) -> tuple[int, tuple[str, str]]:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         code = run(words)
     return code, (out.buffer.getvalue().decode(), errors.buffer.getvalue().decode())
+
+
+def json_of(*words: object) -> list[Any]:
+    """The lines that a command prints as JSON, and nothing else, when it ends well."""
+    code, (out, errors) = ran_here([*map(str, words), "--json"])
+    assert (code, errors) == (0, "")
+    return [json.loads(line) for line in out.splitlines()]
 
 
 def commands(transcript: str) -> Iterator[Command]:

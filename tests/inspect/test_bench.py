@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
 import torch
 
+from tests.cli.transcripts import json_of
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
-from tokshard.cli.main import run
 from tokshard.inspect.plan import bench
 from tokshard.inspect.plan.bench import endless, take_steps
 
@@ -32,7 +31,7 @@ def test_the_longest_step_is_reported_with_the_median(monkeypatch):
     assert (steps.median_seconds, steps.longest_seconds) == (1.0, 3.0)
 
 
-def test_a_report_has_the_figures_of_its_measurements(tmp_path, monkeypatch, capsys):
+def test_a_report_has_the_figures_of_its_measurements(tmp_path, monkeypatch):
     for name, lengths in (("code", [500] * 4), ("prose", [20, 5] * 40)):
         write_corpus(tmp_path / name, documents_of(lengths), tokenizer=TINY_TOKENIZER)
     mix = tmp_path / "mix.toml"
@@ -51,8 +50,7 @@ def test_a_report_has_the_figures_of_its_measurements(tmp_path, monkeypatch, cap
 
     monkeypatch.setattr(bench, "memory_speed", lambda _: next(speeds))
     monkeypatch.setattr(bench, "_reading", measured)
-    assert run(["bench", str(mix), "--seed", "3", "--seq-len", "1000", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    (report,) = json_of("bench", mix, "--seed", 3, "--seq-len", 1000)
     assert [report[name] for name in ("seq_len", "global_batch_size", "seed")] == [1_000, 8, 3]
     assert (report["shares"], report["tokens"]) == ({"code": 0.75, "prose": 0.25}, 3_000)
     assert report["mean_document_tokens"] == pytest.approx(1 / (0.75 / 500 + 0.25 / 12.5))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from tests.cli.transcripts import json_of
 from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, documents_of, write_corpus
 from tests.damage import cut, flipped
@@ -106,9 +107,9 @@ def test_a_search_takes_conditions_with_any_number_of_workers(kept, capsys, work
     with open_corpus(kept) as opened:
         rows = [opened.metadata(number) for number in range(len(opened))]
     expected = [number for number, row in enumerate(rows) if not where or (row["lang"] != "en" and row["score"] > 0.3)]
-    assert run([*grep, "--json"]) == 0
-    matches = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(one["document"], one["id"]) for one in matches] == [(number, rows[number]["id"]) for number in expected]
+    assert [(one["document"], one["id"]) for one in json_of(*grep)] == [
+        (number, rows[number]["id"]) for number in expected
+    ]
     assert run([*grep, "--limit", "7"]) == 0
     shown = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line[:1] == "d"]
     assert shown == [f"{number}" for number in expected[:7]]
