@@ -66,8 +66,8 @@ def report(
     """  # noqa: D301 - click's mark for lines that are kept
     metrics = [metrics_of(target) for target in targets]
     inputs = [target if path is None else path for target, path in zip(targets, metrics, strict=True)]
-    with output_file(out, option="--out", inputs=inputs) as file:
-        size = file.write(_page(inputs, out, num_samples=sample, is_full=full, num_tokens=tokens).encode())
+    with output_file(out, option="--out", inputs=inputs) as write:
+        size = write(_page(inputs, out, num_samples=sample, is_full=full, num_tokens=tokens).encode())
     text = json_line({"out": out, "bytes": size}) if as_json else f"wrote {one_line(out)}, {bytes_text(size)}"
     click.echo(text, err=is_stdout(out))
     if is_opened and not webbrowser.open(Path(os.path.abspath(out)).as_uri()):

@@ -172,11 +172,8 @@ def _show_rows(run: Run, parts: Iterator[Sequence[TraceRow]], *, as_json: bool) 
             print_json(*_parts(row))
     else:
         width = shutil.get_terminal_size().columns
-        text = trace_text(parts, width=width)
-        first = next(text)
-        click.echo(run_text(run, width=width) + "\n\n" + first)
-        for part in text:
-            click.echo(part)
+        for number, part in enumerate(trace_text(parts, width=width)):
+            click.echo(part if number else f"{run_text(run, width=width)}\n\n{part}")
 
 
 def _parts(value: TraceRow | DocumentOccurrences) -> tuple[dict[str, Any], DocumentFacts]:
