@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.cli.transcripts import shell
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, write_byte_tokenizer
 
 BUILD = ("--tokenizer", ".tokenizer", "--out", "out", "--workers", "1")
@@ -30,7 +31,7 @@ def facts(out: str) -> dict[str, str]:
     return {line[:12].strip(): line[12:] for line in out.splitlines()}
 
 
-def test_a_dry_run_of_a_build_that_cannot_fit_on_the_disk_exits_1(shell, monkeypatch):
+def test_a_dry_run_of_a_build_that_cannot_fit_on_the_disk_exits_1(monkeypatch):
     write("a.jsonl", ["text"])
     assert shell("build", "a.jsonl", *BUILD, "--dry-run")[0] == 0
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1))
@@ -46,7 +47,7 @@ def test_a_dry_run_of_a_build_that_cannot_fit_on_the_disk_exits_1(shell, monkeyp
     assert (exit_code, out.count("the disk is too small")) == (1, 2)
 
 
-def test_a_summary_says_why_shards_are_small_where_there_are_many(shell, monkeypatch):
+def test_a_summary_says_why_shards_are_small_where_there_are_many(monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)
     write("a.jsonl", ["text"] * 20)
     words = ("build", "a.jsonl", *BUILD, "--quiet")

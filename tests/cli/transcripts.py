@@ -107,28 +107,28 @@ class Command:
         words = words[len(variables) :]
         variables = {"COLUMNS": f"{columns}", "PATH": _PATH, "PYTHONPATH": str(FOLDER.parents[2]), **variables}
         with contextlib.chdir(directory), mock.patch.dict(os.environ, variables):
-            code, texts = ran_here(words[1:]) if words[0] == "tokshard" else self._ran_by_a_shell()
+            code, *texts = shell(*words[1:]) if words[0] == "tokshard" else self._ran_by_a_shell()
         out, errors = (text.splitlines() for text in texts)
         lines = [*out, *(f"! {line}" for line in errors), *([f"[{code}]"] if code else [])]
         return "\n".join(line.rstrip() for line in lines).strip("\n").replace(str(directory), "DIR")
 
-    def _ran_by_a_shell(self) -> tuple[int, tuple[str, str]]:
+    def _ran_by_a_shell(self) -> tuple[int, str, str]:
         given = re.sub("(?m)^> ?", "", self.given)
         done = subprocess.run(self.line, shell=True, input=given, capture_output=True, text=True, check=False)
-        return done.returncode, (done.stdout, done.stderr)
+        return done.returncode, done.stdout, done.stderr
 
 
-def ran_here(words: list[str]) -> tuple[int, tuple[str, str]]:
+def shell(*words: object) -> tuple[int, str, str]:
     """Run a command line in this process: its exit code, and what it prints on both outputs."""
     out, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        code = run(words)
-    return code, (out.buffer.getvalue().decode(), errors.buffer.getvalue().decode())
+        code = run([str(word) for word in words])
+    return code, out.buffer.getvalue().decode(), errors.buffer.getvalue().decode()
 
 
 def json_of(*words: object) -> list[Any]:
     """The lines that a command prints as JSON, and nothing else, when it ends well."""
-    code, (out, errors) = ran_here([*map(str, words), "--json"])
+    code, out, errors = shell(*words, "--json")
     assert (code, errors) == (0, "")
     return [json.loads(line) for line in out.splitlines()]
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.transcripts import json_of
+from tests.cli.transcripts import json_of, shell
 from tests.refusals import tokshard
 from tests.trainer.runs import SMALL, configuration, corpora
-from tokshard.cli.main import run
 from tokshard.run_files.recipe import resolve
 from tokshard.trainer.loop import train
 
@@ -73,15 +72,15 @@ def test_every_step_of_a_run_has_the_samples_that_its_metrics_say_whatever_sizes
     assert said.hint == "--sample 8:16 shows its documents"
 
 
-def test_steps_on_record_have_their_samples_although_the_record_begins_later(out, tmp_path, capsys):
+def test_steps_on_record_have_their_samples_although_the_record_begins_later(out, tmp_path):
     moved = shutil.copytree(out, tmp_path / "moved")
     lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
     (moved / "metrics.jsonl").write_text("".join(lines[3:]))
     for step in range(4, 10):
         checkpoint = "checkpoints/step-00000009"
-        assert run(["trace", str(moved / checkpoint), "--step", str(step), "--no-text", "--json"]) == 0
-        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        assert found == rows(out / checkpoint, "--step", step)
+        code, shown, _ = shell("trace", moved / checkpoint, "--step", step, "--no-text", "--json")
+        found = [json.loads(line) for line in shown.splitlines()]
+        assert (code, found) == (0, rows(out / checkpoint, "--step", step))
 
 
 def test_a_step_after_a_checkpoint_has_the_size_that_the_recipe_plans(out):
@@ -90,17 +89,16 @@ def test_a_step_after_a_checkpoint_has_the_size_that_the_recipe_plans(out):
     assert sorted({row["sample"] for row in found}) == list(range(start, start + 6))
 
 
-def test_without_the_metrics_of_its_run_steps_are_counted_back_with_a_note(out, tmp_path, capsys):
+def test_without_the_metrics_of_its_run_steps_are_counted_back_with_a_note(out, tmp_path):
     moved = tmp_path / "a" / "b" / "step"
     shutil.copytree(out / "checkpoints" / "step-00000009", moved)
-    assert run(["trace", str(moved), "--step", "7", "--no-text", "--json"]) == 0
-    captured = capsys.readouterr()
-    assert {json.loads(line)["sample"] for line in captured.out.splitlines()} == set(range(40, 44))
-    assert "earlier steps are counted back from it" in captured.err
+    code, shown, note = shell("trace", moved, "--step", 7, "--no-text", "--json")
+    assert (code, {json.loads(line)["sample"] for line in shown.splitlines()}) == (0, set(range(40, 44)))
+    assert "earlier steps are counted back from it" in note
     (tmp_path / "metrics.jsonl").write_text('{"step": 9, "samples": [0, 4]}\n')  # of another run
     shutil.copytree(moved, tmp_path / "checkpoints" / "step")
-    assert run(["trace", str(tmp_path / "checkpoints" / "step"), "--step", "7", "--no-text"]) == 0
-    assert "earlier steps are counted back from it" in capsys.readouterr().err
+    code, _, note = shell("trace", tmp_path / "checkpoints" / "step", "--step", 7, "--no-text")
+    assert (code, "earlier steps are counted back from it" in note) == (0, True)
 
 
 def test_a_plan_of_a_run_warns_that_it_trains_on_what_it_is_evaluated_on(out):
