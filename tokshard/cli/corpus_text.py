@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tokshard.cli.document_text import view_text
@@ -73,17 +73,14 @@ def summary_text(
     manifest: Manifest, sources: Sequence[SourceInfo] = (), *, num_spans: int | None = None, width: int
 ) -> str:
     """A corpus in a screenful, from its manifest and source table. Arguments as for `summary_lines`."""
-    return _aligned(summary_lines(manifest, sources, num_spans=num_spans, width=width), width=width)
-
-
-def _aligned(lines: Iterable[Line], *, width: int) -> str:
-    return aligned(((line.label, line.value) for line in lines), width=width)
+    lines = summary_lines(manifest, sources, num_spans=num_spans, width=width)
+    return aligned((line[:2] for line in lines), width=width)
 
 
 def brief_text(manifests: Sequence[Manifest], *, width: int) -> str:
     """The result of a build in some eight lines: one corpus, or the two parts of a split in one table."""
     if len(manifests) == 1:
-        return _aligned((line for line in summary_lines(manifests[0], width=width) if line.is_brief), width=width)
+        return aligned((line[:2] for line in summary_lines(manifests[0], width=width) if line.is_brief), width=width)
     rows = [
         ["", *(f"{manifest.build.split}" for manifest in manifests)],
         ["documents", *(f"{manifest.num_documents:,}" for manifest in manifests)],
@@ -100,7 +97,7 @@ def brief_text(manifests: Sequence[Manifest], *, width: int) -> str:
         *(line for line in _unusual_lines(manifests) if line.is_brief),
     ]
     shown = table([[f"{label:<{LABEL_WIDTH - 2}}", *cells] for label, *cells in rows], width=None)
-    return f"{shown}\n{_aligned(lines, width=width)}"
+    return f"{shown}\n{aligned((line[:2] for line in lines), width=width)}"
 
 
 def summary_lines(

@@ -91,13 +91,8 @@ def _page(targets: list[str], out: str, *, num_samples: int, is_full: bool, num_
     options = {"num_samples": num_samples, "is_full": is_full, "with_boundaries": True}
     reports = [corpus_report(target, characters=EXCERPT_CHARACTERS, **options) for target in corpora_at(targets)]
     facts = [
-        [
-            *(
-                (line.label, line.value)
-                for line in summary_lines(report.manifest, report.sources, num_spans=report.num_spans, width=_WIDTH)
-            ),
-            *distribution_lines(report),
-        ]
-        for report in reports
+        [line[:2] for line in summary_lines(one.manifest, one.sources, num_spans=one.num_spans, width=_WIDTH)]
+        + distribution_lines(one)
+        for one in reports
     ]
-    return corpora_page(reports, facts, [column_of(report, report.directory) for report in reports])
+    return corpora_page(reports, facts, [column_of(one, one.directory) for one in reports])
