@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.cli.transcripts import shell
 from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 
@@ -28,7 +29,7 @@ def mix(tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(300)
-def test_every_form_of_batches_is_shown_and_the_speed_of_one_process(shell, mix):
+def test_every_form_of_batches_is_shown_and_the_speed_of_one_process(mix):
     exit_code, out, err = shell("bench", mix, "--seconds", "0.1")
     assert (exit_code, err) == (0, "")
     lines, shown = out.splitlines(), " ".join(out.split())
@@ -42,7 +43,7 @@ def test_every_form_of_batches_is_shown_and_the_speed_of_one_process(shell, mix)
     assert "90,800 tokens are few" in shown
 
 
-def test_times_are_those_of_the_run(shell, mix):
+def test_times_are_those_of_the_run(mix):
     began = time.perf_counter()
     exit_code, out, _ = shell("bench", mix, *SHORT, "--json")
     took = time.perf_counter() - began
@@ -50,7 +51,7 @@ def test_times_are_those_of_the_run(shell, mix):
     assert all(0 < reading["first_batch_seconds"] < took for reading in json.loads(out)["readings"])
 
 
-def test_a_narrow_terminal_and_a_busy_machine_are_taken_into_account(shell, mix, monkeypatch):
+def test_a_narrow_terminal_and_a_busy_machine_are_taken_into_account(mix, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr("os.getloadavg", lambda: (1.5, 0, 0))
     monkeypatch.setattr("os.cpu_count", lambda: 2)
@@ -62,7 +63,7 @@ def test_a_narrow_terminal_and_a_busy_machine_are_taken_into_account(shell, mix,
     assert "per CPU" not in shell("bench", mix, *SHORT)[1]
 
 
-def test_without_torch_the_hint_says_how_to_get_it(shell, mix, monkeypatch):
+def test_without_torch_the_hint_says_how_to_get_it(mix, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     exit_code, out, err = shell("bench", mix)
     assert (exit_code, out) == (2, "")

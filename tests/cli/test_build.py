@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.cli.transcripts import shell
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, write_byte_tokenizer
 
 BUILD = ("--tokenizer", ".tokenizer", "--out", "out", "--workers", "1")
@@ -30,7 +31,7 @@ def facts(out: str) -> dict[str, str]:
     return {line[:12].strip(): line[12:] for line in out.splitlines()}
 
 
-def test_a_dry_run_of_a_build_that_cannot_fit_on_the_disk_exits_1(shell, monkeypatch):
+def test_a_dry_run_of_a_build_that_cannot_fit_on_the_disk_exits_1(monkeypatch):
     write("a.jsonl", ["text"])
     assert shell("build", "a.jsonl", *BUILD, "--dry-run")[0] == 0
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1))
@@ -46,7 +47,7 @@ def test_a_dry_run_of_a_build_that_cannot_fit_on_the_disk_exits_1(shell, monkeyp
     assert (exit_code, out.count("the disk is too small")) == (1, 2)
 
 
-def test_a_summary_says_why_shards_are_small_where_there_are_many(shell, monkeypatch):
+def test_a_summary_says_why_shards_are_small_where_there_are_many(monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)
     write("a.jsonl", ["text"] * 20)
     words = ("build", "a.jsonl", *BUILD, "--quiet")
@@ -57,23 +58,3 @@ def test_a_summary_says_why_shards_are_small_where_there_are_many(shell, monkeyp
     shown = facts(shell(*words, "--force")[1])
     assert "shards" not in shown  # one is as large as it can be
     assert shown["on disk"].endswith(" in 1 shard")
-
-
-ESCAPE = "\x1b]0;x\x07\u202e"
-
-
-def test_no_name_reaches_the_terminal_unescaped(shell):
-    write(f"{ESCAPE}.jsonl", ["a"])
-    Path(f"{ESCAPE}.csv").write_bytes(b"x")
-    Path(f"{ESCAPE}bad.jsonl").write_text("{")
-    options = ["--tokenizer", ".tokenizer", "--workers", "1", "--on-bad-source", "skip"]
-    for arguments in (
-        ["build", f"{ESCAPE}.jsonl", f"{ESCAPE}.csv", *options, "--out", f"{ESCAPE}out", "-v"],
-        ["build", f"{ESCAPE}.jsonl", *options, "--out", "new" + ESCAPE, "--dry-run"],
-        ["build", f"{ESCAPE}.jsonl", f"{ESCAPE}bad.jsonl", *options, "--out", "unfinished" + ESCAPE],
-        ["status", "unfinished" + ESCAPE],
-        ["status", f"{ESCAPE}out"],
-    ):
-        _, out, err = shell(*arguments)
-        assert "\\x1b]0;x\\x07\\u202e" in out + err, arguments
-        assert not set(ESCAPE[0] + ESCAPE[-1] + "\x07") & set(out + err), arguments

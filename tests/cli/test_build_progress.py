@@ -11,13 +11,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tests.contract.small import stopped_before_the_corpus
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, write_byte_tokenizer
-from tokshard import build_corpus
 from tokshard.cli import build_progress as progress
 from tokshard.cli.build_progress import FileCount, StageDisplay, fitting
 from tokshard.cli.main import run
@@ -172,19 +170,6 @@ def test_duplicates_and_short_documents_are_no_bad_records(shell, capsys):
     exit_code, err = shell("a.jsonl", "--dedup", "exact", "--on-bad-record", "skip")
     assert (exit_code, err) == (0, "")
     assert "warning" not in capsys.readouterr().out
-
-
-# stopping
-
-
-def test_an_interrupted_build_says_that_it_continues(tmp_path):
-    def texts() -> Any:
-        yield "a"
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt) as error:
-        build_corpus(texts(), tokenizer=write_byte_tokenizer(tmp_path / "t"), out=tmp_path / "out", workers=1)
-    assert error.value.__notes__ == ["run the same command to continue"]
 
 
 def test_a_build_with_a_slow_encoder_says_once_what_makes_it_fast(tmp_path, monkeypatch, capsys):

@@ -19,8 +19,11 @@ from typing import Any
 import click
 import pytest
 
+from tests.cli.transcripts import shell
+from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tests.examples import some
+from tests.pipeline.inputs import write_byte_tokenizer
 from tests.store.memory import SCHEME
 from tokshard import __version__
 from tokshard.cli.completion import complete_files
@@ -30,8 +33,6 @@ from tokshard.store import STORES_BY_SCHEME
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "tokshard"]
-
-Shell = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -65,14 +66,14 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
 # help
 
 
-def test_without_a_command_help_is_an_error(shell):
+def test_without_a_command_help_is_an_error():
     exit_code, out, err = shell()
     assert (exit_code, out) == (2, "")
     assert re.findall("(?m)^(.*):$", err) == ["Options", "Make corpora", "Look at corpora", "Train on them"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_fits_two_screens_of_80_columns_and_48_lines(shell, monkeypatch, name):
+def test_help_fits_two_screens_of_80_columns_and_48_lines(monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "80")
     exit_code, out, _ = shell(name, "--help")
     assert exit_code == 0
@@ -86,7 +87,7 @@ def test_help_fits_two_screens_of_80_columns_and_48_lines(shell, monkeypatch, na
         assert [line for line in lines if line.endswith(":") and not line.startswith(" ")][-1] == "Advanced:"
 
 
-def test_help_names_the_uris_that_it_takes(shell):
+def test_help_names_the_uris_that_it_takes():
     _, out, _ = shell("build", "--help")
     sources, out_option = out.partition("A SOURCE is")[2], out.partition("--out DIR")[2]
     schemes = set(STORES_BY_SCHEME) - {SCHEME}
@@ -98,7 +99,7 @@ def test_help_names_the_uris_that_it_takes(shell):
         assert {word.partition("://")[0].strip("(") for word in words if "://" in word} - {"hf"} == taken
 
 
-def test_the_version_is_printed(shell):
+def test_the_version_is_printed():
     assert shell("--version") == (0, f"tokshard {__version__}\n", "")
 
 
@@ -162,12 +163,12 @@ BUG = "hint: this is a bug in tokshard; --debug shows the traceback to report it
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )
-def test_an_error_is_a_line_and_what_to_do(shell, failing, error, exit_code, said):
+def test_an_error_is_a_line_and_what_to_do(failing, error, exit_code, said):
     failing(error)
     assert shell("verify") == (exit_code, "", said)
 
 
-def test_with_json_an_error_is_on_stdout_too(shell, failing):
+def test_with_json_an_error_is_on_stdout_too(failing):
     failing(BuildError("the disk is full", hint="make room"))
     exit_code, out, err = shell("verify", "--json")
     assert json.loads(out) == {"error": "the disk is full", "hint": "make room", "exit_code": 1}
@@ -178,7 +179,7 @@ def test_with_json_an_error_is_on_stdout_too(shell, failing):
 
 @pytest.mark.parametrize("arguments", [["--debug", "verify"], ["verify", "--debug"]])
 @pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), BuildError("full", hint="make room")])
-def test_debug_shows_the_traceback_of_any_error(shell, failing, arguments, error):
+def test_debug_shows_the_traceback_of_any_error(failing, arguments, error):
     failing(error)
     exit_code, _, err = shell(*arguments)
     assert exit_code == 1
@@ -229,7 +230,7 @@ def test_every_command_is_tried_on_paths():
 
 
 @pytest.mark.parametrize("command", COMMANDS_ON)
-def test_a_path_that_cannot_be_read_is_named_in_an_error_with_a_hint(shell, corpus, monkeypatch, command):
+def test_a_path_that_cannot_be_read_is_named_in_an_error_with_a_hint(corpus, monkeypatch, command):
     """One that does not exist, one that no file system can open, a link to itself, a variable that is not set."""
     monkeypatch.chdir(corpus.parent)
     os.symlink("loop", "loop")
@@ -241,6 +242,58 @@ def test_a_path_that_cannot_be_read_is_named_in_an_error_with_a_hint(shell, corp
         assert "internal" not in problem
         assert hint.startswith("hint: ")
         assert exit_code == 2 or (name in {"a" * 300, "loop"} and exit_code == 1)
+
+
+ESCAPE = "\x1b]0;x\x07\u202e"
+NAMED = """
+build E.jsonl E.csv OPTIONS --out Eout -v
+build E.jsonl OPTIONS --out newE --dry-run
+build E.jsonl Ebad.jsonl OPTIONS --out unfinishedE
+status unfinishedE
+status Eout
+trace E.toml --step 1
+trace E.toml --document E:0
+trace E.toml --document E:99
+trace E.toml --step 1 --checkpoint E.pt
+plan E.toml
+inspect E
+inspect E corpus
+inspect E --document 1
+inspect E --document 99
+inspect E corpus --grep two
+inspect E --grep E
+diff E other
+diff E.toml other.toml
+verify E
+verify E.toml
+report E --out E.html
+report E --out no/E
+verify no/E
+"""
+
+
+def test_no_name_reaches_the_terminal_unescaped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small.without_the_library_of_pages(monkeypatch.setattr)
+    write_byte_tokenizer(tmp_path / ".tokenizer")
+    source = Source(documents=documents_of([5, 9, 2, 4]), path=f"{ESCAPE}.jsonl")
+    write_corpus(tmp_path / "corpus", sources=[source], tokenizer=TINY_TOKENIZER)
+    write_corpus(tmp_path / "other", documents_of([5, 9, 3, 4]), tokenizer=TINY_TOKENIZER)
+    (tmp_path / ESCAPE).symlink_to("corpus")
+    sizes = "seq_len = 3\nglobal_batch_size = 2\nallow_small_blocks = true\n"
+    for name, text in (
+        ("E.jsonl", '{"text": "a"}'),
+        ("E.csv", "x"),
+        ("Ebad.jsonl", "{"),
+        ("E.toml", f"corpora.{json.dumps(ESCAPE)} = {json.dumps(ESCAPE)}\n{sizes}"),
+        ("other.toml", f"corpora.other = 'other'\n{sizes}"),
+    ):
+        Path(name.replace("E", ESCAPE)).write_text(text)
+    options = "--tokenizer .tokenizer --workers 1 --on-bad-source skip"
+    for command in NAMED.strip().splitlines():
+        _, out, err = shell(*command.replace("OPTIONS", options).replace("E", ESCAPE).split())
+        assert "\\x1b]0;x\\x07\\u202e" in out + err, command
+        assert not {"\x1b", "\x07", "\u202e"} & set(out + err), command
 
 
 # streams and signals
@@ -337,7 +390,7 @@ def test_verify_shows_a_bar_on_a_terminal_and_leaves_nothing_of_it(corpus):
     assert shown.rstrip("\r").rpartition("\r")[2].strip() == ""
 
 
-def test_without_a_terminal_verify_says_now_and_then_how_far_it_is(shell, corpus, monkeypatch):
+def test_without_a_terminal_verify_says_now_and_then_how_far_it_is(corpus, monkeypatch):
     assert shell("verify", corpus)[2] == ""  # it took no ten seconds
     monkeypatch.setattr("tokshard.cli.progress._LINE_SECONDS", 0.0)
     lines = shell("verify", corpus)[2].splitlines()

@@ -102,8 +102,8 @@ def test_an_output_that_fails_keeps_the_old_file(tmp_path):
     page.write_text("old")
 
     def write_half() -> None:
-        with output_file(str(page), option="--out") as file:
-            file.write(b"half")
+        with output_file(str(page), option="--out") as write:
+            write(b"half")
             raise OSError("of the reader, not of the file")
 
     with pytest.raises(OSError, match="of the reader"):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
-from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 
+from tests.cli.transcripts import json_of
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tokshard import open_corpus
 from tokshard.cli.main import run
@@ -19,27 +18,22 @@ from tokshard.runtime import NumpyLoader, StreamPlan
 MIX = 'corpora = { code = "code", prose = "prose" }\nweights = { code = 3, prose = 1 }\n'
 SIZES = "seq_len = 64\nglobal_batch_size = 8\nseed = 5\nblock_tokens = 256\n"
 
-ReportOf = Callable[..., dict[str, Any]]
 
-
-@pytest.fixture
-def report_of(capsys, tmp_path, monkeypatch) -> ReportOf:
-    """Runs ``tokshard plan --json`` in the directory of a mix."""
+@pytest.fixture(autouse=True)
+def _in_the_directory_of_a_mix(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, lengths in (("code", [2_000] * 40), ("prose", [20, 7] * 400)):
         write_corpus(tmp_path / name, documents_of(lengths), tokenizer=TINY_TOKENIZER)
     (tmp_path / "mix.toml").write_text(MIX + SIZES)
 
-    def report_of(*arguments: object) -> dict[str, Any]:
-        exit_code = run(["plan", *map(str, arguments), "--json"])
-        captured = capsys.readouterr()
-        assert (exit_code, captured.err) == (0, "")
-        return json.loads(captured.out)
 
-    return report_of
+def report_of(*arguments: object) -> dict[str, Any]:
+    """What ``tokshard plan`` says."""
+    (report,) = json_of("plan", *arguments)
+    return report
 
 
-def test_json_holds_the_numbers_of_a_loader(report_of):
+def test_json_holds_the_numbers_of_a_loader():
     report = report_of("mix.toml", "--tokens", "20k")
     assert (report["num_steps"], report["num_samples"], report["num_tokens"]) == (40, 320, 20_480)
     with NumpyLoader(StreamPlan.load("mix.toml"), global_batch_size=8) as loader:
@@ -56,13 +50,13 @@ def test_json_holds_the_numbers_of_a_loader(report_of):
 
 
 @pytest.mark.parametrize(("weights", "steps"), [("1e308, prose = 0.5", 6.0), ("1.5e308, prose = 0.5e308", 8.0)])
-def test_windows_last_as_long_with_the_largest_weights(report_of, tmp_path, weights, steps):
+def test_windows_last_as_long_with_the_largest_weights(tmp_path, weights, steps):
     mix = MIX.replace("3, prose = 1", weights)
     (tmp_path / "mix.toml").write_text(mix + SIZES + "window_blocks = 12\n")
     assert report_of("mix.toml", "--tokens", "10k")["corpora"][0]["steps_per_window"] == steps
 
 
-def test_a_corpus_that_is_packed_whole_has_the_rows_that_its_blocks_and_tail_give(report_of, tmp_path):
+def test_a_corpus_that_is_packed_whole_has_the_rows_that_its_blocks_and_tail_give(tmp_path):
     sizes = "seq_len = 16\nglobal_batch_size = 8\nblock_tokens = 2048\nwindow_blocks = 2\n"
     (tmp_path / "mix.toml").write_text(MIX + sizes + 'pack = { prose = "whole" }\n')
     code, prose = report_of("mix.toml", "--tokens", "100k")["corpora"]
@@ -74,7 +68,7 @@ def test_a_corpus_that_is_packed_whole_has_the_rows_that_its_blocks_and_tail_giv
     assert found["num_chunks"] == pytest.approx(2 * 2048 / 27 * 3, abs=4)
 
 
-def test_the_work_of_ranks_is_that_of_their_batches(report_of):
+def test_the_work_of_ranks_is_that_of_their_batches():
     def work(deal: Literal["order", "cost"]) -> tuple[float, int]:
         """Of the pairs of tokens that attention looks at: the most of a rank over the mean, and the sum of the most."""
         plan, most, mean = StreamPlan.load("mix.toml"), [], []
@@ -96,7 +90,6 @@ def test_the_work_of_ranks_is_that_of_their_batches(report_of):
     assert found["saved"] == pytest.approx(1 - (weights + pairs_by_cost) / (weights + pairs_in_order))
 
 
-@pytest.mark.usefixtures("report_of")
 def test_a_terminal_without_line_drawing_gets_ascii(monkeypatch):
     shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
     monkeypatch.setattr(sys, "stdout", shown)

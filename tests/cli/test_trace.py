@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli.transcripts import json_of
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tokshard import open_corpus
-from tokshard.cli.main import run
 from tokshard.runtime import NumpyLoader, StreamPlan
 
 MIX = """
@@ -23,12 +21,9 @@ global_batch_size = 6
 seed = 17
 """
 
-Rows = Callable[..., list[dict[str, Any]]]
 
-
-@pytest.fixture
-def rows(capsys, tmp_path, monkeypatch) -> Rows:
-    """The rows of a trace in the directory of a mix, from its JSON."""
+@pytest.fixture(autouse=True)
+def _in_the_directory_of_a_mix(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     rng = random.Random(5)
     for name, count in (("code", 60), ("prose", 90)):
@@ -36,13 +31,10 @@ def rows(capsys, tmp_path, monkeypatch) -> Rows:
         write_corpus(tmp_path / name, documents_of(lengths), tokenizer=TINY_TOKENIZER, shard_tokens=2_000)
     Path("mix.toml").write_text(MIX)
 
-    def rows(*arguments: object) -> list[dict[str, Any]]:
-        exit_code = run(["trace", *map(str, arguments), "--no-text", "--json"])
-        captured = capsys.readouterr()
-        assert (exit_code, captured.err) == (0, "")
-        return [json.loads(line) for line in captured.out.splitlines()]
 
-    return rows
+def rows(*arguments: object) -> list[dict[str, Any]]:
+    """The rows of a trace."""
+    return json_of("trace", *arguments, "--no-text")
 
 
 def tokens_of(rows: list[dict[str, Any]], rank: int, row: int) -> list[int]:
@@ -56,7 +48,7 @@ def tokens_of(rows: list[dict[str, Any]], rank: int, row: int) -> list[int]:
 
 
 @pytest.mark.parametrize("deal", ["order", "cost"])
-def test_every_row_of_every_rank_is_what_the_loader_gives_to_that_rank(rows, deal):
+def test_every_row_of_every_rank_is_what_the_loader_gives_to_that_rank(deal):
     found = rows("mix.toml", "--step", "1:5", "--dp-world-size", 3, "--deal", deal)
     plan = StreamPlan.load("mix.toml")
     for rank in range(3):
@@ -70,7 +62,7 @@ def test_every_row_of_every_rank_is_what_the_loader_gives_to_that_rank(rows, dea
                     assert tokens_of(mine, rank, row) == batch["input_ids"][row].tolist()
 
 
-def test_a_document_is_found_at_the_steps_whose_trace_shows_it_and_at_no_other(rows):
+def test_a_document_is_found_at_the_steps_whose_trace_shows_it_and_at_no_other():
     traced = rows("mix.toml", "--sample", "0:400")
     keys = ("sample", "step", "rank", "row", "start", "stop")
     for name, documents in (("code", range(0, 60, 21)), ("prose", range(0, 90, 31))):

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import json
 import os
 import re
 import shlex
@@ -30,6 +31,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, documents_of, write_corpus
@@ -44,6 +46,7 @@ TRANSCRIPTS = sorted(FOLDER.glob("*.txt"))
 _VARIES = {
     r"(?m)^time {8}.* with (\d+ process(?:es)?).*$": r"time        * with \1*",
     r"(?m)^time {8}.* s$": r"time        * s",
+    r"(?m)^(wrote .*, |  seconds: )[\d.].*": r"\1*",
     r"[\d.]+ .B free": "* free",
     r" at [\d.]+ .?B/s": " at *",
     r"'jinja2': '[^']+'": "'jinja2': '*'",
@@ -97,30 +100,37 @@ class Command:
     given: str
     expected: str
 
-    def printed(self, directory: Path) -> str:
+    def printed(self, directory: Path, *, columns: int = 100) -> str:
         """Run it in a directory: what it prints, as a transcript shows it."""
         words = shlex.split(self.line)
         variables = dict(word.split("=", 1) for word in words if re.match("[A-Z]+=", word))
         words = words[len(variables) :]
-        variables = {"COLUMNS": "100", "PATH": _PATH, "PYTHONPATH": str(FOLDER.parents[2]), **variables}
+        variables = {"COLUMNS": f"{columns}", "PATH": _PATH, "PYTHONPATH": str(FOLDER.parents[2]), **variables}
         with contextlib.chdir(directory), mock.patch.dict(os.environ, variables):
-            code, texts = ran_here(words[1:]) if words[0] == "tokshard" else self._ran_by_a_shell()
+            code, *texts = shell(*words[1:]) if words[0] == "tokshard" else self._ran_by_a_shell()
         out, errors = (text.splitlines() for text in texts)
         lines = [*out, *(f"! {line}" for line in errors), *([f"[{code}]"] if code else [])]
         return "\n".join(line.rstrip() for line in lines).strip("\n").replace(str(directory), "DIR")
 
-    def _ran_by_a_shell(self) -> tuple[int, tuple[str, str]]:
+    def _ran_by_a_shell(self) -> tuple[int, str, str]:
         given = re.sub("(?m)^> ?", "", self.given)
         done = subprocess.run(self.line, shell=True, input=given, capture_output=True, text=True, check=False)
-        return done.returncode, (done.stdout, done.stderr)
+        return done.returncode, done.stdout, done.stderr
 
 
-def ran_here(words: list[str]) -> tuple[int, tuple[str, str]]:
+def shell(*words: object) -> tuple[int, str, str]:
     """Run a command line in this process: its exit code, and what it prints on both outputs."""
     out, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        code = run(words)
-    return code, (out.buffer.getvalue().decode(), errors.buffer.getvalue().decode())
+        code = run([str(word) for word in words])
+    return code, out.buffer.getvalue().decode(), errors.buffer.getvalue().decode()
+
+
+def json_of(*words: object) -> list[Any]:
+    """The lines that a command prints as JSON, and nothing else, when it ends well."""
+    code, out, errors = shell(*words, "--json")
+    assert (code, errors) == (0, "")
+    return [json.loads(line) for line in out.splitlines()]
 
 
 def commands(transcript: str) -> Iterator[Command]:
@@ -163,18 +173,25 @@ def _refusal(command: Command) -> Refusal:
     return Refusal(command.remarks.strip("\n# "), call, said.exit_code, said.problem, said.hint)
 
 
-def renewed(transcript: str, write: Callable[[Path], None] = write_corpora) -> str:
+def renewed(
+    transcript: str,
+    write: Callable[[Path], None] = write_corpora,
+    readable: Callable[[str], str] = str,
+    *,
+    columns: int = 100,
+) -> str:
     """A transcript with what is printed now.
 
     Args:
         transcript: with what is expected.
         write: what is there when it starts.
+        readable: what is shown of what is printed.
     """
     text = ""
     with workplace() as directory:
         write(directory)
         for command in commands(transcript):
-            shown = command.printed(directory)
+            shown = readable(command.printed(directory, columns=columns))
             if not is_as_expected(shown, command.expected):
                 shown = functools.reduce(lambda text, one: re.sub(*one, text), _VARIES.items(), shown)
             else:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from tests.cli.transcripts import json_of, shell
 from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, documents_of, write_corpus
 from tests.damage import cut, flipped
@@ -18,7 +19,6 @@ from tests.pipeline.inputs import write_byte_tokenizer
 from tests.refusals import tokshard
 from tests.store.memory import SCHEME, MemoryStore
 from tests.store.servers import copied
-from tokshard.cli.main import run
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.difference import compare_corpora
 from tokshard.inspect.corpus.documents import document_numbers, search
@@ -100,18 +100,18 @@ def kept(tokenizer, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("workers", ["1", "3"])
 @pytest.mark.parametrize("where", [[], ["lang!=en", "score>0.3"]], ids=["all", "where"])
-def test_a_search_takes_conditions_with_any_number_of_workers(kept, capsys, workers, where):
+def test_a_search_takes_conditions_with_any_number_of_workers(kept, workers, where):
     options = [part for text in where for part in ("--where", text)]
     grep = ["inspect", str(kept), "--grep", "MAIN", "-i", "--workers", workers, *options]
     with open_corpus(kept) as opened:
         rows = [opened.metadata(number) for number in range(len(opened))]
     expected = [number for number, row in enumerate(rows) if not where or (row["lang"] != "en" and row["score"] > 0.3)]
-    assert run([*grep, "--json"]) == 0
-    matches = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(one["document"], one["id"]) for one in matches] == [(number, rows[number]["id"]) for number in expected]
-    assert run([*grep, "--limit", "7"]) == 0
-    shown = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line[:1] == "d"]
-    assert shown == [f"{number}" for number in expected[:7]]
+    assert [(one["document"], one["id"]) for one in json_of(*grep)] == [
+        (number, rows[number]["id"]) for number in expected
+    ]
+    code, out, _ = shell(*grep, "--limit", 7)
+    shown = [line.split()[1] for line in out.splitlines() if line[:1] == "d"]
+    assert (code, shown) == (0, [f"{number}" for number in expected[:7]])
 
 
 def test_an_id_leads_to_its_document_in_whatever_shard_and_batch_it_is(kept):

@@ -1,27 +1,23 @@
 """What commands print about corpora, plans and runs: the sessions beside this module.
 
-A line that starts with ``$`` is a command; what it prints follows, errors after ``!``, and its exit code unless it is
-0. ``$ page FILE`` shows the sections of an HTML page, with long lists of numbers cut. `python -m
-tests.inspect.test_sessions` writes the sessions again, so that a changed text is one diff to read.
+They are transcripts, see `tests.cli.transcripts`, in which JSON is shown in a line for each field, with long lists of
+numbers cut. So is the line of an HTML page that holds its sections. `python -m tests.inspect.test_sessions` writes the
+sessions again, so that a changed text is one diff to read.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import re
-import shlex
-import tempfile
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from tokenizers import Tokenizer
 
-from tests.cli.transcripts import ran_here
+from tests.cli.transcripts import commands, is_as_expected, renewed
+from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, append_generation, documents_of, write_corpus
 from tests.inspect.pages import write_evil_corpus, write_leaks, write_metrics, write_mix
 from tokshard import select_corpus
@@ -141,37 +137,18 @@ def write_all(directory: Path) -> None:
     (directory / "unfinished" / ".tokshard-build").mkdir(parents=True)
 
 
-def play(session: str) -> str:
-    """Run the commands of a session in the current directory; returns it with what they print."""
-    said = []
-    for command in (line for line in session.split("\n") if line.startswith("$ ")):
-        program, *words = shlex.split(command.removeprefix("$ "))
-        said.append(command)
-        if program == "cat":
-            said += Path(words[0]).read_text(encoding="utf-8").splitlines()
-        elif program == "page":
-            said += page_lines(Path(words[0]).read_text(encoding="utf-8"))
-        else:
-            exit_code, (out, errors) = ran_here(words)
-            said += [shown for line in out.split("\n")[:-1] for shown in as_lines(line)]
-            said += [f"! {line}" for line in errors.split("\n")[:-1]]
-            said += [f"[exit code {exit_code}]"] if exit_code else []
-    text = "\n".join([*said, ""]).replace(str(Path.cwd()), "DIR")
-    return re.sub(r"(?m)^(wrote .*, |  seconds: )[0-9].*", r"\1...", text)
+def readable(shown: str) -> str:
+    """What a command prints, with a line for each field of JSON, and for each field of each section of a page."""
+    return "\n".join(part for line in shown.split("\n") for part in fields(line))
 
 
-def as_lines(line: str) -> list[str]:
-    """Of an object of JSON, a line for each field."""
-    if not line.startswith("{"):
+def fields(line: str) -> list[str]:
+    if line.startswith("{"):
+        return [f"  {name}: {json.dumps(abridged(value))}" for name, value in json.loads(line).items()]
+    if (page := re.fullmatch(r'<script type="application/json" id="data">(.*)</script>', line)) is None:
         return [line]
-    return [f"  {name}: {json.dumps(abridged(value))}" for name, value in json.loads(line).items()]
-
-
-def page_lines(page: str) -> list[str]:
-    """What a page holds, a line for each field of each section."""
-    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     lines = []
-    for section in json.loads(data)["sections"]:
+    for section in json.loads(page[1])["sections"]:
         lines.append(f"section {section.pop('kind')}")
         for name, value in section.items():
             values = value if name in {"traces", "rows", "items"} else [value]
@@ -203,22 +180,16 @@ def place(tmp_path_factory):
     return directory
 
 
-@contextlib.contextmanager
-def in_place(directory: Path):
-    library = mock.patch("tokshard.inspect.page.page.plotly_source", return_value="/* the library */")
-    with contextlib.chdir(directory), mock.patch.dict(os.environ, {"COLUMNS": str(WIDTH)}), library:
-        yield
-
-
 @pytest.mark.parametrize("session", SESSIONS, ids=lambda path: path.stem)
-def test_commands_print_what_their_sessions_show(session, place):
-    with in_place(place):
-        expected = session.read_text(encoding="utf-8")
-        assert play(expected) == expected
+def test_commands_print_what_their_sessions_show(session, place, monkeypatch):
+    small.without_the_library_of_pages(monkeypatch.setattr)
+    for command in commands(session.read_text(encoding="utf-8")):
+        shown = readable(command.printed(place, columns=WIDTH))
+        if not is_as_expected(shown, command.expected):
+            assert shown == command.expected, command.line
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder, in_place(Path(folder)):
-        write_all(Path(folder))
-        for path in SESSIONS:
-            path.write_text(play(path.read_text(encoding="utf-8")), encoding="utf-8")
+    small.without_the_library_of_pages(setattr)
+    for path in SESSIONS:
+        path.write_text(renewed(path.read_text(encoding="utf-8"), write_all, readable, columns=WIDTH), encoding="utf-8")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.transcripts import json_of, shell
+from tests.refusals import tokshard
 from tests.trainer.runs import SMALL, configuration, corpora
-from tokshard.cli.main import run
 from tokshard.run_files.recipe import resolve
 from tokshard.trainer.loop import train
 
@@ -34,17 +35,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.fixture
-def rows(capsys):
-    """The rows of a trace without text: what its JSON says."""
-
-    def rows(*arguments):
-        exit_code = run(["trace", *map(str, arguments), "--no-text", "--json"])
-        captured = capsys.readouterr()
-        assert (exit_code, captured.err) == (0, "")
-        return [json.loads(line) for line in captured.out.splitlines()]
-
-    return rows
+def rows(*arguments):
+    """The rows of a trace without text."""
+    return json_of("trace", *arguments, "--no-text")
 
 
 def metrics(out):
@@ -52,7 +45,7 @@ def metrics(out):
     return {one["step"]: one for one in found if "samples" in one}
 
 
-def test_every_step_of_a_run_has_the_samples_that_its_metrics_say_whatever_sizes_it_had(out, rows, capsys):
+def test_every_step_of_a_run_has_the_samples_that_its_metrics_say_whatever_sizes_it_had(out):
     of = metrics(out)
     sizes = [stop - start for start, stop in (of[step]["samples"] for step in range(1, 10))]
     assert sizes == [8, 8, 6, 6, 6, 6, 4, 4, 4]
@@ -74,44 +67,40 @@ def test_every_step_of_a_run_has_the_samples_that_its_metrics_say_whatever_sizes
     after = of[9]["samples"][1]
     assert rows(checkpoint, "--step", 11)[0]["sample"] == after + 4
     assert rows(checkpoint, "--sample", after)[0]["step"] == 10
-    assert run(["trace", str(checkpoint), "--step", "2"]) == 2
-    error = capsys.readouterr().err
-    assert "step 2 was left out of the run" in error
-    assert "--sample 8:16 shows its documents" in error
+    said = tokshard("trace", checkpoint, "--step", 2)
+    assert (said.exit_code, said.problem) == (2, "step 2 was left out of the run")
+    assert said.hint == "--sample 8:16 shows its documents"
 
 
-def test_steps_on_record_have_their_samples_although_the_record_begins_later(out, rows, tmp_path, capsys):
+def test_steps_on_record_have_their_samples_although_the_record_begins_later(out, tmp_path):
     moved = shutil.copytree(out, tmp_path / "moved")
     lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
     (moved / "metrics.jsonl").write_text("".join(lines[3:]))
     for step in range(4, 10):
         checkpoint = "checkpoints/step-00000009"
-        assert run(["trace", str(moved / checkpoint), "--step", str(step), "--no-text", "--json"]) == 0
-        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        assert found == rows(out / checkpoint, "--step", step)
+        code, shown, _ = shell("trace", moved / checkpoint, "--step", step, "--no-text", "--json")
+        found = [json.loads(line) for line in shown.splitlines()]
+        assert (code, found) == (0, rows(out / checkpoint, "--step", step))
 
 
-def test_a_step_after_a_checkpoint_has_the_size_that_the_recipe_plans(out, rows):
+def test_a_step_after_a_checkpoint_has_the_size_that_the_recipe_plans(out):
     start, _ = metrics(out)[4]["samples"]
     found = rows(out / "checkpoints" / "step-00000003", "--step", 4)
     assert sorted({row["sample"] for row in found}) == list(range(start, start + 6))
 
 
-def test_without_the_metrics_of_its_run_steps_are_counted_back_with_a_note(out, tmp_path, capsys):
+def test_without_the_metrics_of_its_run_steps_are_counted_back_with_a_note(out, tmp_path):
     moved = tmp_path / "a" / "b" / "step"
     shutil.copytree(out / "checkpoints" / "step-00000009", moved)
-    assert run(["trace", str(moved), "--step", "7", "--no-text", "--json"]) == 0
-    captured = capsys.readouterr()
-    assert {json.loads(line)["sample"] for line in captured.out.splitlines()} == set(range(40, 44))
-    assert "earlier steps are counted back from it" in captured.err
+    code, shown, note = shell("trace", moved, "--step", 7, "--no-text", "--json")
+    assert (code, {json.loads(line)["sample"] for line in shown.splitlines()}) == (0, set(range(40, 44)))
+    assert "earlier steps are counted back from it" in note
     (tmp_path / "metrics.jsonl").write_text('{"step": 9, "samples": [0, 4]}\n')  # of another run
     shutil.copytree(moved, tmp_path / "checkpoints" / "step")
-    assert run(["trace", str(tmp_path / "checkpoints" / "step"), "--step", "7", "--no-text"]) == 0
-    assert "earlier steps are counted back from it" in capsys.readouterr().err
+    code, _, note = shell("trace", tmp_path / "checkpoints" / "step", "--step", 7, "--no-text")
+    assert (code, "earlier steps are counted back from it" in note) == (0, True)
 
 
-def test_a_plan_of_a_run_warns_that_it_trains_on_what_it_is_evaluated_on(out, capsys):
-    assert run(["plan", str(out), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["warnings"] == [
-        "held-out corpus 'held out' shares 300 documents with 'code'"
-    ]
+def test_a_plan_of_a_run_warns_that_it_trains_on_what_it_is_evaluated_on(out):
+    (report,) = json_of("plan", out)
+    assert report["warnings"] == ["held-out corpus 'held out' shares 300 documents with 'code'"]

@@ -33,6 +33,7 @@ from tests.corpora import (
 from tests.damage import Damage, Edit, check, cut, damaged, flipped, grown
 from tests.format import test_damage
 from tests.format.edits import manifest_says, set_tokens, signed, table_becomes, table_says
+from tokshard import select_corpus
 from tokshard.errors import TokshardError
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, TokenizerInfo, recipe_fingerprint
@@ -61,6 +62,14 @@ def write_grown(directory: Path, file: str) -> Path:
     corpus = write_corpus(directory / "corpus", documents_of([3, 4]), tokenizer=TINY_TOKENIZER)
     append_generation(corpus, documents_of([5]))
     return corpus / file
+
+
+def write_view(directory: Path, file: str) -> Path:
+    """Documents of a corpus whose records are in no order, as after a shuffle."""
+    source = Source(documents=documents_of([3, 4, 6]), records=[4, 2, 0], left_out={"empty": 2})
+    write_corpus(directory / "base", sources=[source], tokenizer=TINY_TOKENIZER)
+    select_corpus(directory / "base", out=directory / "corpus", min_tokens=4, workers=1)
+    return directory / "corpus" / file
 
 
 def problems(directory: Path) -> list[str]:
@@ -213,6 +222,11 @@ MANIFEST = [
     ("tokenizer special_ids", {"<eos>": 3}, f"{SAYS} the special id of '<eos>' is 3, expected 0*"),
     ("tokenizer special_ids", {}, f"{SAYS} the special id of '<eos>' is None, expected 0*"),
 ]
+VIEW = [
+    ("document_lengths longest", 8, f"{SAYS} document_lengths is (4, 8, *"),
+    ("fingerprints content", "0" * 64, f"{SAYS} fingerprints.content is 000*"),
+    ("records read", 10, f"{SAYS} records.read is 10, expected *"),
+]
 OTHERS = [
     (names.SHARD_TABLE, "a record twice", Edit(second_record), "*go back to record 5 of source 1, expected 6 or later"),
     *((names.SHARD_TABLE, f"runs that start at {starts}", runs_at(*starts), ASCEND) for starts in NO_RUNS),
@@ -248,6 +262,10 @@ DAMAGE = [
                 (names.MANIFEST, manifest_says, MANIFEST),
             ]
             for what, value, message in rows
+        ),
+        *(
+            (write_view, f"a view: {what}", names.MANIFEST, manifest_says(what, value), message)
+            for what, value, message in VIEW
         ),
         *((write_two, f"{file}: {what}", file, change, message) for file, what, change, message in OTHERS),
         *((write_grown, f"a generation: {what}", file, change, message) for file, what, change, message in GROWN),

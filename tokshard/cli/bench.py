@@ -36,15 +36,7 @@ _MAX_SHARES = 8
 )
 @json_option
 @debug_option
-def bench(
-    *,
-    corpus: str,
-    seq_len: int | None,
-    seed: int | None,
-    global_batch_size: int | None,
-    seconds: float,
-    as_json: bool,
-) -> None:
+def bench(*, corpus: str, seconds: float, as_json: bool, **of_file: int | None) -> None:
     """Measure how fast this machine reads a mix.
 
     Give a corpus directory, a folder of them, or a file that names corpora with weights: a mix.toml or a recipe of the
@@ -58,9 +50,7 @@ def bench(
     tokshard bench shards/code
     tokshard bench mix.toml --seconds 10
     """  # noqa: D301 - click's mark for lines that are kept
-    corpora = trained_on(corpus) or None
-    options = {"corpora": corpora, "seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
-    mix = load_mix(corpus, options, defaults=DEFAULTS)
+    mix = load_mix(corpus, {"corpora": trained_on(corpus) or None, **of_file}, defaults=DEFAULTS)
     with stage_progress("bench") as on_stage:
         report = measure_speed(mix, seconds=seconds, on_stage=on_stage)
     if as_json:

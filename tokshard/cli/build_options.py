@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -28,37 +29,22 @@ SLURM, KUBERNETES = "slurm", "kubernetes"
 """Schedulers that number the jobs of an array."""
 
 
-class JobIndex(click.ParamType):  # type: ignore[type-arg] # not yet generic in click 8.1
-    """The number of a job, or the name of the scheduler that knows it."""
-
-    name = "job"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        """The number, from 0 on, or the name; anything else is a usage error."""
-        if value in (SLURM, KUBERNETES):
-            return str(value)
-        if not str(value).isdecimal():
-            self.fail(f"{value!r} is not a number from 0 on, {SLURM} or {KUBERNETES}", param, ctx)
-        return int(value)
+def _job_index(text: str) -> int | str:
+    """The number of a job, or the name of the scheduler that knows it; a ValueError is a usage error for click."""
+    if text in (SLURM, KUBERNETES):
+        return text
+    if not text.isdecimal():
+        raise ValueError(f"{text!r} is not a number from 0 on, {SLURM} or {KUBERNETES}")
+    return int(text)
 
 
-class Share(click.ParamType):  # type: ignore[type-arg] # as above
-    """A half-open part of [0, 1): ``0:0.9``."""
-
-    name = "share"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
-        """The bounds; anything else is a usage error."""
-        if isinstance(value, tuple):
-            return value
-        low, _, high = value.partition(":")
-        try:
-            bounds = float(low), float(high)
-        except ValueError:
-            self.fail(f"{value!r} is not a part of 0:1 such as 0:0.9", param, ctx)
-        if not 0 <= bounds[0] < bounds[1] <= 1:
-            self.fail(f"{value!r} is not a part of 0:1 such as 0:0.9", param, ctx)
-        return bounds
+def _share(text: str) -> tuple[float, float]:
+    """The bounds of a half-open part of [0, 1): ``0:0.9``."""
+    low, _, high = text.partition(":")
+    with contextlib.suppress(ValueError):
+        if 0 <= float(low) < float(high) <= 1:
+            return float(low), float(high)
+    raise ValueError(f"{text!r} is not a part of 0:1 such as 0:0.9")
 
 
 def _early(check: Callable[[str | None], None]) -> Callable[..., str | None]:
@@ -113,7 +99,7 @@ _TYPES: Mapping[str, Any] = {
     "SEED": COUNT,
     "ID": COUNT,
     "X": float,
-    "A:B": Share(),
+    "A:B": _share,
 }
 """The kinds of values, by the unit that an option names. Others are texts."""
 
@@ -126,7 +112,7 @@ def _of_runs() -> list[click.Option]:
         ),
         GroupedOption(
             ["--job-index"],
-            type=JobIndex(),
+            type=_job_index,
             metavar="I",
             help="Run share I of N of the tasks, then help with the others; 'slurm' or 'kubernetes' reads I from the "
             "job's variables.",

@@ -8,13 +8,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
+
+import click
 
 from tokshard.extras import version_of
 from tokshard.pipeline.judge import loss_warning
 from tokshard.pipeline.options import TEXT
 from tokshard.pipeline.progress import InputLeftOut, Note, Report, StageEnded, StageStarted
-from tokshard.pipeline.request import Build
 from tokshard.pipeline.spool import SPOOLING
 from tokshard.pipeline.tasks.planning import AnyTask, StepTask, StreamTask
 from tokshard.pipeline.workspace.places import DEAL, FIND, HASH, WRITE
@@ -46,8 +47,7 @@ class BuildDisplay:
         notes: the notes shown so far.
     """
 
-    def __init__(self, *, is_quiet: bool, is_verbose: bool, stream: TextIO | None = None) -> None:
-        self._stream = sys.stderr if stream is None else stream
+    def __init__(self, *, is_quiet: bool, is_verbose: bool) -> None:
         self._is_quiet, self._is_verbose = is_quiet, is_verbose
         self._stage: StageDisplay | None = None
         self.notes: set[str] = set()
@@ -59,10 +59,10 @@ class BuildDisplay:
             case Note(text):
                 self.notes.add(text)
                 if not self._is_quiet:
-                    print(f"note: {one_line(text)}", file=self._stream, flush=True)
+                    click.echo(f"note: {one_line(text)}", err=True)
             case StageStarted():
                 self.say_speed(report.build.config.reads, report.total_bytes)
-                self._stage = self._started(report)
+                self._stage = StageDisplay(report, is_quiet=self._is_quiet, is_verbose=self._is_verbose)
             case _ if self._stage is not None:
                 self._stage.show(report)
 
@@ -72,28 +72,11 @@ class BuildDisplay:
         is_slow = reads == TEXT and version.startswith("0.") and input_bytes >= _NOT_TINY
         if is_slow and not (self._is_quiet or self._has_said_speed):
             self._has_said_speed = True
-            print(
+            click.echo(
                 f"note: tokenizers {version} is slow: before a large build, pip install 'tokshard[fast]'; it encodes "
                 "about 25 times faster per core, with the same ids for text up to Unicode 16",
-                file=self._stream,
-                flush=True,
+                err=True,
             )
-
-    def _started(self, report: StageStarted) -> StageDisplay:
-        files = FileCount(report.tasks)
-        for receipt in report.done:
-            files.add(receipt)
-        is_reading = not any(isinstance(task, StepTask) for task in report.tasks[:1])
-        return StageDisplay(
-            report.build,
-            report.total_bytes,
-            files,
-            progress_of(report.done),
-            is_quiet=self._is_quiet or (not is_reading and report.name != WRITE),
-            is_verbose=self._is_verbose and is_reading,
-            label=_LABELS.get(report.name.partition("-")[0], ""),
-            stream=self._stream,
-        )
 
 
 class FileCount:
@@ -139,45 +122,33 @@ class StageDisplay:
     It warns when half of the records turn out to be bad, even if progress is not shown.
 
     Args:
-        total_bytes: of all inputs; 0 if it is unknown.
-        files: the inputs, including those that earlier runs of the same build finished.
-        done: what these runs did.
+        stage: with what earlier runs of the same build did.
         is_quiet: show nothing.
         is_verbose: show each task that is done, even then.
-        label: stands before everything; empty for the stage that encodes.
     """
 
-    def __init__(
-        self,
-        build: Build,
-        total_bytes: int,
-        files: FileCount,
-        done: Progress,
-        *,
-        is_quiet: bool,
-        is_verbose: bool,
-        label: str,
-        stream: TextIO | None,
-    ) -> None:
-        self._build, self._stream = build, sys.stderr if stream is None else stream
-        self._is_quiet, self._is_verbose = is_quiet, is_verbose
+    def __init__(self, stage: StageStarted, *, is_quiet: bool, is_verbose: bool) -> None:
+        is_reading = not any(isinstance(task, StepTask) for task in stage.tasks[:1])
+        self._is_quiet = is_quiet or not (is_reading or stage.name == WRITE)
+        self._is_verbose = is_verbose and is_reading
+        label = _LABELS.get(stage.name.partition("-")[0], "")
         self._label = f"{label}: " if label else ""
-        self._total_bytes, self._files = total_bytes, files
+        self._build, self._total_bytes, self._files = stage.build, stage.total_bytes, FileCount(stage.tasks)
+        for receipt in stage.done:
+            self._files.add(receipt)
+        self._before = done = progress_of(stage.done)
         self._bytes, self._documents, self._tokens = done.input_bytes, done.documents, done.tokens
         self._records, self._bad = done.records, done.bad
-        self._new_tokens = 0
-        self._bytes_before = done.input_bytes
         self._started = self._last_line = time.monotonic()
         self._has_warned = False
         self._bar: tqdm[None] | None = None
-        if not is_quiet and (done.records or done.input_bytes):
+        if not self._is_quiet and (done.records or done.input_bytes):
             self.say(self._continuing())
-        if not is_quiet and self._stream.isatty():
+        if not self._is_quiet and sys.stderr.isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(
-                total=total_bytes or None, initial=self._shown_bytes, file=self._stream, bar_format=self._bar_format()
-            )
+            total = self._total_bytes or None
+            self._bar = tqdm(total=total, initial=self._shown_bytes, file=sys.stderr, bar_format=self._bar_format())
 
     def show(self, report: Report) -> None:
         """Show a report on the stage, if it is time."""
@@ -189,7 +160,8 @@ class StageDisplay:
             case InputLeftOut(location, problem):
                 self.say(f"left out: {location} {problem}")
             case StageEnded() if self._bar is not None:
-                self._refresh(self._bar)
+                self._set_format(self._bar)
+                self._bar.refresh()
                 self._bar.close()
 
     def progressed(self, progress: Progress) -> None:
@@ -197,7 +169,6 @@ class StageDisplay:
         self._bytes += progress.input_bytes
         self._documents += progress.documents
         self._tokens += progress.tokens
-        self._new_tokens += progress.tokens
         self._records += progress.records
         self._bad += progress.bad
         if progress.bad and not self._has_warned:
@@ -206,7 +177,7 @@ class StageDisplay:
                 self._has_warned = True
                 self.say(f"warning: {warning}")
         if self._bar is not None:
-            self._bar.bar_format, self._bar.ncols = self._bar_format(), self._columns() - 1
+            self._set_format(self._bar)
             self._bar.update(self._shown_bytes - self._bar.n)
         elif not self._is_quiet and time.monotonic() - self._last_line >= _LINE_SECONDS:
             self._last_line = time.monotonic()
@@ -232,9 +203,9 @@ class StageDisplay:
     def say(self, line: str) -> None:
         """A line that stays, above the bar."""
         if self._bar is None:
-            print(one_line(line), file=self._stream, flush=True)
+            click.echo(one_line(line), err=True)
         else:
-            self._bar.write(one_line(line), file=self._stream)
+            self._bar.write(one_line(line), file=sys.stderr)
 
     @property
     def _shown_bytes(self) -> int:
@@ -264,9 +235,9 @@ class StageDisplay:
         if left_out:
             parts.append((1, f"{left_out:,} left out"))
         if not self._label:
-            parts.append((3, f"{count_text(self._new_tokens / seconds)} tokens/s"))
+            parts.append((3, f"{count_text((self._tokens - self._before.tokens) / seconds)} tokens/s"))
         parts.append((6, f"{clock(seconds)} elapsed"))
-        fresh = self._bytes - self._bytes_before
+        fresh = self._bytes - self._before.input_bytes
         if self._total_bytes and fresh > 0:
             left = seconds * max(0, self._total_bytes - self._bytes) / fresh
             parts.append((2, f"{clock(left)} left"))
@@ -282,13 +253,12 @@ class StageDisplay:
         head = f"{self._label}{self._share:4.0%}|"
         return f"{head}{{bar}}| {fitting(self._parts(), self._columns() - 1 - len(head) - _MIN_BAR - 2)}"
 
-    def _refresh(self, bar: tqdm[None]) -> None:
+    def _set_format(self, bar: tqdm[None]) -> None:
         bar.bar_format, bar.ncols = self._bar_format(), self._columns() - 1
-        bar.refresh()
 
     def _columns(self) -> int:
         try:
-            return os.get_terminal_size(self._stream.fileno()).columns
+            return os.get_terminal_size(sys.stderr.fileno()).columns
         except (OSError, ValueError):
             return shutil.get_terminal_size().columns
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tokshard.cli.document_text import view_text
 from tokshard.cli.tables import bars, shorten, table
 from tokshard.format import names
-from tokshard.format.manifest import (
-    DocumentLengths,
-    Manifest,
-    TemplateDrop,
-    TokenizerInfo,
-)
+from tokshard.format.manifest import DocumentLengths, Manifest, TemplateDrop, TokenizerInfo
 from tokshard.format.tables import ShardInfo, SourceInfo
 from tokshard.inspect.corpus.documents import source_label
 from tokshard.inspect.corpus.places import short_names
@@ -27,14 +22,7 @@ from tokshard.inspect.corpus.report import (
 from tokshard.inspect.corpus.statistics import NUM_FREQUENT, Lengths, TokenCounts
 from tokshard.numbers import ceil_div
 from tokshard.pipeline.options import settings_text
-from tokshard.wording import (
-    LABEL_WIDTH,
-    aligned,
-    bytes_text,
-    counted,
-    one_line,
-    printable,
-)
+from tokshard.wording import LABEL_WIDTH, aligned, bytes_text, counted, one_line, printable
 
 
 class Line(NamedTuple):
@@ -63,7 +51,8 @@ def report_text(report: CorpusReport, *, width: int, encoding: str | None, all_s
     parts = [
         f"{'corpus':<12}{one_line(report.directory)}\n"
         + summary_text(report.manifest, report.sources, num_spans=report.num_spans, width=width),
-        distribution_text(report, width=width, encoding=encoding),
+        aligned(distribution_lines(report), width=width),
+        length_histogram(report.manifest.document_lengths, width=width, encoding=encoding),
         shard_table(report.shards, num_rows=len(report.shards) if all_shards else _FEW_SHARDS),
         *map(view_text, report.documents),
     ]
@@ -84,17 +73,14 @@ def summary_text(
     manifest: Manifest, sources: Sequence[SourceInfo] = (), *, num_spans: int | None = None, width: int
 ) -> str:
     """A corpus in a screenful, from its manifest and source table. Arguments as for `summary_lines`."""
-    return _aligned(summary_lines(manifest, sources, num_spans=num_spans, width=width), width=width)
-
-
-def _aligned(lines: Iterable[Line], *, width: int) -> str:
-    return aligned(((line.label, line.value) for line in lines), width=width)
+    lines = summary_lines(manifest, sources, num_spans=num_spans, width=width)
+    return aligned((line[:2] for line in lines), width=width)
 
 
 def brief_text(manifests: Sequence[Manifest], *, width: int) -> str:
     """The result of a build in some eight lines: one corpus, or the two parts of a split in one table."""
     if len(manifests) == 1:
-        return _aligned((line for line in summary_lines(manifests[0], width=width) if line.is_brief), width=width)
+        return aligned((line[:2] for line in summary_lines(manifests[0], width=width) if line.is_brief), width=width)
     rows = [
         ["", *(f"{manifest.build.split}" for manifest in manifests)],
         ["documents", *(f"{manifest.num_documents:,}" for manifest in manifests)],
@@ -111,7 +97,7 @@ def brief_text(manifests: Sequence[Manifest], *, width: int) -> str:
         *(line for line in _unusual_lines(manifests) if line.is_brief),
     ]
     shown = table([[f"{label:<{LABEL_WIDTH - 2}}", *cells] for label, *cells in rows], width=None)
-    return f"{shown}\n{_aligned(lines, width=width)}"
+    return f"{shown}\n{aligned((line[:2] for line in lines), width=width)}"
 
 
 def summary_lines(
@@ -199,12 +185,6 @@ def _rejects(manifest: Manifest) -> dict[str, int]:
     """The lists of rejects of all generations, with their sizes."""
     found = {name: facts.num_bytes for name, facts in manifest.files.items()}
     return {name: size for name, size in found.items() if name.rpartition("/")[2] == names.REJECTS}
-
-
-def distribution_text(report: CorpusReport, *, width: int, encoding: str | None) -> str:
-    """Percentiles, vocabulary and the histogram of document lengths."""
-    histogram = length_histogram(report.manifest.document_lengths, width=width, encoding=encoding)
-    return f"{aligned(distribution_lines(report), width=width)}\n\n{histogram}"
 
 
 def distribution_lines(report: CorpusReport) -> list[tuple[str, str]]:

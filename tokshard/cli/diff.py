@@ -95,11 +95,11 @@ def _write_numbers(corpus: str, view: str, path: str, *, as_json: bool) -> None:
     with (
         open_corpus(corpus) as one,
         open_corpus(view) as other,
-        output_file(path, option="--numbers", inputs=[corpus, view]) as file,
+        output_file(path, option="--numbers", inputs=[corpus, view]) as write,
     ):
         for numbers in numbers_left_out(one, other):
             count += len(numbers)
-            file.write(b"".join(b"%d\n" % number for number in numbers.tolist()))
+            write(b"".join(b"%d\n" % number for number in numbers.tolist()))
     said = f"{one_line(view)} leaves out {counted(count, 'document')} of {one_line(corpus)}"
     click.echo(json_line({"left_out": count}) if as_json else said, err=is_stdout(path))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from typing import Any
 
 import click
 
@@ -22,7 +23,6 @@ def _size(file_bytes: object) -> str:
 @click.argument("corpus", metavar="CORPUS")
 @click.option(
     "--format",
-    "format_name",
     type=click.Choice([*FORMATS]),
     required=True,
     help="; ".join(f"{name}: {each.summary}" for name, each in FORMATS.items()) + ".",
@@ -45,18 +45,7 @@ def _size(file_bytes: object) -> str:
 @click.option("--no-columns", is_flag=True, help="With hf: leave out the kept columns.")
 @json_option
 @debug_option
-def export(
-    *,
-    corpus: str,
-    format_name: str,
-    out: str,
-    drop_eos: bool | None,
-    drop_bos: bool,
-    drop_loss: bool,
-    file_bytes: int | None,
-    no_columns: bool,
-    as_json: bool,
-) -> None:
+def export(*, corpus: str, no_columns: bool, as_json: bool, **options: Any) -> None:
     """Write the documents of CORPUS, in order, in the format of another loader.
 
     DIR appears when it is complete. All data are checked against the hashes of the corpus. CORPUS may be a URI.
@@ -68,17 +57,7 @@ def export(
     """  # noqa: D301 - click's mark for lines that are kept
     started = time.monotonic()
     with byte_progress(f"export {corpus}", unit="tokens") as on_progress:
-        done = export_corpus(
-            corpus,
-            format=format_name,  # type: ignore[arg-type] # one of the choices
-            out=out,
-            drop_eos=drop_eos,
-            drop_bos=drop_bos,
-            drop_loss=drop_loss,
-            file_bytes=file_bytes,
-            with_columns=not no_columns,
-            on_progress=on_progress,
-        )
+        done = export_corpus(corpus, with_columns=not no_columns, on_progress=on_progress, **options)
     seconds = time.monotonic() - started
     if as_json:
         print_json(done, seconds=seconds)

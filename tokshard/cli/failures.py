@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 import click
 
+from tokshard.cli.options import print_json
 from tokshard.cli.sizes import WrongNumber
 from tokshard.errors import TokshardError
 from tokshard.wording import one_line
@@ -31,13 +31,11 @@ class Failure:
         error: the problem, one line.
         hint: the next step, one line; may be empty.
         exit_code: of the process.
-        label: text before the problem.
     """
 
     error: str
     hint: str
     exit_code: int
-    label: str = field(default="error: ", repr=False)
 
 
 def describe(error: BaseException, *, command: str = "tokshard") -> Failure:
@@ -63,7 +61,7 @@ def describe(error: BaseException, *, command: str = "tokshard") -> Failure:
                 ("terminated", TERMINATED) if isinstance(error, Terminated) else ("interrupted", INTERRUPTED)
             )
             # a build adds a note on how it continues
-            return Failure(name, "; ".join(getattr(error, "__notes__", ())), exit_code, label="")
+            return Failure(name, "; ".join(getattr(error, "__notes__", ())), exit_code)
         case MemoryError():
             problem = ": ".join(filter(None, ["there is not enough memory", str(error)]))
             hint = "ask for less at once, or use a machine with more memory"
@@ -84,14 +82,13 @@ def show(failure: Failure, *, as_json: bool) -> None:
     """Print a failure on stderr, and with ``--json`` as a line on stdout. A terminal gets only the line."""
     if not (as_json and sys.stdout.isatty()):
         with contextlib.suppress(OSError):  # stderr may be closed: then only the exit code remains
-            click.echo(failure.label + one_line(failure.error), err=True)
+            label = "" if failure.exit_code in (INTERRUPTED, TERMINATED) else "error: "
+            click.echo(label + one_line(failure.error), err=True)
             if failure.hint:
                 click.echo(f"hint: {one_line(failure.hint)}", err=True)
     with contextlib.suppress(OSError):
         if as_json:
-            shown = asdict(failure)
-            del shown["label"]
-            click.echo(json.dumps(shown))
+            print_json(failure)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

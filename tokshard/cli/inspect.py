@@ -7,24 +7,21 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
-from tokshard.cli.corpus_text import (
-    comparison_text,
-    report_text,
-    shard_table,
-    token_lines,
-)
+from tokshard.cli.corpus_text import comparison_text, report_text, shard_table, token_lines
 from tokshard.cli.document_text import match_text, view_text
 from tokshard.cli.options import debug_option, json_option, print_json
 from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
 from tokshard.forking import cpu_count
+from tokshard.format.conditions import parse_conditions
 from tokshard.format.loss import kept_columns
 from tokshard.format.opening import open_corpus
-from tokshard.inspect.corpus.documents import EXCERPT_CHARACTERS, DocumentView, search
+from tokshard.inspect.corpus.documents import DocumentView, search
 from tokshard.inspect.corpus.places import corpora_at
 from tokshard.inspect.corpus.report import CorpusReport, read_documents, read_report
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
@@ -116,11 +113,9 @@ def inspect(
     elif document is not None:
         _show_document(corpora, document, with_boundaries=not plain, as_json=as_json)
     else:
-        with_boundaries = sample is not None and not plain
-        num_samples = _SAMPLES if sample is None else sample
-        reports = [
-            corpus_report(location, num_samples, is_full=full, with_boundaries=with_boundaries) for location in corpora
-        ]
+        options = {"num_samples": _SAMPLES if sample is None else sample, "is_full": full}
+        options["with_boundaries"] = sample is not None and not plain
+        reports = [corpus_report(location, **options) for location in corpora]
         _show(reports, all_shards=shards, as_json=as_json)
 
 
@@ -129,15 +124,8 @@ def _given(options: Mapping[str, object]) -> list[str]:
     return [name for name, value in options.items() if value is not None and value is not False and value != ()]
 
 
-def corpus_report(
-    location: str,
-    num_samples: int,
-    *,
-    is_full: bool,
-    with_boundaries: bool,
-    characters: int = EXCERPT_CHARACTERS,
-) -> CorpusReport:
-    """Report on a corpus, with a progress bar.
+def corpus_report(location: str, **options: Any) -> CorpusReport:
+    """`read_report` of a corpus, with a progress bar.
 
     Raises:
         TokshardError: it is a mix, or cannot be read.
@@ -145,14 +133,7 @@ def corpus_report(
     if location.endswith(".toml"):
         raise UsageError(f"{location} is a mix", hint="use tokshard plan, report or diff, or give a corpus")
     with byte_progress(f"tokens of {location}", unit="tokens") as on_progress:
-        return read_report(
-            location,
-            num_samples=num_samples,
-            characters=characters,
-            is_full=is_full,
-            with_boundaries=with_boundaries,
-            on_progress=on_progress,
-        )
+        return read_report(location, on_progress=on_progress, **options)
 
 
 def _show(reports: list[CorpusReport], *, all_shards: bool, as_json: bool) -> None:
@@ -201,11 +182,11 @@ def _grep(
     workers: int | None,
     as_json: bool,
 ) -> None:
-    left, normalizers, columns = limit, dict[str, None](), dict[str, str]()
+    normalizers, columns, num_found = dict[str, None](), dict[str, str](), 0
     for location in corpora if where else ():
         with open_corpus(location) as corpus:
             columns |= kept_columns(corpus.manifest.columns)
-    is_found = False
+    conditions = parse_conditions(where, columns)
     for location in corpora:
         with open_corpus(location) as corpus, byte_progress(f"grep {location}", unit="tokens") as on_progress:
             normalizers |= dict.fromkeys(load_vocabulary(corpus).normalizers)
@@ -213,21 +194,19 @@ def _grep(
             for match in search(
                 corpus,
                 wanted,
-                where=where,
-                columns=columns,
-                limit=left,
+                conditions=conditions,
+                limit=None if limit is None else limit - num_found,
                 workers=workers or most,
                 on_progress=on_progress,
             ):
-                is_found = True
+                num_found += 1
                 if as_json:
                     print_json({"corpus": corpus.location}, match)
                 else:
                     click.echo(_place(location, corpora) + match_text(match))
-                left = None if left is None else left - 1
-                if left == 0:
+                if num_found == limit:
                     return
-    if is_found:
+    if num_found:
         return
     those = " that meets the conditions" if where else ""
     click.echo(f"no document{those} contains {one_line(pattern)}", err=True)
@@ -241,7 +220,7 @@ def _place(location: str, corpora: Sequence[str]) -> str:
     return "" if len(corpora) == 1 else f"{one_line(location)}: "
 
 
-def compile_pattern(pattern: str, *, is_regex: bool, is_any_case: bool = False) -> re.Pattern[str]:
+def compile_pattern(pattern: str, *, is_regex: bool, is_any_case: bool) -> re.Pattern[str]:
     """The pattern of ``--grep``: plain text or a Python regular expression.
 
     Raises:

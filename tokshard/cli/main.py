@@ -9,7 +9,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 import click
@@ -20,53 +19,32 @@ from tokshard.cli.options import debug_option
 from tokshard.cli.streams import ReaderGoneError, open_streams
 from tokshard.errors import UsageError
 
-
-@dataclass(frozen=True, slots=True)
-class LazyCommand:
-    """A subcommand that is imported only when it runs.
-
-    Args:
-        place: ``module:attribute`` of the click command.
-        short_help: its line in ``tokshard --help``, kept here so that the page imports no command.
-        group: the heading of this line.
-    """
-
-    place: str
-    short_help: str
-    group: str
-
-
-_MAKE, _LOOK, _TRAIN = "Make corpora", "Look at corpora", "Train on them"
-
-COMMANDS = {
-    "build": LazyCommand("tokshard.cli.build:build", "Tokenize text into a corpus of Arrow shards.", _MAKE),
-    "import": LazyCommand(
-        "tokshard.cli.build:import_", "Make a corpus from documents that another tool has tokenized.", _MAKE
-    ),
-    "copy": LazyCommand("tokshard.cli.build:copy", "Copy corpora into one: re-shard, join, move, shuffle.", _MAKE),
-    "select": LazyCommand("tokshard.cli.build:select", "Make a view: some documents of a corpus, uncopied.", _MAKE),
-    "commit": LazyCommand("tokshard.cli.commit:commit", "Publish the corpus that several jobs have built.", _MAKE),
-    "status": LazyCommand("tokshard.cli.status:status", "Show the progress of a build, and how to continue it.", _MAKE),
-    "inspect": LazyCommand(
-        "tokshard.cli.inspect:inspect", "Show the contents of a corpus, and some of its documents.", _LOOK
-    ),
-    "report": LazyCommand(
-        "tokshard.cli.report:report", "Write an HTML page about corpora, the plan of a mix, or a training run.", _LOOK
-    ),
-    "diff": LazyCommand(
-        "tokshard.cli.diff:diff", "List the differences between two corpora, or between two mixes.", _LOOK
-    ),
-    "scan": LazyCommand(
-        "tokshard.cli.scan:scan", "Find the documents that share n-grams with a benchmark, or are on a list.", _LOOK
-    ),
-    "verify": LazyCommand("tokshard.cli.verify:verify", "Check every byte of a corpus against its manifest.", _LOOK),
-    "plan": LazyCommand(
-        "tokshard.cli.plan:plan", "Preview a mix before training: tokens, epochs, steps, bytes.", _TRAIN
-    ),
-    "trace": LazyCommand("tokshard.cli.trace:trace", "Show every document that a training step read.", _TRAIN),
-    "bench": LazyCommand("tokshard.cli.bench:bench", "Measure how fast this machine reads a mix.", _TRAIN),
-    "export": LazyCommand("tokshard.cli.export:export", "Write a corpus in the format of another loader.", _TRAIN),
+GROUPS = {
+    "Make corpora": {
+        "build": ("build:build", "Tokenize text into a corpus of Arrow shards."),
+        "import": ("build:import_", "Make a corpus from documents that another tool has tokenized."),
+        "copy": ("build:copy", "Copy corpora into one: re-shard, join, move, shuffle."),
+        "select": ("build:select", "Make a view: some documents of a corpus, uncopied."),
+        "commit": ("commit:commit", "Publish the corpus that several jobs have built."),
+        "status": ("status:status", "Show the progress of a build, and how to continue it."),
+    },
+    "Look at corpora": {
+        "inspect": ("inspect:inspect", "Show the contents of a corpus, and some of its documents."),
+        "report": ("report:report", "Write an HTML page about corpora, the plan of a mix, or a training run."),
+        "diff": ("diff:diff", "List the differences between two corpora, or between two mixes."),
+        "scan": ("scan:scan", "Find the documents that share n-grams with a benchmark, or are on a list."),
+        "verify": ("verify:verify", "Check every byte of a corpus against its manifest."),
+    },
+    "Train on them": {
+        "plan": ("plan:plan", "Preview a mix before training: tokens, epochs, steps, bytes."),
+        "trace": ("trace:trace", "Show every document that a training step read."),
+        "bench": ("bench:bench", "Measure how fast this machine reads a mix."),
+        "export": ("export:export", "Write a corpus in the format of another loader."),
+    },
 }
+"""Module and function of each command, which is imported only when it runs, and its line in ``tokshard --help``."""
+
+COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 
 
 class LazyGroup(click.Group):
@@ -83,8 +61,8 @@ class LazyGroup(click.Group):
         # numpy's linear algebra, which no command uses, starts a thread for each core, and they spin before they sleep:
         # 0.1 CPU-seconds of every process on two cores
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        module, _, attribute = COMMANDS[cmd_name].place.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(f"tokshard.cli.{module}"), attribute)
         assert isinstance(command, click.Command)
         return command
 
@@ -102,9 +80,9 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
         """The lists of commands, from the table."""
         width = max(map(len, COMMANDS))
-        for group, commands in itertools.groupby(COMMANDS.items(), lambda item: item[1].group):
-            with formatter.section(group):
-                formatter.write_dl([(name.ljust(width), command.short_help) for name, command in commands])
+        for heading, commands in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), line) for name, (_, line) in commands.items()])
 
 
 @click.group(

@@ -24,7 +24,7 @@ debug_option = click.option("--debug", is_flag=True, expose_value=False, help="S
 
 
 def plan_options(defaults: Mapping[str, int]) -> Callable[[Command], Command]:
-    """Add ``--seq-len``, ``--seed`` and ``--global-batch-size``, which override a plan.
+    """Add ``--seq-len``, ``--seed`` and ``--global-batch-size``: keys of a file of a plan, which they override.
 
     Args:
         defaults: key to the default value if neither file nor option gives one; shown in the help.

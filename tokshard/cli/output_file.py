@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
@@ -17,10 +17,13 @@ from tokshard.store import open_store, written
 
 _STDOUT = 1
 
+Write = Callable[[bytes], int]
+"""Writes all of a content; returns its length."""
+
 
 @contextlib.contextmanager
-def output_file(path: str, *, option: str, inputs: Iterable[str] = ()) -> Iterator[OutputFile]:
-    """A file to write to. It appears under `path` when the context ends, or not at all if something fails.
+def output_file(path: str, *, option: str, inputs: Iterable[str] = ()) -> Iterator[Write]:
+    """A function that writes to a file, which appears under `path` when the context ends, or not if something fails.
 
     A link is followed: its target is replaced, and the link stays. A pipe, a device or the standard output is
     written to, never replaced.
@@ -36,23 +39,14 @@ def output_file(path: str, *, option: str, inputs: Iterable[str] = ()) -> Iterat
         with _own_errors(path, option):
             refuse_inputs(path, option, inputs)
             file = stack.enter_context(_opened(path))
-        yield OutputFile(file, path, option)
+
+        def write(content: bytes) -> int:
+            with _own_errors(path, option):  # errors of the caller are not those of the file
+                return file.write(content)
+
+        yield write
         with _own_errors(path, option):
             stack.close()
-
-
-class OutputFile:
-    """The file of `output_file`; only its own errors are reported as a file that cannot be written."""
-
-    def __init__(self, file: IO[bytes], path: str, option: str) -> None:
-        self._file = file
-        self._path = path
-        self._option = option
-
-    def write(self, content: bytes) -> int:
-        """Write all of it."""
-        with _own_errors(self._path, self._option):
-            return self._file.write(content)
 
 
 def is_stdout(path: str) -> bool:

@@ -81,10 +81,8 @@ def plan(
     hidden: int | None,
     layers: int | None,
     held_out: Sequence[str],
-    seq_len: int | None,
-    seed: int | None,
-    global_batch_size: int | None,
     as_json: bool,
+    **of_file: int | None,
 ) -> None:
     """Preview a mix before training: tokens, epochs and documents of each corpus, number of steps, bytes read.
 
@@ -108,10 +106,9 @@ def plan(
     tokshard plan mix.toml --nodes 64
     tokshard plan shards/code --seq-len 4096 --seed 17 --global-batch-size 512
     """  # noqa: D301 - click's mark for lines that are kept
-    options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
     if dp_world_size is None and (hidden or layers):
         raise click.UsageError("--hidden and --layers go with --dp-world-size.")
-    run = open_run(plan, options, checkpoint=checkpoint, world_size=dp_world_size or 1)
+    run = open_run(plan, of_file, checkpoint=checkpoint, world_size=dp_world_size or 1)
     check_ranks(run, 'uneven = "pad" in the file for a job that pads')
     held = corpora_at(held_out)
     report = report_plan(

@@ -37,15 +37,13 @@ def plan_text(report: PlanReport, *, width: int, encoding: str | None) -> str:
         aligned(head, width=width),
         table(list(_corpus_rows(report.corpora)), width=width),
     ]
-    if packed := [line for corpus in report.corpora for line in _packing_lines(corpus)]:
-        parts.append(aligned(packed, width=width))
-    if report.streams is not None:
-        parts.append(_streams_text(report.streams, report.sizes["num_streams"], width=width))
-    if report.balance is not None:
-        parts.append(_balance_text(report.balance, width=width))
-    if report.warnings:
-        parts.append(aligned([("warning", warning) for warning in report.warnings], width=width))
-    return "\n\n".join(parts)
+    more = [
+        [line for corpus in report.corpora for line in _packing_lines(corpus)],
+        [] if report.streams is None else _streams_lines(report.streams, report.sizes["num_streams"]),
+        [] if report.balance is None else _balance_lines(report.balance),
+        [("warning", warning) for warning in report.warnings],
+    ]
+    return "\n\n".join([*parts, *(aligned(lines, width=width) for lines in more if lines)])
 
 
 def plan_tree(report: PlanReport, *, encoding: str | None, width: int) -> str:
@@ -126,7 +124,7 @@ def _corpus_rows(corpora: Sequence[CorpusPlan]) -> Iterator[list[str]]:
         ]
 
 
-def _streams_text(advice: StreamsAdvice, num_streams: int, *, width: int) -> str:
+def _streams_lines(advice: StreamsAdvice, num_streams: int) -> list[tuple[str, str]]:
     """The recommended number of streams, and why."""
     nodes, wanted = counted(advice.num_nodes, "node"), advice.num_streams
     best = f"{nodes} would read {advice.reads_with:,.1f} bytes per byte that they train on"
@@ -143,17 +141,17 @@ def _streams_text(advice: StreamsAdvice, num_streams: int, *, width: int) -> str
     ]
     if wanted > 1:
         rows.append(("", "a run cannot change its number of streams: choose for the most nodes that it will have"))
-    return aligned(rows, width=width)
+    return rows
 
 
-def _balance_text(balance: Balance, *, width: int) -> str:
+def _balance_lines(balance: Balance) -> list[tuple[str, str]]:
     """How even the work of the ranks is, and whether another deal is worth it."""
     ranks, rows = counted(balance.num_ranks, "rank"), counted(balance.rows_per_rank, "row")
     slowest = f"of {ranks} with {rows} each, the slowest has {balance.in_order:,.2f} times the mean attention"
     found = [("work", f'{slowest}, and {balance.by_cost:,.2f} times with deal = "cost"')]
     if balance.saved is not None:
         found.append(("", f"a step of this model is {max(0.0, balance.saved):.1%} shorter with it"))
-    return aligned(found, width=width)
+    return found
 
 
 def tokens_text(number: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import webbrowser
 from pathlib import Path
@@ -11,7 +10,7 @@ import click
 
 from tokshard.cli.corpus_text import column_of, distribution_lines, summary_lines
 from tokshard.cli.inspect import corpus_report, is_mix
-from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.options import debug_option, json_line, json_option
 from tokshard.cli.output_file import is_stdout, output_file, refuse_inputs
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
@@ -67,9 +66,9 @@ def report(
     """  # noqa: D301 - click's mark for lines that are kept
     metrics = [metrics_of(target) for target in targets]
     inputs = [target if path is None else path for target, path in zip(targets, metrics, strict=True)]
-    with output_file(out, option="--out", inputs=inputs) as file:
-        size = file.write(_page(inputs, out, num_samples=sample, is_full=full, num_tokens=tokens).encode())
-    text = json.dumps({"out": out, "bytes": size}) if as_json else f"wrote {one_line(out)}, {bytes_text(size)}"
+    with output_file(out, option="--out", inputs=inputs) as write:
+        size = write(_page(inputs, out, num_samples=sample, is_full=full, num_tokens=tokens).encode())
+    text = json_line({"out": out, "bytes": size}) if as_json else f"wrote {one_line(out)}, {bytes_text(size)}"
     click.echo(text, err=is_stdout(out))
     if is_opened and not webbrowser.open(Path(os.path.abspath(out)).as_uri()):
         click.echo("note: no browser was found; open the page yourself", err=True)
@@ -89,18 +88,11 @@ def _page(targets: list[str], out: str, *, num_samples: int, is_full: bool, num_
         refuse_inputs(out, "--out", [corpus.location for corpus in mix.corpora.values()])
         preview = report_plan(mix, num_tokens=num_tokens)
         return plan_page(mix, preview, name=os.path.basename(alone[0]), num_samples=num_samples)
-    reports = [
-        corpus_report(target, num_samples, is_full=is_full, with_boundaries=True, characters=EXCERPT_CHARACTERS)
-        for target in corpora_at(targets)
-    ]
+    options = {"num_samples": num_samples, "is_full": is_full, "with_boundaries": True}
+    reports = [corpus_report(target, characters=EXCERPT_CHARACTERS, **options) for target in corpora_at(targets)]
     facts = [
-        [
-            *(
-                (line.label, line.value)
-                for line in summary_lines(report.manifest, report.sources, num_spans=report.num_spans, width=_WIDTH)
-            ),
-            *distribution_lines(report),
-        ]
-        for report in reports
+        [line[:2] for line in summary_lines(one.manifest, one.sources, num_spans=one.num_spans, width=_WIDTH)]
+        + distribution_lines(one)
+        for one in reports
     ]
-    return corpora_page(reports, facts, [column_of(report, report.directory) for report in reports])
+    return corpora_page(reports, facts, [column_of(one, one.directory) for one in reports])

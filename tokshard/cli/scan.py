@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.cli.options import debug_option, json_line, json_option
-from tokshard.cli.output_file import OutputFile, is_stdout, output_file
+from tokshard.cli.output_file import Write, is_stdout, output_file
 from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import POSITIVE_COUNT
 from tokshard.cli.tables import shorten, table
@@ -94,10 +94,10 @@ def scan(
     """  # noqa: D301 - click's mark for lines that are kept
     with contextlib.ExitStack() as stack:
         inputs = [*corpora, *against]
-        rows = None if out is None else stack.enter_context(output_file(out, option="--out", inputs=inputs))
+        write = None if out is None else stack.enter_context(output_file(out, option="--out", inputs=inputs))
         tally, processes = Tally(ngram), workers or cpu_count()
         for location in corpora:
-            _scan(location, against, tally, rows, fields=fields, workers=processes)
+            _scan(location, against, tally, write, fields=fields, workers=processes)
     report = tally.report()
     click.echo(json_line(report) if as_json else _text(report), err=out is not None and is_stdout(out))
 
@@ -106,7 +106,7 @@ def _scan(
     location: str,
     against: Sequence[str],
     tally: Tally,
-    rows: OutputFile | None,
+    write: Write | None,
     *,
     fields: Sequence[str],
     workers: int,
@@ -125,11 +125,11 @@ def _scan(
     with byte_progress(f"scan {location}", unit="tokens") as on_progress:
         for found in scan_corpus(location, benchmarks.grams, on_progress, workers=workers):
             tally.add(found)
-            if rows is not None:
+            if write is not None:
                 own = {} if found.id is None else {"id": found.id}
                 place = {"document": found.document, **own, "fingerprint": fingerprint, "corpus": location}
                 row = json.dumps({**place, "items": list(_items(benchmarks, found))}, ensure_ascii=False)
-                rows.write(row.encode("utf-8", "backslashreplace") + b"\n")
+                write(row.encode("utf-8", "backslashreplace") + b"\n")
 
 
 def _encoder(corpus: Corpus) -> Encode:
@@ -148,7 +148,7 @@ def _items(benchmarks: Benchmarks, found: SharedItems) -> Iterator[dict[str, Any
     for index, shared in zip(found.items.tolist(), found.num_grams.tolist(), strict=True):
         item = benchmarks.items[index]
         yield {
-            "benchmark": benchmarks.files[item.benchmark],
+            "benchmark": item.benchmark,
             "row": item.row,
             "id": item.id,
             "shared": shared,

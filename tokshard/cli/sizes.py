@@ -17,9 +17,9 @@ _END = 1 << 63
 class WrongNumber(click.BadParameter):
     """A refused number, with what to write instead."""
 
-    def __init__(self, error: UsageError, param: click.Parameter | None, context: click.Context | None) -> None:
-        super().__init__(error.problem, ctx=context, param=param)
-        self.hint = error.hint
+    def __init__(self, problem: str, hint: str) -> None:
+        super().__init__(problem)  # click adds the option
+        self.hint = hint
 
 
 class Number(click.ParamType):  # type: ignore[type-arg] # not yet generic in click 8.1
@@ -43,7 +43,7 @@ class Number(click.ParamType):  # type: ignore[type-arg] # not yet generic in cl
         try:
             number = self._read(value)
         except UsageError as error:
-            raise WrongNumber(error, param, ctx) from error
+            raise WrongNumber(error.problem, error.hint) from error
         if number < self._least:
             self.fail(f"must be at least {self._least}", param, ctx)
         if number >= _END:
@@ -68,22 +68,15 @@ LENGTH = Number("number", read_length)
 BYTES = Number("bytes", read_bytes)
 
 
-class Span(click.ParamType):  # type: ignore[type-arg] # as above
-    """A number, or the numbers from one up to another: ``1000``, ``1000:1010``."""
-
-    name = "span"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> range:
-        """The numbers; anything else is a usage error."""
-        if isinstance(value, range):
-            return value
-        first, colon, last = value.partition(":")
-        try:
-            start = read_count(first)
-            stop = read_count(last) if colon else start + 1
-        except UsageError as error:
-            problem = f"{value!r} is not a number such as 1000, nor a range such as 1000:1010 (1000 to 1009)"
-            raise WrongNumber(UsageError(problem, hint=error.hint), param, ctx) from error
-        if stop <= start:
-            self.fail(f"{value!r} is an empty range; 1000:1010 is 1000 to 1009", param, ctx)
-        return range(start, stop)
+def span(text: str) -> range:
+    """A number, or the numbers from one up to another: ``1000``, ``1000:1010``. The type of an option."""
+    first, colon, last = text.partition(":")
+    try:
+        start = read_count(first)
+        stop = read_count(last) if colon else start + 1
+    except UsageError as error:
+        problem = f"{text!r} is not a number such as 1000, nor a range such as 1000:1010 (1000 to 1009)"
+        raise WrongNumber(problem, error.hint) from error
+    if stop <= start:
+        raise click.BadParameter(f"{text!r} is an empty range; 1000:1010 is 1000 to 1009")
+    return range(start, stop)

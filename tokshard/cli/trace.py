@@ -13,7 +13,7 @@ import click
 
 from tokshard.cli.help_groups import DISPLAY, GroupedCommand, GroupedOption
 from tokshard.cli.options import check_ranks, debug_option, json_option, plan_options, print_json
-from tokshard.cli.sizes import COUNT, POSITIVE_COUNT, Span
+from tokshard.cli.sizes import COUNT, POSITIVE_COUNT, span
 from tokshard.cli.trace_text import notes_of, occurrences_text, run_text, trace_text
 from tokshard.inspect.plan.occurrences import DocumentOccurrences, find_documents
 from tokshard.inspect.plan.run import Run, open_run
@@ -32,7 +32,7 @@ _option = functools.partial(click.option, cls=GroupedOption)
     "--step",
     "steps",
     group=_WHAT,
-    type=Span(),
+    type=span,
     metavar="N[:M]",
     help="Trace step N, or steps N to M - 1, counted from 1.",
 )
@@ -40,14 +40,12 @@ _option = functools.partial(click.option, cls=GroupedOption)
     "--sample",
     "samples",
     group=_WHAT,
-    type=Span(),
+    type=span,
     metavar="N[:M]",
     help="Trace global sample N, or samples N to M - 1, counted from 0.",
 )
 @_option("--document", group=_WHAT, metavar="CORPUS:ID", help="List the steps that read a document; see above.")
-@click.option(
-    "--epochs", type=Span(), metavar="N[:M]", help="With --document: search only these epochs, counted from 0."
-)
+@click.option("--epochs", type=span, metavar="N[:M]", help="With --document: search only these epochs, counted from 0.")
 @_option(
     "--checkpoint",
     group=_WHAT,
@@ -115,14 +113,10 @@ def trace(
     mask_files: tuple[str, ...],
     dp_rank: int | None,
     dp_world_size: int,
-    uneven: str | None,
-    deal: str | None,
-    seq_len: int | None,
-    seed: int | None,
-    global_batch_size: int | None,
     num_characters: int,
     no_text: bool,
     as_json: bool,
+    **of_file: Any,
 ) -> None:
     """Show every document that a training step reads, or every step that reads a document.
 
@@ -149,9 +143,7 @@ def trace(
         raise click.BadParameter(
             f"rank {dp_rank} is not below --dp-world-size {dp_world_size}", param_hint="'--dp-rank'"
         )
-    sizes = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
-    options = {**sizes, "uneven": uneven, "deal": deal}
-    run = open_run(plan, options, checkpoint=checkpoint, world_size=dp_world_size, mask_files=mask_files)
+    run = open_run(plan, of_file, checkpoint=checkpoint, world_size=dp_world_size, mask_files=mask_files)
     check_ranks(run, "--uneven pad for a job that pads")
     for note in notes_of(run, steps):
         click.echo(f"note: {one_line(note)}", err=True)
@@ -180,11 +172,8 @@ def _show_rows(run: Run, parts: Iterator[Sequence[TraceRow]], *, as_json: bool) 
             print_json(*_parts(row))
     else:
         width = shutil.get_terminal_size().columns
-        text = trace_text(parts, width=width)
-        first = next(text)
-        click.echo(run_text(run, width=width) + "\n\n" + first)
-        for part in text:
-            click.echo(part)
+        for number, part in enumerate(trace_text(parts, width=width)):
+            click.echo(part if number else f"{run_text(run, width=width)}\n\n{part}")
 
 
 def _parts(value: TraceRow | DocumentOccurrences) -> tuple[dict[str, Any], DocumentFacts]:

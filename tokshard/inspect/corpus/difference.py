@@ -17,7 +17,7 @@ from tokshard.format.corpus import Corpus
 from tokshard.format.loss import kept_columns
 from tokshard.format.shared import num_shared
 from tokshard.format.view import View
-from tokshard.inspect.corpus.documents import origin_of
+from tokshard.inspect.corpus.documents import column_parts, origin_of
 from tokshard.run_files.plan_file import Mix
 from tokshard.runtime.plan import StreamPlan
 from tokshard.wording import counted
@@ -211,9 +211,7 @@ def _columns_note(first: Corpus, second: Corpus) -> str:
 
 
 def _values(corpus: Corpus, column: str) -> pa.ChunkedArray:
-    """A kept column of all documents, as views of the shards."""
-    shards = map(corpus.shard, range(len(corpus.shards)))
-    found = [shard.columns(batch)[column] for shard in shards for batch in range(len(shard.places))]
+    found = list(column_parts(corpus, column))
     return pa.chunked_array(found) if found else pa.chunked_array([], pa.null())
 
 

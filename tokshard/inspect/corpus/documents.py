@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
 from tokshard.format.arrays import numbers_of, value_array
-from tokshard.format.conditions import are_met, parse_conditions
+from tokshard.format.conditions import Condition, are_met
 from tokshard.format.corpus import Corpus
 from tokshard.format.decode import Decode
 from tokshard.format.loss import kept_columns
@@ -165,13 +165,10 @@ def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str)
 
     wanted = value_array([key], pa.string())[0]
     found, first_of_batch = list[int](), 0
-    for index in range(len(corpus.shards)):
-        shard = corpus.shard(index)
-        for batch, place in enumerate(shard.places):
-            is_equal = pc.equal(pc.cast(shard.columns(batch)[ID], pa.string()), wanted)
-            rows = numbers_of(pc.indices_nonzero(is_equal)).astype(np.int64)
-            found += (rows + first_of_batch).tolist()
-            first_of_batch += place.num_documents
+    for ids in column_parts(corpus, ID):
+        rows = numbers_of(pc.indices_nonzero(pc.equal(pc.cast(ids, pa.string()), wanted))).astype(np.int64)
+        found += (rows + first_of_batch).tolist()
+        first_of_batch += len(ids)
     if not found and not by_number:
         raise UsageError(
             f"{corpus_name} has no document with id {key!r}",
@@ -183,6 +180,12 @@ def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str)
             hint=f"give one by its number, such as {_as_words(prefix, f'#{found[0]}')}",
         )
     return found or by_number
+
+
+def column_parts(corpus: Corpus, name: str) -> Iterator[pa.Array]:
+    """A kept column of all documents, a record batch at a time, as views of the shards."""
+    for shard in map(corpus.shard, range(len(corpus.shards))):
+        yield from (shard.columns(batch)[name] for batch in range(shard.num_batches))
 
 
 def _number(text: str) -> int | None:
@@ -287,8 +290,7 @@ def search(
     corpus: Corpus,
     pattern: re.Pattern[str],
     *,
-    where: Sequence[str] = (),
-    columns: Mapping[str, str] | None = None,
+    conditions: Sequence[Condition] = (),
     limit: int | None = None,
     workers: int = 1,
     on_progress: OnProgress = no_progress,
@@ -299,24 +301,20 @@ def search(
     document in memory; each of several workers holds its matches in two record batches (of a bucket: in two shards).
 
     Args:
-        where: conditions on kept columns, see `parse_conditions`.
-        columns: the kept columns that conditions may be about, with their types; default: the columns of the corpus.
+        conditions: on kept columns, which a document has to meet.
         limit: the most documents; None: all.
         workers: processes.
         on_progress: receives tokens.
 
     Raises:
-        UsageError: a condition is not one.
         CorpusError: a document cannot be read.
     """
-    kinds = dict(kept_columns(corpus.manifest.columns) if columns is None else columns)
-    parse_conditions(where, kinds)
     parts = [
         (shard, batches)
         for shard in range(len(corpus.shards))
         for batches in _batches(len(corpus.shards.batch_places(shard)), is_whole=is_uri(corpus.location))
     ]
-    work = functools.partial(_search, pattern=pattern, where=tuple(where), columns=kinds, limit=limit)
+    work = functools.partial(_search, pattern=pattern, conditions=conditions, limit=limit)
     left, done = limit, 0
     with in_order(corpus, parts, work, workers=workers) as results:
         for (shard, batches), found in zip(parts, results, strict=True):
@@ -340,20 +338,18 @@ def _search(
     part: tuple[int, range],
     *,
     pattern: re.Pattern[str],
-    where: Sequence[str],
-    columns: Mapping[str, str],
+    conditions: Sequence[Condition],
     limit: int | None,
 ) -> Iterator[Match]:
     """The matches in some record batches of a shard, at most `limit`."""
     index, batches = part
     decode, sources = corpus.decode, corpus.sources()
-    first_token, conditions = int(corpus.bos_id is not None), parse_conditions(where, columns)
-    shard = corpus.shard(index)
+    first_token, shard = int(corpus.bos_id is not None), corpus.shard(index)
     first = int(corpus.shards.first_documents[index])
     first += sum(place.num_documents for place in shard.places[: batches.start])
     for batch in batches:
         offsets, values = shard.batch(batch)
-        met = are_met(conditions, shard.columns(batch) if where else {}, len(offsets) - 1)
+        met = are_met(conditions, shard.columns(batch) if conditions else {}, len(offsets) - 1)
         for row in np.flatnonzero(met).tolist():
             text = decode(values[offsets[row] + first_token : offsets[row + 1] - 1])
             found = pattern.search(text)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
@@ -26,19 +27,20 @@ Encode = Callable[[str], NDArray[np.uint32]]
 """Ids of a text, without delimiters."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class Item(msgspec.Struct, frozen=True, kw_only=True):
     """A text of a benchmark, or several that belong together.
 
     Args:
-        benchmark: index of its file.
+        benchmark: its file.
         row: its row there, from 1.
         id: its field of this name; None if it has none.
+        documents: in how many it was found.
     """
 
-    benchmark: int
+    benchmark: str
     row: int
     id: str | None
+    documents: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +48,11 @@ class Benchmarks:
     """The items of some files, and their n-grams.
 
     Args:
-        files: as they were given.
+        files: as they were given, with the number of items in each.
         items: of all files, in order.
     """
 
-    files: tuple[str, ...]
+    files: Sequence[tuple[str, int]]
     items: Sequence[Item]
     grams: Grams
 
@@ -98,8 +100,8 @@ def read_benchmarks(
     Raises:
         UsageError: a file cannot be read, or an item has none of the fields.
     """
-    items, texts = list[Item](), list[tuple[int, NDArray[np.uint32]]]()
-    for benchmark, file in enumerate(files):
+    items, sizes, texts = list[Item](), list[int](), list[tuple[int, NDArray[np.uint32]]]()
+    for file in files:
         hint = "give JSON lines, csv or parquet, and the fields of its texts with --text-field"
         row = 0
         for row, found in enumerate(read_rows(file, of_line=fields[0], hint=hint), 1):
@@ -111,11 +113,13 @@ def read_benchmarks(
                     f"row {row} of {file} has no text in {' or '.join(fields)}", hint=f"--text-field; fields: {known}"
                 )
             texts += ((len(items), encode(text)) for text in own)
-            items.append(Item(benchmark=benchmark, row=row, id=None if found.get(ID) is None else str(found[ID])))
+            items.append(Item(benchmark=file, row=row, id=None if found.get(ID) is None else str(found[ID])))
         if not row:
             raise UsageError(f"{file} has no items", hint=hint)
+        sizes.append(row)
     delimiters = [corpus.eos_id] if corpus.bos_id is None else [corpus.eos_id, corpus.bos_id]
-    return Benchmarks(files=tuple(files), items=items, grams=grams_of(texts, n, delimiters=delimiters))
+    grams = grams_of(texts, n, delimiters=delimiters)
+    return Benchmarks(files=list(zip(files, sizes, strict=True)), items=items, grams=grams)
 
 
 def _texts_of(row: Mapping[str, Any], field: str) -> Iterator[str]:
@@ -200,22 +204,13 @@ class ScannedBenchmark(msgspec.Struct, frozen=True, kw_only=True):
     documents: int
 
 
-class FoundItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An item that was found, and in how many documents."""
-
-    benchmark: str
-    row: int
-    id: str | None
-    documents: int
-
-
 class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a scan of some corpora; of the items only those that were found, in their order."""
 
     ngram: int
     corpora: Sequence[ScannedCorpus]
     benchmarks: Sequence[ScannedBenchmark]
-    items: Sequence[FoundItem]
+    items: Sequence[Item]
 
 
 class Tally:
@@ -228,11 +223,11 @@ class Tally:
     def begin(self, location: str, corpus: Corpus, benchmarks: Benchmarks) -> None:
         """Count a corpus from here on. All of them have the same items."""
         if not self._corpora:
-            num_items, num_files = len(benchmarks.items), len(benchmarks.files)
-            self._documents_of_item = np.zeros(num_items, np.int64)
-            self._is_scanned = np.zeros(num_items, np.bool_)
-            self._file_of_item = np.array([item.benchmark for item in benchmarks.items])
-            self._documents_of_file = np.zeros(num_files, np.int64)
+            sizes = [size for _, size in benchmarks.files]
+            self._documents_of_item = np.zeros(sum(sizes), np.int64)
+            self._is_scanned = np.zeros(sum(sizes), np.bool_)
+            self._file_of_item = np.repeat(np.arange(len(sizes)), sizes)
+            self._documents_of_file = np.zeros(len(sizes), np.int64)
         self._benchmarks = benchmarks
         self._is_scanned |= benchmarks.is_scanned
         self._corpora.append(ScannedCorpus(corpus=location, tokens=corpus.num_tokens))
@@ -245,23 +240,22 @@ class Tally:
 
     def report(self) -> ScanReport:
         """All counts."""
-        files = self._benchmarks.files
         return ScanReport(
             ngram=self.ngram,
             corpora=self._corpora,
-            benchmarks=[self._of_file(number) for number in range(len(files))],
+            benchmarks=[self._of_file(number) for number in range(len(self._benchmarks.files))],
             items=[
-                FoundItem(benchmark=files[item.benchmark], row=item.row, id=item.id, documents=count)
+                replace(item, documents=count)
                 for item, count in zip(self._benchmarks.items, self._documents_of_item.tolist(), strict=True)
                 if count
             ],
         )
 
     def _of_file(self, number: int) -> ScannedBenchmark:
-        mine = self._file_of_item == number
+        mine, (file, size) = self._file_of_item == number, self._benchmarks.files[number]
         return ScannedBenchmark(
-            benchmark=self._benchmarks.files[number],
-            items=int(mine.sum()),
+            benchmark=file,
+            items=size,
             not_scanned=int((mine & ~self._is_scanned).sum()),
             found=int((mine & (self._documents_of_item > 0)).sum()),
             documents=int(self._documents_of_file[number]),

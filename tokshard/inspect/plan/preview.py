@@ -197,7 +197,7 @@ def _end_of(run: Run, num_steps: int) -> tuple[int, int]:
 
 def _change(run: Run, segment: Segment) -> WeightChange:
     place = run.place_of(segment.start)
-    return WeightChange(sample=segment.start, step=place and place.step, shares=run.shares(segment))
+    return WeightChange(sample=segment.start, step=place and place[0], shares=run.shares(segment))
 
 
 def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -39,14 +39,6 @@ _KEPT_DEALS = 256
 
 _NOT_OF_SAMPLES = {"on_resume", "memory_bytes", "cache_dir", "cache_bytes", "allow_small_blocks"}
 """Keys of ``[data]`` that do not change the samples of a run."""
-
-
-class Place(NamedTuple):
-    """Where a sample is read: the step, from 1; the data-parallel rank; the row in the batch of that rank."""
-
-    step: int
-    rank: int
-    row: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +187,11 @@ class Run:
                 number += stop - start
         return number
 
-    def place_of(self, sample: int) -> Place | None:
-        """The step of a sample; None if it was skipped, is never read, or its step is unknown."""
+    def place_of(self, sample: int) -> tuple[int, int, int] | None:
+        """Where a sample is read: the step, from 1; the data-parallel rank; the row in the batch of that rank.
+
+        None if it was skipped, is never read, or its step is unknown.
+        """
         if self.step is None or self.is_skipped(sample):
             return None
         if sample >= self.cursor.sample:
@@ -219,7 +214,7 @@ class Run:
             dealt = self._dealt(self.ranks(size, (first - rotation) % self.world_size), start)
             ((place, row),) = np.argwhere(dealt == sample).tolist()
             part = first + place
-        return Place(step, (part - rotation) % self.world_size, row)
+        return step, (part - rotation) % self.world_size, row
 
     @cached_property
     def _dealt(self) -> Callable[[RankRows, int], NDArray[np.int64]]:

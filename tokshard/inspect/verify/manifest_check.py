@@ -23,9 +23,11 @@ from tokshard.format.manifest import (
 )
 from tokshard.format.opening import read_manifest
 from tokshard.format.tables import SourceInfo
+from tokshard.format.view import View
 from tokshard.inspect.corpus.documents import source_label
 from tokshard.inspect.corpus.vocabulary import token_ids
 from tokshard.inspect.verify.shard_check import Problem, ShardFindings
+from tokshard.inspect.verify.view_check import view_fingerprint
 from tokshard.store import Store, locate
 
 
@@ -92,11 +94,14 @@ class Tally:
 
 
 def check_totals(corpus: Corpus, tally: Tally) -> Iterator[Problem]:
-    """The shard table on its own, and the manifest against all shards."""
+    """The shard table on its own, and the manifest against all shards, or against the table of a view."""
     if twice := [name for name, count in Counter(corpus.shards.names()).items() if count > 1]:
         yield Problem(names.SHARD_TABLE, f"names {twice[0]} more than once")
-    manifest, content = corpus.manifest, join_contents(corpus.shards.contents())
-    found = content_fingerprint(content, manifest.tokenizer, manifest.columns)
+    manifest = corpus.manifest
+    if isinstance(corpus, View):
+        found = view_fingerprint(corpus)
+    else:
+        found = content_fingerprint(join_contents(corpus.shards.contents()), manifest.tokenizer, manifest.columns)
     special, lengths = manifest.records.with_special_text or 0, manifest.document_lengths
     claims: list[tuple[str, object, object]] = [
         ("fingerprints.content", corpus.fingerprint, found),

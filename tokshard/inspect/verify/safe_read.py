@@ -9,6 +9,7 @@ import hashlib
 import mmap
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,10 +31,6 @@ OnChunk = Callable[[int, memoryview], None]
 """Called with a position in a file and the bytes there, which are valid until it returns."""
 
 
-class StoppedError(Exception):
-    """Another thread failed or was interrupted, so this one can stop reading."""
-
-
 class UnreadableError(Exception):
     """A file cannot be read; the message continues its name."""
 
@@ -42,7 +39,7 @@ class ByteCounter:
     """Counts bytes over many threads, reports progress, and can stop all threads.
 
     Attributes:
-        is_stopped: if set, every thread that reads gets a `StoppedError`.
+        is_stopped: if set, because a thread failed or was interrupted, every thread that reads gets a `CancelledError`.
     """
 
     def __init__(self, to_check: int, on_progress: OnProgress) -> None:
@@ -54,10 +51,10 @@ class ByteCounter:
         """Count bytes that were read, and report those of which the check is complete.
 
         Raises:
-            StoppedError: `is_stopped` was set.
+            CancelledError: `is_stopped` was set.
         """
         if self.is_stopped:
-            raise StoppedError
+            raise CancelledError
         with self._lock:
             self.checked_bytes += read
             self._done += done

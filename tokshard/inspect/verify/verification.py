@@ -18,14 +18,14 @@ from tokshard.format.corpus import Corpus
 from tokshard.format.files import read_file
 from tokshard.format.generations import generation_numbers
 from tokshard.format.manifest import Manifest
-from tokshard.format.opening import is_unfinished, list_names, open_corpus, read_manifest
+from tokshard.format.opening import is_unfinished, list_names, open_base, open_corpus, read_manifest
 from tokshard.format.view import View
 from tokshard.inspect import OnProgress, no_progress
 from tokshard.inspect.verify.generation_check import check_contents, find_generations
 from tokshard.inspect.verify.manifest_check import Tally, check_sources, check_split, check_tokenizer, check_totals
 from tokshard.inspect.verify.safe_read import ByteCounter, UnreadableError, hash_chunks, opened
 from tokshard.inspect.verify.shard_check import Problem, ShardFindings, check_shard, hash_problem, problem_of
-from tokshard.inspect.verify.view_check import check_view
+from tokshard.inspect.verify.view_check import check_shards, order_faults
 from tokshard.store import NotRegularFileError, Store, open_store, present
 
 MAX_WORKERS = 8
@@ -181,27 +181,31 @@ def _problems(
             yield problem
     if names.TOKENIZER not in damaged:
         yield from check_tokenizer(store, manifest)
-    if manifest.base is not None:
-        if names.KEPT not in damaged:
-            yield from check_view(store, manifest, manifest.base, has_sources=names.SOURCE_TABLE not in damaged)
-    elif names.SHARD_TABLE in damaged:
+    table = names.SHARD_TABLE if manifest.base is None else names.KEPT
+    if names.SHARD_TABLE in damaged:
         message = f"describes the {manifest.num_shards:,} shards: they were not checked without it"
         yield Problem(names.SHARD_TABLE, message)
-    else:
+    elif table not in damaged:
         try:
-            corpus = Corpus(store, [manifest], load_table=read_file)
+            if manifest.base is None:
+                corpus = Corpus(store, [manifest], load_table=read_file)
+            else:
+                corpus = View(store, manifest, open_base(store, manifest.base), load_table=read_file)
         except CorpusError as error:
-            yield problem_of(store, names.SHARD_TABLE, error)
+            yield problem_of(store, table, error)
         else:
-            findings = _in_order(corpus, check, counter, workers)
-            yield from _problems_of_shards(corpus, findings, has_sources=names.SOURCE_TABLE not in damaged)
+            faults = list(order_faults(corpus)) if isinstance(corpus, View) else []
+            found = check_shards(corpus) if isinstance(corpus, View) else _in_order(corpus, check, counter, workers)
+            has_sources = names.SOURCE_TABLE not in damaged
+            yield from faults or _problems_of_shards(corpus, found, has_sources=has_sources)
     yield from check_split(store, manifest)
     yield from _check_folder(store, manifest, corpus)
 
 
 def _problems_of_shards(corpus: Corpus, found: Iterator[ShardFindings], *, has_sources: bool) -> Iterator[Problem]:
     copied = corpus.manifest.build.copied
-    tally = Tally(is_shuffled=copied is not None and copied.shuffle is not None)
+    is_shuffled = isinstance(corpus, View) or (copied is not None and copied.shuffle is not None)
+    tally = Tally(is_shuffled=is_shuffled)
     for findings in found:
         yield from findings.problems
         yield from tally.add(findings)

@@ -1,4 +1,4 @@
-"""Checks of a view: its table against the bounds of its base, and its numbers against both."""
+"""Checks of the table of a view: its order, and the bounds of its base. The rest is checked as of any corpus."""
 
 from __future__ import annotations
 
@@ -8,57 +8,29 @@ import numpy as np
 
 from tokshard.errors import CorpusError
 from tokshard.format import names
-from tokshard.format.files import read_file
 from tokshard.format.kept import ranges_of
-from tokshard.format.manifest import Base, Manifest
-from tokshard.format.opening import open_base
 from tokshard.format.view import KeptDigest, View
-from tokshard.inspect.verify.manifest_check import Tally, check_sources, false_claims
-from tokshard.inspect.verify.shard_check import Problem, ShardFindings, problem_of
-from tokshard.store import Store
+from tokshard.inspect.verify.shard_check import Problem, ShardFindings
 
 _ROWS_AT_ONCE = 1 << 20
 
 
-def check_view(store: Store, manifest: Manifest, base: Base, *, has_sources: bool) -> Iterator[Problem]:
-    """The problems of a view whose table has its hash. Reads the bounds of its documents in the base, and no tokens.
-
-    Args:
-        has_sources: whether the source table can be compared.
-    """
-    try:
-        view = View(store, manifest, open_base(store, base), load_table=read_file)
-    except CorpusError as error:
-        yield problem_of(store, names.KEPT, error)
-        return
-    if is_broken := list(_order_faults(view)):
-        yield from is_broken
-        return
-    tally = Tally(is_shuffled=True)
+def check_shards(view: View) -> Iterator[ShardFindings]:
+    """What the table says of each shard. Reads the bounds of its documents in the base, and no tokens."""
     for index in range(len(view.shards)):
-        findings = _findings(view, index)
-        yield from findings.problems
-        yield from tally.add(findings)
+        yield _findings(view, index)
         view.close()
-    lengths, counts = manifest.document_lengths, np.trim_zeros(tally.lengths, "b").tolist()
-    kept, digest = view.kept, KeptDigest(view.base.fingerprint)
-    for ((starts, stops),) in ranges_of([kept]):
+
+
+def view_fingerprint(view: View) -> str:
+    """The content fingerprint of the documents that the table names."""
+    digest = KeptDigest(view.base.fingerprint)
+    for ((starts, stops),) in ranges_of([view.kept]):
         digest.add(starts, stops)
-    claims: list[tuple[str, object, object]] = [
-        ("fingerprints.content", view.fingerprint, digest.finish(view.num_documents, view.num_tokens)),
-    ]
-    if tally.is_complete:
-        stated = lengths.shortest, lengths.longest, lengths.counts
-        claims.append(("document_lengths", stated, (tally.shortest, tally.longest, counts)))
-    yield from false_claims(names.MANIFEST, claims)
-    if has_sources:
-        try:
-            yield from check_sources(manifest, view.sources(), tally)
-        except CorpusError as error:
-            yield problem_of(store, names.SOURCE_TABLE, error)
+    return digest.finish(view.num_documents, view.num_tokens)
 
 
-def _order_faults(view: View) -> Iterator[Problem]:
+def order_faults(view: View) -> Iterator[Problem]:
     """Stretches without documents, out of order, or beyond the base."""
     kept = view.kept
     before = 0
