@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.format.manifest import IN_OTHER_SPLIT
+from tokshard.format.manifest import IN_OTHER_SPLIT, NO_LENGTHS, DocumentLengths, joined_lengths
 from tokshard.format.names import shard_name
 from tokshard.format.writer import ShardWriter
 from tokshard.pipeline.encode.chat.omissions import KINDS
@@ -42,9 +42,6 @@ MARKS = "byte order mark dropped"
 
 _MOST_CHANGES = 64
 """The most changes that a task counts by name: names of fields come from the records."""
-
-_LENGTH_BUCKETS = 64
-"""Documents are counted by the floor of the binary logarithm of their length."""
 
 
 class Sink(Protocol):
@@ -254,10 +251,11 @@ def read_rejects(store: Store, stage: str, key: Key) -> Iterator[dict[str, Any]]
             yield from map(json.loads, lines)
 
 
-def length_counts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many documents have a length in ``[2**k, 2**(k+1))``: int64 [_LENGTH_BUCKETS]."""
+def lengths_of(lengths: NDArray[np.int64]) -> DocumentLengths:
+    """The lengths of one document or more: int64 [documents]."""
     # frexp gives m * 2**e with m in [0.5, 1): e - 1 is the floor of log2, exactly
-    return np.bincount(np.frexp(lengths)[1] - 1, minlength=_LENGTH_BUCKETS)
+    counts = np.bincount(np.frexp(lengths)[1] - 1)
+    return DocumentLengths(shortest=int(lengths.min()), longest=int(lengths.max()), counts=counts.tolist())
 
 
 class _Tally:
@@ -266,8 +264,7 @@ class _Tally:
     def __init__(self, sources: Sequence[int], output: Output) -> None:
         self._counts = {index: SourceCounts(index) for index in sources}
         self._elsewhere = IN_OTHER_SPLIT.get(output.split, "")
-        self._lengths = np.zeros(_LENGTH_BUCKETS, np.int64)
-        self._shortest, self._longest = 0, 0
+        self._lengths = NO_LENGTHS
 
     def records_of(self, index: int) -> int:
         """Records of an input that were read before this chunk."""
@@ -290,13 +287,8 @@ class _Tally:
                 self._count(
                     source, int(is_its[: made.count].sum()), made.of(is_its), part.select(is_its[part.positions])
                 )
-        if not part.num_tokens:
-            return
-        lengths = part.lengths
-        self._lengths += length_counts(lengths)
-        shortest = int(lengths.min())
-        self._shortest = min(self._shortest, shortest) if self._shortest else shortest
-        self._longest = max(self._longest, int(lengths.max()))
+        if part.num_tokens:
+            self._lengths = joined_lengths([self._lengths, lengths_of(part.lengths)])
 
     def _count(self, source: int, count: int, made: ChunkResult, part: Documents) -> None:
         """Count `count` records of one source, and the result `made` of them."""
@@ -323,9 +315,4 @@ class _Tally:
 
     def counted(self) -> OutputCounts:
         """The counts for the receipt."""
-        return OutputCounts(
-            sources=list(self._counts.values()),
-            length_counts=np.trim_zeros(self._lengths, "b").tolist(),
-            shortest=self._shortest,
-            longest=self._longest,
-        )
+        return OutputCounts(sources=list(self._counts.values()), lengths=self._lengths)
