@@ -89,13 +89,13 @@ _COMPARED_INPUTS = 16
 
 def _first_texts(build: Build) -> Iterator[tuple[str, Sequence[str]]]:
     """The texts at the beginning of some inputs, spread evenly over all, each with its place."""
-    parse = Maker(build.spec, build.config, build.tokenizer, lambda: b"").parse
+    parse = Maker(build, lambda: b"").parse
     step = ceil_div(len(build.inputs), _COMPARED_INPUTS)
     for input_ in (build.inputs[index] for index in range(0, len(build.inputs), step)):
         num_bytes = 0
         with contextlib.suppress(SourceError, OSError):  # the reader will say so
             for chunk in read_span(input_, Span(), build.spec):
-                records = parse(chunk).records
+                records = parse(chunk)
                 assert isinstance(records, Records), "a build reads texts"
                 yield input_.location, records.texts
                 num_bytes += sum(map(len, records.texts))
@@ -141,15 +141,8 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
         of_loss, more = loss_columns(found.inputs, options.loss_field)
         notes += more
     if options.chat is not None:
-        template = read_template(options.chat, read, name=options.tokenizer, date=options.chat_date)
-        chat, info, more = checked_chat(
-            read,
-            template,
-            loss=options.loss,
-            wanted_end=options.document_end,
-            overlong=options.overlong,
-            template_drops=options.template_drops,
-        )
+        template = read_template(options.chat, read, options)
+        chat, info, more = checked_chat(read, template, options)
         of_loss = {name: LOSS_COLUMNS[name] for name in _loss_columns(chat)}
         notes += more
     special_tokens = options.special_tokens

@@ -17,7 +17,7 @@ from tokshard import errors
 from tokshard.errors import BadRecordError, TokshardError
 from tokshard.pipeline.encode.passing import OUT_OF_VOCABULARY
 from tokshard.pipeline.executors.base import Ended, Executor, MakeExecutor, WorkerUsage
-from tokshard.pipeline.judge import Judge, TooManyBadRecords
+from tokshard.pipeline.judge import Judge
 from tokshard.pipeline.options import SKIP, parse_bad_record_limit
 from tokshard.pipeline.progress import InputLeftOut, Observer, StageEnded, StageStarted
 from tokshard.pipeline.request import Build
@@ -301,7 +301,8 @@ def user_error(build: Build, stage: str, judge: Judge, *, is_share: bool = False
         is_share: the judge does not know all that was read before.
     """
     found, store, allowed = judge.failure, build.workspace.store, judge.max_bad_records
-    if isinstance(found, TooManyBadRecords):
+    assert found is not None
+    if found.failure is None:
         assert allowed is not None
         hint = (
             f"they are listed in {store.where(rejects_folder(stage))}; repair the sources, or allow more "
@@ -309,19 +310,18 @@ def user_error(build: Build, stage: str, judge: Judge, *, is_share: bool = False
         )
         if isinstance(allowed, Fraction):
             return BadRecordError(
-                f"{found.bad:,} of the first {found.records:,} records are bad ({found.bad / found.records:.2%}), "
+                f"{judge.bad:,} of the first {judge.records:,} records are bad ({judge.bad / judge.records:.2%}), "
                 f"and --max-bad-records allows {float(100 * allowed):g}%",
                 hint=hint,
             )
-        first = next(itertools.islice(read_rejects(store, stage, found.key), allowed - found.before, None))
+        before = judge.bad - found.num_rejects
+        first = next(itertools.islice(read_rejects(store, stage, found.key), allowed - before, None))
         place = _place(build, judge, found.key, first["source"], first["record"])
         return BadRecordError(
             f"{place}: {first['reason']}: {first['detail']}; this is bad record {allowed + 1:,}, "
             f"and --max-bad-records allows {allowed:,}",
             hint=hint,
         )
-    assert found is not None
-    assert found.failure is not None
     failure = found.failure
     if failure.kind == "record":
         repair = _REPAIRS.get(failure.reason) if build.config.chat is None else None

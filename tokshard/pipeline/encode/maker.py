@@ -6,15 +6,15 @@ Chunks are independent, so several processes can handle chunks of one input.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.forking import cached_property
-from tokshard.format.manifest import BuildConfig, TokenizerInfo
+from tokshard.format.manifest import TokenizerInfo
 from tokshard.interop.tokens.batches import TokenBatch
 from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN
 from tokshard.pipeline.encode.chat.texts import ChatTexts
@@ -22,8 +22,8 @@ from tokshard.pipeline.encode.documents import ChunkResult, Documents, apply_rul
 from tokshard.pipeline.encode.encoder import DocumentEncoder, EncodedTexts, Encoder
 from tokshard.pipeline.encode.passing import TokenPasser
 from tokshard.pipeline.encode.tokenizer_file import added_tokens, parsed_tokens, parsing
+from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources import token_lines
-from tokshard.pipeline.sources.chats import TemplateSource
 from tokshard.pipeline.sources.json_lines import JsonLinesParser
 from tokshard.pipeline.sources.records import (
     SPECIAL_TOKEN,
@@ -32,7 +32,6 @@ from tokshard.pipeline.sources.records import (
     Chunk,
     LineChunk,
     Records,
-    RecordSpec,
     positions_array,
 )
 
@@ -40,26 +39,18 @@ SPELLED = "spelled: "
 """Prefix of an added token that is not special, in the changes of documents whose text spells it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """The records of one chunk that can become documents.
+Parsed = Records | ChunkResult
+"""The records of one chunk: texts, and the problems of other records; or, where no text is read, the documents."""
 
-    Args:
-        records: texts, and the problems of other records; or, where no text is read, the documents themselves.
-    """
 
-    records: Records | ChunkResult
+def positions_of(parsed: Parsed) -> NDArray[np.int64]:
+    """The position in the chunk of each record that can become a document: int64."""
+    return parsed.documents.positions if isinstance(parsed, ChunkResult) else positions_array(parsed)
 
-    @property
-    def positions(self) -> NDArray[np.int64]:
-        """The position of each candidate in the chunk: int64."""
-        found = self.records
-        return found.documents.positions if isinstance(found, ChunkResult) else positions_array(found)
 
-    def contents(self) -> Iterator[bytes]:
-        """The content of each candidate, for hashes: its text as UTF-8, or its tokens."""
-        found = self.records
-        return found.documents.contents() if isinstance(found, ChunkResult) else (text.encode() for text in found.texts)
+def _contents(parsed: Parsed) -> Iterable[bytes]:
+    """The content of each such record, for hashes: its text as UTF-8, or its tokens."""
+    return parsed.documents.contents() if isinstance(parsed, ChunkResult) else map(str.encode, parsed.texts)
 
 
 class Maker:
@@ -67,35 +58,26 @@ class Maker:
 
     Args:
         load: reads the ``tokenizer.json``.
-        chat: the template, where texts are conversations.
     """
 
-    def __init__(
-        self,
-        spec: RecordSpec,
-        config: BuildConfig,
-        tokenizer: TokenizerInfo,
-        load: Callable[[], bytes],
-        chat: TemplateSource | None = None,
-    ) -> None:
-        self._chat = chat
-        self._config, self._tokenizer, self._load = config, tokenizer, load
-        self._spec, self._parse = spec, JsonLinesParser(spec)
-        self._special = SpecialText(tokenizer.special_ids)
+    def __init__(self, build: Build, load: Callable[[], bytes]) -> None:
+        self._chat, self._config, self._tokenizer, self._load = build.chat, build.config, build.tokenizer, load
+        self._spec, self._parse = build.spec, JsonLinesParser(build.spec)
+        self._special = SpecialText(build.tokenizer.special_ids)
         self._added: AddedText | None = None
-        self._pass_on = TokenPasser(tokenizer, spec) if spec.tokens is not None else None
+        self._pass_on = TokenPasser(build.tokenizer, build.spec) if build.spec.tokens is not None else None
 
     @cached_property
     def encode(self) -> Callable[[Sequence[str]], EncodedTexts]:
         """The tokenizer."""
+        loaded = self._load()
         if self._chat is not None:
-            loaded = self._load()
             texts = ChatTexts(parsing(loaded, self._tokenizer), self._chat, self._config, self._tokenizer)
             self._added = AddedText(loaded, self._tokenizer, texts.control)
             return texts
-        loaded = self._load()
-        self._added = AddedText(loaded, self._tokenizer, parsed_tokens(self._config.special_tokens))
-        content = parsing(loaded, self._tokenizer, parsed_tokens(self._config.special_tokens))
+        special_tokens = parsed_tokens(self._config.special_tokens)
+        self._added = AddedText(loaded, self._tokenizer, special_tokens)
+        content = parsing(loaded, self._tokenizer, special_tokens)
         encode = Encoder(content, self._tokenizer.special_ids, self._tokenizer.library)
         return DocumentEncoder(encode, self._tokenizer)
 
@@ -104,8 +86,8 @@ class Maker:
         found = self._parse(chunk) if isinstance(chunk, LineChunk) else chunk
         if self._pass_on is None or isinstance(found, ChunkResult):
             assert not isinstance(found, TokenBatch), "only an import reads tokens"
-            return Parsed(found)
-        return Parsed(self._pass_on(found if isinstance(found, TokenBatch) else token_lines.batch(found, self._spec)))
+            return found
+        return self._pass_on(found if isinstance(found, TokenBatch) else token_lines.batch(found, self._spec))
 
     def make(self, parsed: Parsed, is_kept: NDArray[np.bool_] | None = None) -> ChunkResult:
         """The documents of a chunk.
@@ -113,29 +95,26 @@ class Maker:
         Args:
             is_kept: bool [candidates]: those that are no duplicates. None: that is not known yet.
         """
-        found = parsed.records
-        if isinstance(found, ChunkResult):
-            made = replace(found, candidates=found.documents.positions)
+        if isinstance(parsed, ChunkResult):
+            made = replace(parsed, candidates=parsed.documents.positions)
             made = made if is_kept is None else made.without_duplicates(is_kept)
         else:
-            made = self._encoded(found, is_kept)
+            made = self._encoded(parsed, is_kept)
         return apply_rules(made, self._config)
 
     def hashed(self, parsed: Parsed) -> ChunkResult:
         """The texts of a chunk as documents without tokens, only with hashes."""
-        found, hashes = parsed.records, content_hashes(parsed.contents())
+        hashes = content_hashes(_contents(parsed))
         documents = Documents(
             tokens=np.empty(0, np.uint32),
             ends=np.zeros(len(hashes), np.int64),
-            positions=parsed.positions,
+            positions=positions_of(parsed),
             columns={},
             hashes=hashes,
         )
-        return (
-            replace(found, documents=documents)
-            if isinstance(found, ChunkResult)
-            else _made(found, documents, found.bad)
-        )
+        if isinstance(parsed, ChunkResult):
+            return replace(parsed, documents=documents)
+        return _made(parsed, documents, parsed.bad)
 
     def _encoded(self, records: Records, is_kept: NDArray[np.bool_] | None) -> ChunkResult:
         candidates = positions_array(records)

@@ -29,8 +29,6 @@ NOT_COPIED = "not copied"
 SLICE_TOKENS = 1 << 20
 """Tokens that are read at once, unless one document is longer."""
 
-_HASH_BYTES = 8
-
 
 def share_documents(one: Corpus, other: Corpus) -> bool:
     """Whether documents of one corpus are also in another, according to their manifests.

@@ -20,10 +20,10 @@ from tokshard.pipeline.sources import (
     token_lines,
     token_tables,
 )
-from tokshard.pipeline.sources.division import Divisibility, Span, Stream
+from tokshard.pipeline.sources.division import STREAM, Divisibility, Span
 from tokshard.pipeline.sources.inputs import Input, InputTable
 from tokshard.pipeline.sources.protocol import Format
-from tokshard.pipeline.sources.records import FILE, Chunk, Records, RecordSpec, value_bytes
+from tokshard.pipeline.sources.records import Chunk, Records, RecordSpec, value_bytes
 
 FORMATS: tuple[Format, ...] = (
     json_lines.FORMAT,
@@ -53,10 +53,10 @@ def formats_of(reads: str) -> tuple[Format, ...]:
     return tuple(form for form in FORMATS if form.reads == reads)
 
 
-def divisibility_of(input_: Input, text_unit: str = FILE) -> Divisibility:
+def divisibility_of(input_: Input, text_unit: str) -> Divisibility:
     """How an input can be divided. Reads the footer of parquet and Arrow files; the readers report damage."""
     if input_.is_read_once:
-        return Stream()
+        return STREAM
     form = next(form for form in FORMATS if form.name == input_.format)
     return form.divide(input_, text_unit)
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from tokshard.pipeline.sources.chats import NO_CHAT, is_chat
-from tokshard.pipeline.sources.division import Lines, Stream
+from tokshard.pipeline.sources.division import LINES, STREAM
 from tokshard.pipeline.sources.inputs import JSONL
 from tokshard.pipeline.sources.kept_values import WrongTypeError, json_value
 from tokshard.pipeline.sources.lines import lines_of
@@ -280,7 +280,7 @@ def _shown(raw: bytes) -> str:
 FORMAT = Format(
     name=JSONL,
     read=lambda input_, span, spec: lines_of(input_, span, spec.max_line_bytes),
-    divide=lambda input_, _: Lines() if input_.compression is None else Stream(),
+    divide=lambda input_, _: LINES if input_.compression is None else STREAM,
     suffixes=(".jsonl", ".ndjson", ".json"),
     is_compressible=True,
 )

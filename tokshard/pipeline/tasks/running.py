@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokshard.errors import BadSourceError, CorpusError, CutSourceError, SourceError, TokshardError, UsageError
 from tokshard.forking import cached_property
 from tokshard.pipeline.encode.documents import ChunkResult, apply_rules, split_documents
-from tokshard.pipeline.encode.maker import Maker
+from tokshard.pipeline.encode.maker import Maker, positions_of
 from tokshard.pipeline.options import DOCUMENTS
 from tokshard.pipeline.request import Build, saved_tokenizer
 from tokshard.pipeline.sources.corpora import CorporaReader
@@ -23,7 +23,7 @@ from tokshard.pipeline.sources.formats import read_span, read_stream
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import check_unchanged, open_file, vanished
 from tokshard.pipeline.sources.records import Chunk
-from tokshard.pipeline.sources.selected import Files, Selection
+from tokshard.pipeline.sources.selected import Selection
 from tokshard.pipeline.tasks.cells import Cells
 from tokshard.pipeline.tasks.duplicates import Drops, EarlierTexts, HashSink, find
 from tokshard.pipeline.tasks.exchange import Dealt, Levels, redeal
@@ -100,8 +100,7 @@ class InputReader:
     def _corpora(self) -> CorporaReader | Selection:
         build = self._build
         if build.config.selected is not None:
-            files = Files(build.options.keep_ids, build.options.drop_ids, build.options.join)
-            return Selection(*build.corpora[0], build.config.selected, files)
+            return Selection(*build.corpora[0], build.config.selected, build.options)
         return CorporaReader(build.corpora, build.columns)
 
 
@@ -173,7 +172,7 @@ class TaskRunner:
     def __init__(self, build: Build, stage: Stage, report: Callable[[Progress], None]) -> None:
         self._build, self._stage, self._report = build, stage, report
         self._store, self._reader = build.workspace.store, InputReader(build)
-        self._maker = Maker(build.spec, build.config, build.tokenizer, lambda: saved_tokenizer(build), build.chat)
+        self._maker = Maker(build, lambda: saved_tokenizer(build))
 
     def run(self, run: Run, prepare_all: PrepareAll | None = None) -> Iterator[Receipt]:
         """Run a task. Yields its receipt, or one for each segment of a stream, once it is on disk.
@@ -204,7 +203,7 @@ class TaskRunner:
         parsed = self._maker.parse(chunk)
         if self._stage.name == HASH:
             return self._maker.hashed(parsed)
-        return self._maker.make(parsed, None if work is None else work.is_kept(len(parsed.positions)))
+        return self._maker.make(parsed, None if work is None else work.is_kept(len(positions_of(parsed))))
 
     def _begin(self, key: Key, sources: Sequence[int], max_documents: int | None) -> WritingTask:
         drops = None if self._stage.drops is None else self._stage.drops.of(key)

@@ -16,12 +16,12 @@ from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
 from tokshard.pipeline.encode.chat.omissions import KINDS, Omission
 from tokshard.pipeline.encode.chat.probe import takes_of
 from tokshard.pipeline.encode.chat.records import MALFORMED_CHAT, ChatRecordError, conversation
-from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, ChatDocument, ChatEncoder, Loss
+from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, ChatDocument, ChatEncoder
 from tokshard.pipeline.encode.chat.template import ChatTemplate, own_template, template_variables
 from tokshard.pipeline.encode.chat.tokens import Speller, document_end, missing_tokens
 from tokshard.pipeline.encode.encoder import EncodedTexts
 from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, parsing, read_config
-from tokshard.pipeline.options import OWN
+from tokshard.pipeline.options import OWN, BuildOptions
 from tokshard.pipeline.sources.chats import TemplateSource
 from tokshard.pipeline.sources.records import UNREAD, Problem
 from tokshard.store import locate, look_at, open_store
@@ -31,18 +31,17 @@ CUT_SHORT = "cut to max-tokens"
 _PROBE = ("Hello.", "Hi.", "Bye.")
 
 
-def read_template(location: str, tokenizer: TokenizerFile, *, name: str, date: str | None) -> TemplateSource:
+def read_template(location: str, tokenizer: TokenizerFile, options: BuildOptions) -> TemplateSource:
     """Read a chat template.
 
     Args:
         location: a file, the folder of a tokenizer, or `OWN`.
-        name: of the tokenizer, for messages.
 
     Raises:
         UsageError: it cannot be read, or there is none.
     """
     if location == OWN:
-        text = own_template(tokenizer.config, tokenizer.template, name)
+        text = own_template(tokenizer.config, tokenizer.template, options.tokenizer)
     elif (found := look_at(location)) is None:
         raise UsageError(
             f"there is no chat template {location}",
@@ -56,28 +55,23 @@ def read_template(location: str, tokenizer: TokenizerFile, *, name: str, date: s
             text = folder.get(file).decode()
         except UnicodeDecodeError as error:
             raise UsageError(f"{location} is not UTF-8: {error}", hint="give another chat template") from error
-    return TemplateSource(text=text, variables=template_variables(tokenizer.config), date=date)
+    return TemplateSource(text=text, variables=template_variables(tokenizer.config), date=options.chat_date)
 
 
 def checked_chat(
-    tokenizer: TokenizerFile,
-    source: TemplateSource,
-    *,
-    loss: Loss,
-    wanted_end: str | None,
-    overlong: str,
-    template_drops: str,
+    tokenizer: TokenizerFile, source: TemplateSource, options: BuildOptions
 ) -> tuple[ChatConfig, TokenizerInfo, list[str]]:
     """The manifest's entry on conversations, the tokenizer with the token that ends them, and notes.
 
     Raises:
         UsageError: the template or the tokenizer cannot be used.
     """
+    loss = options.loss
     template = ChatTemplate(source, needs_spans=loss != "all", max_characters=1 << 20)
     speller = Speller(parsing(tokenizer.content, tokenizer.info))
     end, end_id = document_end(
         speller,
-        wanted_end,
+        options.document_end,
         config=source.variables,
         literals=template.syntax.literals,
         written=template.written_variables(),
@@ -89,8 +83,8 @@ def checked_chat(
         jinja2=version_of("jinja2"),
         loss=loss,
         chat_date=source.date,
-        overlong=overlong,
-        template_drops=template_drops,
+        overlong=options.overlong,
+        template_drops=options.template_drops,
     )
     roles = zip(_PROBE, ("user", "assistant", "user"), strict=True)
     probe = {"messages": [{"role": role, "content": text} for text, role in roles]}
