@@ -90,11 +90,6 @@ class Option:
     may_differ: bool = False
 
 
-def _no_default(text: str, copies: str = "") -> Mapping[str, str]:
-    """A default for builds and imports, and for copies."""
-    return {TEXT: text, TOKENS: text, DOCUMENTS: copies}
-
-
 _TEXTS, _TOKENS, _COPIES, _VIEWS, _RECORDS = (TEXT,), (TOKENS,), (DOCUMENTS,), (VIEW,), (TEXT, TOKENS)
 _ALL = (*READS, VIEW)
 _TABLES = "parquet", "arrow", "jsonl"
@@ -259,7 +254,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
             "Close a shard before the document that would exceed N tokens.",
             "N",
             OUTPUT,
-            default=_no_default("256M", "as in the first CORPUS"),
+            default={TEXT: "256M", TOKENS: "256M", DOCUMENTS: "as in the first CORPUS"},
         ),
     ] = None
     shuffle: Annotated[

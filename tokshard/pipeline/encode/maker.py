@@ -35,6 +35,8 @@ from tokshard.pipeline.sources.records import (
     positions_array,
 )
 
+_IS_SPECIAL = "the tokenizer gives this text the id of a special token, which would be read as control"
+
 SPELLED = "spelled: "
 """Prefix of an added token that is not special, in the changes of documents whose text spells it."""
 
@@ -130,7 +132,7 @@ class Maker:
             changes |= {SPELLED + token: positions[spelled] for token, spelled in self._added(texts).items()}
         idle = {NOTHING_TO_LEARN: np.sort(positions[list(encoded.idle)])} if encoded.idle else {}
         if encoded.with_special or encoded.failed or encoded.idle:
-            rejected = [_special(int(positions[index])) for index in encoded.with_special]
+            rejected = [BadRecord(int(positions[index]), SPECIAL_TOKEN, _IS_SPECIAL) for index in encoded.with_special]
             rejected += [BadRecord(int(positions[index]), *problem) for index, problem in encoded.failed.items()]
             bad = sorted([*bad, *rejected], key=lambda record: record.position)
             kept = sorted(set(range(len(texts))) - {*encoded.with_special, *encoded.failed, *encoded.idle})
@@ -185,11 +187,6 @@ def _utf8_sizes(texts: Sequence[str]) -> NDArray[np.int64]:
     return sizes
 
 
-def _special(position: int) -> BadRecord:
-    detail = "the tokenizer gives this text the id of a special token, which would be read as control"
-    return BadRecord(position, SPECIAL_TOKEN, detail)
-
-
 class AddedText:
     """Finds texts that spell an added token which is not special: it is a token there, not text.
 
@@ -241,17 +238,11 @@ class SpecialText:
 
     def mask(self, texts: Sequence[str]) -> NDArray[np.bool_]:
         """Which of the texts contain such a spelling: bool [texts]."""
-        if len(self._groups) == 1:
-            first, tokens, pattern = self._groups[0]
-            found = (first in text and _contains(text, first, tokens, pattern) for text in texts)
-        else:
-            found = (
-                any(
-                    first in text and _contains(text, first, tokens, pattern) for first, tokens, pattern in self._groups
-                )
-                for text in texts
-            )
-        return np.fromiter(found, np.bool_, len(texts))
+        found = np.zeros(len(texts), np.bool_)
+        for first, tokens, pattern in self._groups:
+            is_in = (first in text and _contains(text, first, tokens, pattern) for text in texts)
+            found |= np.fromiter(is_in, np.bool_, len(texts))
+        return found
 
 
 def _contains(text: str, first: str, tokens: tuple[str, ...], pattern: re.Pattern[str]) -> bool:

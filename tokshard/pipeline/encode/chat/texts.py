@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -191,7 +192,7 @@ class ChatTexts:
             np.cumsum([len(found) for found in ids], dtype=np.int64),
             (),
             failed,
-            tuple(idle),
+            idle,
             {LOSS: loss, WEIGHTS: weights} if self._is_weighted else {LOSS: loss},
             changes,
             _table_of(omitted, len(ids)),
@@ -223,11 +224,9 @@ def _head(document: ChatDocument, most: int) -> ChatDocument:
     is_kept = borders[:, 0] < borders[:, 1]
     if not is_kept.any():
         raise ChatRecordError(NOTHING_TO_LEARN, "no token of its head is a target")
-    return ChatDocument(
+    return replace(
+        document,
         ids=np.append(document.ids[: most - 1], document.ids[-1:]),
         loss=borders[is_kept].reshape(-1),
         weights=document.weights[is_kept],
-        num_cut=document.num_cut,
-        omitted=document.omitted,
-        unread=document.unread,
     )
