@@ -107,7 +107,7 @@ class Judge:
         # a run that has to take the place of another one either fails or writes all that is wanted
         if self.is_done or self.rerun is not None or (self._stops and task.key > min(self._stops)):
             return True
-        return is_divided(task) and task.key[0] in self.left_out
+        return task.key[0] in self.left_out and is_divided(task)
 
     def num_done(self, task: AnyTask) -> int:
         """Segments of a stream that have a receipt, without a gap from the first one on."""
@@ -119,6 +119,10 @@ class Judge:
         while (first, number) in self._waiting:
             number += 1
         return number
+
+    def next_run(self, task: AnyTask) -> Run:
+        """A run of a task with the room that is left, as far as is known."""
+        return Run(task=task, max_documents=self.room, num_done=self.num_done(task))
 
     def missing(self) -> Iterator[AnyTask]:
         """The tasks from the first one on that has no receipt, as far as they can matter."""

@@ -670,6 +670,15 @@ def path_option(name: str, value: Any) -> str:
     return os.fsdecode(value)
 
 
+def options_of(tokenizer: str | os.PathLike[str], out: str | os.PathLike[str], keywords: Any) -> BuildOptions:
+    """The options of a call.
+
+    Raises:
+        UsageError: one does not exist.
+    """
+    return BuildOptions(tokenizer=path_option("tokenizer", tokenizer), out=path_option("out", out), **keywords)
+
+
 def _given(options: BuildOptions) -> dict[str, Any]:
     """The options that do not have their defaults."""
     defaults = BuildOptions(tokenizer="", out="")

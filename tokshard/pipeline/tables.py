@@ -221,7 +221,7 @@ def _originals(build: Build) -> tuple[list[SourceInfo], int]:
     return all_sources(generations) if generations else [], padding_ids
 
 
-def check_kept_fields(build: Build, receipts: Iterable[Receipt]) -> None:
+def check_kept_fields(build: Build, receipts: Sequence[Receipt]) -> None:
     """Refuse a build in which a kept field was found in no record of any input.
 
     Args:
@@ -231,9 +231,8 @@ def check_kept_fields(build: Build, receipts: Iterable[Receipt]) -> None:
         UsageError: with the field.
     """
     found = {name for receipt in receipts for name in receipt.fields}
-    records = sum(receipt.records_read for receipt in receipts)
-    for name, (path, _) in build.spec.columns.items() if records else ():
-        if name not in found:
+    for name, (path, _) in build.spec.columns.items():
+        if name not in found and (records := sum(receipt.records_read for receipt in receipts)):
             option = "--id-field" if name == "id" != path else "--keep-field"
             raise UsageError(
                 f"none of {records:,} records has the field {path!r}",

@@ -22,7 +22,7 @@ from tokshard.pipeline.options import SKIP, parse_bad_record_limit
 from tokshard.pipeline.progress import InputLeftOut, Observer, StageEnded, StageStarted
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.records import MISSING_TEXT, TOO_LONG
-from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask, StreamTask, Task
+from tokshard.pipeline.tasks.planning import AnyTask, StepTask, StreamTask, Task
 from tokshard.pipeline.tasks.running import Stage, TaskRunner
 from tokshard.pipeline.tasks.writing import read_rejects
 from tokshard.pipeline.workspace.receipts import (
@@ -136,7 +136,7 @@ def work(
             task = waiting.popleft()
             if not judge.is_pointless(task) and not _is_done_by_another(build, stage, task, judge):
                 running[task.key] = task
-                executor.submit(_run(task, judge))
+                executor.submit(judge.next_run(task))
         # running tasks may be pointless, but their workers cannot prepare the chunks of a stream
         left = chain(waiting, chain(running.values(), mapped) if running else ())
         if all(map(judge.is_pointless, left)):
@@ -148,7 +148,9 @@ def work(
             del running[event.task.key]
             waiting.extendleft(_to_try_again(event, losses))
     for task in mapped:
-        for receipt in run_shared(_run(task, judge)) if run_shared is not None and not judge.is_pointless(task) else ():
+        for receipt in (
+            run_shared(judge.next_run(task)) if run_shared is not None and not judge.is_pointless(task) else ()
+        ):
             _take(build, judge, receipt, observer)
 
 
@@ -168,10 +170,6 @@ def _to_try_again(event: Ended, losses: Counter[Key]) -> list[AnyTask]:
     if error is not None and losses[key] > event.max_losses:
         raise error
     return [] if error is None else [event.task]
-
-
-def _run(task: AnyTask, judge: Judge) -> Run:
-    return Run(task=task, max_documents=judge.room, num_done=judge.num_done(task))
 
 
 def _shared(tasks: Sequence[AnyTask], executor: Executor) -> list[AnyTask]:

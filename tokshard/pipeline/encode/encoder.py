@@ -20,6 +20,7 @@ from tokshard.extras import version_of
 from tokshard.format.manifest import TokenizerInfo
 from tokshard.pipeline.encode.tokenizer_file import without_truncation
 from tokshard.pipeline.sources.records import NOT_ENCODED, Problem
+from tokshard.wording import first_line
 
 TOKENIZERS, FASTOKENS = "tokenizers", "fastokens"
 """The packages that encode."""
@@ -196,7 +197,7 @@ class Encoder:
                 if not _is_panic(error):
                     raise
                 self._encode = self._load()  # a lock that the panic left closed would fail on other texts
-            raise EncodingError(f"{self._library} fails on the text: {_first_line(error)}") from error
+            raise EncodingError(f"{self._library} fails on the text: {first_line(error)}") from error
 
     @property
     def _library(self) -> str:
@@ -218,7 +219,7 @@ class Encoder:
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
             raise TokenizerError(
-                f"{self._library} cannot load the tokenizer: {_first_line(error)}",
+                f"{self._library} cannot load the tokenizer: {first_line(error)}",
                 hint="leave out --engine"
                 if self._engine != TOKENIZERS
                 else next(
@@ -244,10 +245,6 @@ class Encoder:
 def _is_panic(error: BaseException) -> bool:
     """Whether Rust code of the library panicked, which raises a `BaseException` that is not an `Exception`."""
     return type(error).__name__ == "PanicException"
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _encoder_of(engine: str, tokenizer: Any) -> EncodeTexts:

@@ -45,14 +45,8 @@ Parsed = Records | ChunkResult
 """The records of one chunk: texts, and the problems of other records; or, where no text is read, the documents."""
 
 
-def positions_of(parsed: Parsed) -> NDArray[np.int64]:
-    """The position in the chunk of each record that can become a document: int64."""
-    return parsed.documents.positions if isinstance(parsed, ChunkResult) else positions_array(parsed)
-
-
-def _contents(parsed: Parsed) -> Iterable[bytes]:
-    """The content of each such record, for hashes: its text as UTF-8, or its tokens."""
-    return parsed.documents.contents() if isinstance(parsed, ChunkResult) else map(str.encode, parsed.texts)
+Keeps = Callable[[int], NDArray[np.bool_]]
+"""Whether each of the next candidates, so many, is kept, because it is no duplicate: bool [candidates]."""
 
 
 class Maker:
@@ -91,35 +85,29 @@ class Maker:
             return found
         return self._pass_on(found if isinstance(found, TokenBatch) else token_lines.batch(found, self._spec))
 
-    def make(self, parsed: Parsed, is_kept: NDArray[np.bool_] | None = None) -> ChunkResult:
+    def make(self, parsed: Parsed, keeps: Keeps | None = None) -> ChunkResult:
         """The documents of a chunk.
 
         Args:
-            is_kept: bool [candidates]: those that are no duplicates. None: that is not known yet.
+            keeps: says which candidates are no duplicates. None: that is not known yet.
         """
         if isinstance(parsed, ChunkResult):
             made = replace(parsed, candidates=parsed.documents.positions)
-            made = made if is_kept is None else made.without_duplicates(is_kept)
+            made = made if keeps is None else made.without_duplicates(keeps(len(made.documents)))
         else:
-            made = self._encoded(parsed, is_kept)
+            made = self._encoded(parsed, keeps)
         return apply_rules(made, self._config)
 
     def hashed(self, parsed: Parsed) -> ChunkResult:
         """The texts of a chunk as documents without tokens, only with hashes."""
-        hashes = content_hashes(_contents(parsed))
-        documents = Documents(
-            tokens=np.empty(0, np.uint32),
-            ends=np.zeros(len(hashes), np.int64),
-            positions=positions_of(parsed),
-            columns={},
-            hashes=hashes,
-        )
         if isinstance(parsed, ChunkResult):
+            documents = _hashed(parsed.documents.contents(), parsed.documents.positions)
             return replace(parsed, documents=documents)
-        return _made(parsed, documents, parsed.bad)
+        return _made(parsed, _hashed(map(str.encode, parsed.texts), positions_array(parsed)), parsed.bad)
 
-    def _encoded(self, records: Records, is_kept: NDArray[np.bool_] | None) -> ChunkResult:
+    def _encoded(self, records: Records, keeps: Keeps | None) -> ChunkResult:
         candidates = positions_array(records)
+        is_kept = None if keeps is None else keeps(len(candidates))
         texts, positions, columns = records.texts, candidates, records.columns
         if is_kept is not None and not is_kept.all():
             texts, positions, columns = _chosen(np.flatnonzero(is_kept).tolist(), texts, positions, columns)
@@ -151,6 +139,16 @@ class Maker:
         )
         made = replace(_made(records, documents, bad, candidates), changes=changes, left_out=idle)
         return made if is_kept is None else made.without_duplicates(is_kept)
+
+
+def _hashed(contents: Iterable[bytes], positions: NDArray[np.int64]) -> Documents:
+    return Documents(
+        tokens=np.empty(0, np.uint32),
+        ends=np.zeros(len(positions), np.int64),
+        positions=positions,
+        columns={},
+        hashes=content_hashes(contents),
+    )
 
 
 def _made(

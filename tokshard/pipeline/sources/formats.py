@@ -90,18 +90,18 @@ def loss_columns(inputs: InputTable, wanted: str | None) -> tuple[dict[str, str]
     Raises:
         UsageError: it is missing, or several columns may be meant.
     """
-    columns, notes = dict[str, str](), []
+    columns, notes = set[str](), []
     for input_ in inputs.first_of_each_kind():
         form, found = _BY_NAME[TOKENS, input_.format], None
         with contextlib.suppress(SourceError, OSError):  # the reader will say so
             found = form.loss(input_, wanted) if form.loss is not None else None
         if found is None:
             continue
-        columns |= {LOSS: LOSS_COLUMNS[LOSS]} | ({WEIGHTS: LOSS_COLUMNS[WEIGHTS]} if found.is_weighted else {})
+        columns |= {LOSS, WEIGHTS} if found.is_weighted else {LOSS}
         shifted = ", shifted by one as in packs of Megatron-Bridge" if found.is_shifted else ""
         name = os.path.basename(found.name)
         notes.append(f"{name} of {os.path.basename(input_.location)} says which tokens are trained{shifted}")
-    return {name: columns[name] for name in LOSS_COLUMNS if name in columns}, notes
+    return {name: kind for name, kind in LOSS_COLUMNS.items() if name in columns}, notes
 
 
 def read_span(input_: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:

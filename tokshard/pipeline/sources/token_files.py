@@ -155,7 +155,7 @@ def _is_listed_in(field: str) -> Callable[[Store, str], bool]:
 
 
 def _format(name: str, read: Any, divisibility: Divisibility, *suffixes: str, **more: Any) -> Format:
-    options = {"is_streamed": False, "needs": _INDEX if divisibility == INDIVISIBLE else (), **more}
+    options = {"needs": _INDEX if divisibility == INDIVISIBLE else (), **more}
     return Format(
         name=name, reads=TOKENS, read=_reader(read), divide=lambda *_: divisibility, suffixes=suffixes, **options
     )

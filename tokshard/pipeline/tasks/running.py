@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokshard.errors import BadSourceError, CorpusError, CutSourceError, SourceError, TokshardError, UsageError
 from tokshard.forking import cached_property
 from tokshard.pipeline.encode.documents import ChunkResult, apply_rules, split_documents
-from tokshard.pipeline.encode.maker import Maker, positions_of
+from tokshard.pipeline.encode.maker import Maker
 from tokshard.pipeline.options import DOCUMENTS
 from tokshard.pipeline.request import Build, saved_tokenizer
 from tokshard.pipeline.sources.corpora import CorporaReader
@@ -48,7 +48,7 @@ class InputReader:
     """Reads the inputs of a build in this process."""
 
     def __init__(self, build: Build) -> None:
-        self._build = build
+        self._build, self._start_over = build, build.start_over
 
     def chunks(self, index: int, span: Span) -> Iterator[Chunk | ChunkResult]:
         """The chunks of a part of an input.
@@ -63,9 +63,9 @@ class InputReader:
             if self._build.corpora:
                 yield from self._corpora.read(index)
                 return
-            check_unchanged(source, self._build.start_over)
+            check_unchanged(source, self._start_over)
             yield from read_span(source, span, self._build.spec)
-            check_unchanged(source, self._build.start_over)
+            check_unchanged(source, self._start_over)
 
     def numbered_chunks(self, index: int, first: int) -> Iterator[tuple[int, Chunk]]:
         """The chunks of a stream from a segment on, each with its segment's number.
@@ -75,10 +75,10 @@ class InputReader:
         """
         source = self._build.inputs[index]
         with _errors_of(source):
-            check_unchanged(source, self._build.start_over)
+            check_unchanged(source, self._start_over)
             chunks = read_stream(source, self._build.spec, task_bytes=segment_bytes(self._build.config.task_bytes))
             yield from ((number, chunk) for number, chunk in chunks if number >= first)
-            check_unchanged(source, self._build.start_over)
+            check_unchanged(source, self._start_over)
 
     def check(self, index: int) -> None:
         """Check that an input is there, unchanged, and can be opened.
@@ -92,7 +92,7 @@ class InputReader:
             if self._build.corpora:
                 self._corpora.read(index)
                 return
-            check_unchanged(source, self._build.start_over)
+            check_unchanged(source, self._start_over)
             with open_file(source) as file:
                 file.read(1)
 
@@ -203,13 +203,17 @@ class TaskRunner:
         parsed = self._maker.parse(chunk)
         if self._stage.name == HASH:
             return self._maker.hashed(parsed)
-        return self._maker.make(parsed, None if work is None else work.is_kept(len(positions_of(parsed))))
+        return self._maker.make(parsed, None if work is None else work.is_kept)
 
-    def _begin(self, key: Key, sources: Sequence[int], max_documents: int | None) -> WritingTask:
+    @contextlib.contextmanager
+    def _writing(self, key: Key, sources: Sequence[int], max_documents: int | None) -> Iterator[WritingTask]:
+        """The rest of a task, after its chunks are prepared. Leaving it early removes unfinished files."""
         drops = None if self._stage.drops is None else self._stage.drops.of(key)
-        return WritingTask(
-            self._build, self._stage.name, key, sources, max_documents, make_sink=self._sink, drops=drops
-        )
+        with contextlib.ExitStack() as stack:
+            sink = self._sink(key, stack)
+            yield WritingTask(
+                self._build, self._stage.name, key, sources, max_documents, sink=sink, stack=stack, drops=drops
+            )
 
     def _sink(self, key: Key, stack: contextlib.ExitStack) -> Sink:
         if self._stage.name == HASH:
@@ -227,14 +231,13 @@ class TaskRunner:
 
     def _task(self, run: Run, task: Task) -> Receipt:
         """Run a task of known extent. If damaged inputs are left out, a group restarts without each one it finds."""
-        left_out = {index: self._stage.left_out[index] for index in task.inputs if index in self._stage.left_out}
+        left_out = {index: found for index, found in self._stage.left_out.items() if index in task.inputs}
         most = 0
         while True:
             inputs = [index for index in task.inputs if index not in left_out]
-            work = self._begin(task.key, [] if self._build.corpora else inputs, run.max_documents)
             index = task.key[0]
             try:
-                with work:
+                with self._writing(task.key, [] if self._build.corpora else inputs, run.max_documents) as work:
                     for index in inputs:
                         self._take_all(work, index, self._reader.chunks(index, task.span))
                     receipt = work.finish()
@@ -277,9 +280,8 @@ class TaskRunner:
         ahead: _Lookahead | None = None
         while True:
             key = (index, segment)
-            work = self._begin(key, [index], room)
             try:
-                with work:
+                with self._writing(key, [index], room) as work:
                     ahead = ahead or _Lookahead(chunks if prepare_all is None else prepare_all(chunks))
                     self._take_all(work, index, ahead.segment(segment), is_prepared=prepare_all is not None)
                     receipt = work.finish()

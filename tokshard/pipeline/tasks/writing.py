@@ -6,8 +6,8 @@ import contextlib
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, Protocol, Self
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -101,20 +101,16 @@ def _shard_writer(build: Build, key: Key, output: Output) -> ShardWriter:
     )
 
 
-MakeSink = Callable[[Key, contextlib.ExitStack], Sink]
-"""Makes the sink of a task; its files are removed if the stack is left early."""
-
-
 class WritingTask:
     """Passes the records of one task to a sink: drops duplicates, lists bad records, and counts everything.
 
     Bad records are listed in a file of JSON lines, numbered from the task's start in their input; or the first one
-    fails the task. Leaving the context before `finish` removes unfinished files.
+    fails the task.
 
     Args:
         sources: the inputs that it reads; empty if documents contain their source.
         max_documents: the most documents to write.
-        make_sink: makes the sink, in a context.
+        stack: has the files of the sink; leaving it before `finish` removes unfinished files.
         drops: the places of duplicates among its texts, ascending; None to keep all.
 
     Attributes:
@@ -129,11 +125,12 @@ class WritingTask:
         sources: Sequence[int],
         max_documents: int | None,
         *,
-        make_sink: MakeSink,
+        sink: Sink,
+        stack: contextlib.ExitStack,
         drops: NDArray[np.uint32] | None,
     ) -> None:
-        self._build, self._stage, self._key = build, stage, key
-        self._max_documents, self._make_sink, self._drops = max_documents, make_sink, drops
+        self._build, self._stage, self._key, self._sink, self._stack = build, stage, key, sink, stack
+        self._max_documents, self._drops = max_documents, drops
         # hashed texts are not split yet
         self._tallies = [_Tally(sources, output) for output in (build.outputs[:1] if stage == HASH else build.outputs)]
         self._rejects: IO[bytes] | None = None
@@ -142,16 +139,6 @@ class WritingTask:
         self._fields: set[str] = set()
         self._changes: Counter[str] = Counter()
         self._listed: list[NDArray[np.int64]] = []
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        with contextlib.ExitStack() as stack:
-            self._sink = self._make_sink(self._key, stack)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.__exit__(*error)  # type: ignore[arg-type]
 
     @property
     def is_full(self) -> bool:
@@ -287,8 +274,9 @@ class _Tally:
                 self._count(
                     source, int(is_its[: made.count].sum()), made.of(is_its), part.select(is_its[part.positions])
                 )
-        if part.num_tokens:
-            self._lengths = joined_lengths([self._lengths, lengths_of(part.lengths)])
+        lengths = part.lengths
+        if lengths.any():  # hashed texts have none
+            self._lengths = joined_lengths([self._lengths, lengths_of(lengths)])
 
     def _count(self, source: int, count: int, made: ChunkResult, part: Documents) -> None:
         """Count `count` records of one source, and the result `made` of them."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Literal, TypeVar
 
 import msgspec
@@ -357,19 +358,20 @@ def read_receipts(store: Store, stage: str, keys: Iterable[Key]) -> Iterator[Rec
     Raises:
         BuildError: a receipt is damaged.
     """
+    return filter(None, side_by_side(store, partial(_read_receipt, store, stage), keys))
 
-    def read(key: Key) -> Receipt | None:
-        name = receipt_path(stage, key)
-        with readable(store, name):
-            try:
-                receipt = saved(store, name, Receipt)
-            except FileNotFoundError:
-                return None
-            if receipt.key != key:
-                raise ValueError("it is the receipt of another task")
-            return receipt
 
-    return filter(None, side_by_side(store, read, keys))
+def _read_receipt(store: Store, stage: str, key: Key) -> Receipt | None:
+    """One receipt; None if it is missing."""
+    name = receipt_path(stage, key)
+    with readable(store, name):
+        try:
+            receipt = saved(store, name, Receipt)
+        except FileNotFoundError:
+            return None
+        if receipt.key != key:
+            raise ValueError("it is the receipt of another task")
+        return receipt
 
 
 def receipts_of(store: Store, stage: str) -> Iterator[Receipt]:
@@ -387,10 +389,11 @@ def read_receipt(store: Store, stage: str, key: Key) -> Receipt:
     Raises:
         BuildError: the file is missing or damaged.
     """
-    for receipt in read_receipts(store, stage, [key]):
-        return receipt
-    hint = "run the same command again: its task runs again"
-    raise BuildError(f"{store.where(receipt_path(stage, key))} is gone", hint=hint)
+    found = _read_receipt(store, stage, key)
+    if found is None:
+        hint = "run the same command again: its task runs again"
+        raise BuildError(f"{store.where(receipt_path(stage, key))} is gone", hint=hint)
+    return found
 
 
 def promised_files(stage: str, receipt: Receipt) -> dict[str, int]:
