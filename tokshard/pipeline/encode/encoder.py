@@ -50,7 +50,7 @@ class EncodedTexts:
         idle: indices of conversations without a target. They are not among the documents either.
         loss: of conversations: the columns of loss spans.
         changes: kind of change, to the indices of the changed texts.
-        omitted: of conversations: the counts that `Documents.omitted` has.
+        omitted: of conversations: as in `Documents`.
     """
 
     tokens: NDArray[Any]
@@ -60,7 +60,7 @@ class EncodedTexts:
     idle: Sequence[int] = ()
     loss: Mapping[str, Sequence[NDArray[Any]]] = field(default_factory=dict)
     changes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    omitted: NDArray[np.int32] | None = None
+    omitted: Sequence[Sequence[tuple[str, int]]] | None = None
 
 
 class DocumentEncoder:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from tokshard.format.manifest import IN_OTHER_SPLIT, NO_LENGTHS, DocumentLengths, joined_lengths
 from tokshard.format.names import shard_name
 from tokshard.format.writer import ShardWriter
-from tokshard.pipeline.encode.chat.omissions import KINDS
 from tokshard.pipeline.encode.documents import ChunkResult, Documents, split_documents
 from tokshard.pipeline.options import SKIP
 from tokshard.pipeline.request import Build
@@ -281,12 +280,11 @@ class _Tally:
     def _count(self, source: int, count: int, made: ChunkResult, part: Documents) -> None:
         """Count `count` records of one source, and the result `made` of them."""
         counts, num_written = self._counts.setdefault(source, SourceCounts(source)), len(part)
-        if part.omitted is not None and part.omitted[:, :, 0].any():
-            for kind, cells in zip(KINDS, part.omitted.swapaxes(0, 1), strict=True):
-                if len(places := np.flatnonzero(cells[:, 0])):
-                    first = int(part.positions[places[0]]) + counts.records_read, int(cells[places[0], 1])
-                    number, *before = counts.omitted.get(kind, (0, *first))
-                    counts.omitted[kind] = (number + int(cells[:, 0].sum()), before[0], before[1])
+        if part.omitted is not None:
+            for position, omitted in zip(part.positions.tolist(), part.omitted, strict=True):
+                for kind, message in omitted:
+                    number, *first = counts.omitted.get(kind, (0, counts.records_read + position, message))
+                    counts.omitted[kind] = (number + 1, first[0], first[1])
         counts.records_read += count
         counts.documents += num_written
         counts.tokens += part.num_tokens

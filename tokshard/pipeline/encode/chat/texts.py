@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from tokshard.errors import UNDECODABLE, TokenizerError, UsageError
 from tokshard.extras import version_of
 from tokshard.format.loss import LOSS, WEIGHTS
 from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
-from tokshard.pipeline.encode.chat.omissions import KINDS, Omission
+from tokshard.pipeline.encode.chat.omissions import Omission
 from tokshard.pipeline.encode.chat.probe import takes_of
 from tokshard.pipeline.encode.chat.records import MALFORMED_CHAT, ChatRecordError, conversation
 from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, ChatDocument, ChatEncoder
@@ -165,7 +165,7 @@ class ChatTexts:
         failed: dict[int, Problem] = {}
         idle: list[int] = []
         changes: dict[str, list[int]] = {}
-        omitted: dict[int, Sequence[Omission]] = {}
+        omitted: list[Sequence[Omission]] = []
         for index, text in enumerate(texts):
             try:
                 document = self._encode(conversation(_decoded(text), self._takes))
@@ -180,8 +180,7 @@ class ChatTexts:
                 continue
             for name in document.unread:
                 changes.setdefault(UNREAD + name, []).append(index)
-            if document.omitted:
-                omitted[len(ids)] = document.omitted
+            omitted.append(document.omitted)
             ids.append(document.ids)
             loss.append(document.loss)
             weights.append(document.weights)
@@ -195,19 +194,8 @@ class ChatTexts:
             idle,
             {LOSS: loss, WEIGHTS: weights} if self._is_weighted else {LOSS: loss},
             changes,
-            _table_of(omitted, len(ids)),
+            omitted,
         )
-
-
-def _table_of(omitted: Mapping[int, Sequence[Omission]], num_documents: int) -> NDArray[np.int32]:
-    """The table `Documents.omitted` of some documents: int32 [documents, kinds, 2]."""
-    table = np.zeros((num_documents, len(KINDS), 2), np.int32)
-    for document, found in omitted.items():
-        for kind, number in reversed(found):  # so the first message stays
-            cell = table[document, KINDS.index(kind)]
-            cell[0] += 1
-            cell[1] = number
-    return table
 
 
 def _decoded(text: str) -> dict[str, Any]:
