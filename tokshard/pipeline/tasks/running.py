@@ -235,7 +235,7 @@ class TaskRunner:
         most = 0
         while True:
             inputs = [index for index in task.inputs if index not in left_out]
-            index = task.key[0]
+            index, work = task.key[0], None
             try:
                 with self._writing(task.key, [] if self._build.corpora else inputs, run.max_documents) as work:
                     for index in inputs:
@@ -244,7 +244,7 @@ class TaskRunner:
                 most = max(most, receipt.most_documents)
                 return msgspec.structs.replace(receipt, left_out=left_out, most_documents=most)
             except LASTING_ERRORS as error:
-                failure, most = _failure(error), max(most, work.written)
+                failure, most = _failure(error), max(most, 0 if work is None else work.written)
             if failure.kind != "input" or not task.is_group or not self._build.is_leaving_out:
                 return Receipt(key=task.key, failure=failure, max_documents=run.max_documents, most_documents=most)
             left_out[index] = failure.problem
@@ -279,15 +279,15 @@ class TaskRunner:
         segment = run.num_done
         ahead: _Lookahead | None = None
         while True:
-            key = (index, segment)
+            key, work = (index, segment), None
             try:
                 with self._writing(key, [index], room) as work:
                     ahead = ahead or _Lookahead(chunks if prepare_all is None else prepare_all(chunks))
                     self._take_all(work, index, ahead.segment(segment), is_prepared=prepare_all is not None)
                     receipt = work.finish()
             except LASTING_ERRORS as error:
-                failure = _failure(error)
-                receipt = Receipt(key=key, failure=failure, max_documents=room, most_documents=work.written)
+                failure, most = _failure(error), 0 if work is None else work.written
+                receipt = Receipt(key=key, failure=failure, max_documents=room, most_documents=most)
             receipt = self._leave(msgspec.structs.replace(receipt, is_last=ahead is not None and ahead.is_at_end))
             yield receipt
             room = None if room is None else room - receipt.documents
