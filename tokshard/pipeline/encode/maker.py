@@ -89,11 +89,10 @@ class Maker:
         """The documents of a chunk.
 
         Args:
-            keeps: says which candidates are no duplicates. None: that is not known yet.
+            keeps: says which texts are no duplicates, so that no others are encoded. None: that is not known yet.
         """
         if isinstance(parsed, ChunkResult):
             made = replace(parsed, candidates=parsed.documents.positions)
-            made = made if keeps is None else made.without_duplicates(keeps(len(made.documents)))
         else:
             made = self._encoded(parsed, keeps)
         return apply_rules(made, self._config)
