@@ -52,6 +52,11 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of the text of an error, which says what happened; its type if it has no text."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def listed(words: Iterable[str], conjunction: str) -> str:
     """Words as people list them: ``a, b and c``."""
     *others, last = list(words) or [""]

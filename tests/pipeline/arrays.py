@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tokshard.pipeline.build import ignore, options_of
+from tokshard.pipeline.build import ignore
 from tokshard.pipeline.jobs import Job, JobResult, commit_corpus
 from tokshard.pipeline.jobs import run_job as run_one
+from tokshard.pipeline.options import options_of
 from tokshard.pipeline.sources.iterables import as_sources
 
 __all__ = ["commit_corpus", "run_job"]

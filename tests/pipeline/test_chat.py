@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.contract.small import shrink
 from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.encode.chat import chats
 from tests.pipeline.encode.chat.chats import said
@@ -76,6 +77,17 @@ def test_conversations_become_documents_with_their_answers_as_targets(kind, work
         assert [document.tolist().count(end) for document in corpus] == [1, 1, 1]
         assert corpus.manifest.num_targets == sum(len(text.encode()) - 9 for spans in LEARNED for text in spans)
         assert list(corpus.manifest.columns) == ["loss", "id"]
+
+
+def test_the_first_record_of_which_a_template_leaves_something_out_is_counted_in_its_source(
+    tmp_path, tokenizer, monkeypatch
+):
+    answer = {"role": "assistant", "content": "a", "thinking": "why"}
+    records = [*RECORDS * 4, {"messages": [{"role": "user", "content": "q"}, answer]}] * 2
+    shrink(monkeypatch.setattr, chunk_bytes=256)
+    result = build(write(tmp_path / "a.jsonl", records), tokenizer, tmp_path / "out")
+    found = result.manifest.records.template_drops["reasoning"]
+    assert (found.count, found.record, found.message) == (2, 13, 1)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "records"])

@@ -21,7 +21,7 @@ from tests.examples import examples
 from tests.pipeline.inputs import write_byte_tokenizer
 from tests.pipeline.places import TEXTS, write
 from tokshard.pipeline.executors.base import Ended, Event, WorkerUsage
-from tokshard.pipeline.judge import Judge, TooManyBadRecords
+from tokshard.pipeline.judge import Judge
 from tokshard.pipeline.options import BadRecordLimit, BuildOptions
 from tokshard.pipeline.progress import Report
 from tokshard.pipeline.request import Build
@@ -205,8 +205,8 @@ def outcome(judge: Judge, inputs: Sequence[Content], rule: Rules) -> Outcome:
         for receipt in run_task(judge.rerun, inputs, rule):
             judge.add(receipt)
     assert judge.is_done
-    if isinstance(judge.failure, TooManyBadRecords):
-        return Outcome((f"bad records: {judge.failure}", judge.failure.key[0]))
+    if judge.failure is not None and judge.failure.failure is None:
+        return Outcome((f"bad records: {judge.bad} of {judge.records}", judge.failure.key[0]))
     if judge.failure is not None:
         assert judge.failure.failure is not None
         return Outcome((judge.failure.failure.kind, judge.failure.failure.source))

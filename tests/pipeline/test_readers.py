@@ -21,7 +21,7 @@ from tests.pipeline.inputs import (
 from tokshard import Corpus
 from tokshard.errors import BadRecordError
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.division import Divisibility, Grouped, Indivisible, Lines, Span, Stream
+from tokshard.pipeline.sources.division import INDIVISIBLE, LINES, STREAM, Divisibility, Span
 from tokshard.pipeline.sources.formats import read_stream
 from tokshard.pipeline.sources.records import RecordSpec, parse_columns
 from tokshard.pipeline.tasks import planning as tasks
@@ -254,25 +254,25 @@ def test_a_csv_field_too_long_to_be_held_is_one_bad_record_whatever_its_rest_loo
 WHOLE_TASK = Span()
 PLANS: dict[str, tuple[list[int], Divisibility, list[tuple[list[int], Span]]]] = {
     "an input as large as a task is not cut, and ends the group that it fills": (
-        *([5, 10, 5], Lines(), [([0, 1], WHOLE_TASK), ([2], WHOLE_TASK)]),
+        *([5, 10, 5], LINES, [([0, 1], WHOLE_TASK), ([2], WHOLE_TASK)]),
     ),
     "a group begins anew behind an input that is divided": (
-        *([6, 20, 6, 0, 6], Lines()),
+        *([6, 20, 6, 0, 6], LINES),
         [([0], WHOLE_TASK), ([1], Span(0, 10)), ([1], Span(10, None)), ([2, 3, 4], WHOLE_TASK)],
     ),
     "the last range of an input is open": (
-        *([25], Lines(), [([0], Span(0, 10)), ([0], Span(10, 20)), ([0], Span(20, None))]),
+        *([25], LINES, [([0], Span(0, 10)), ([0], Span(10, 20)), ([0], Span(20, None))]),
     ),
     "row groups as large as a task are a task each": (
-        *([30], Grouped((10, 10, 10)), [([0], Span(start, start + 1)) for start in range(3)]),
+        *([30], (10, 10, 10), [([0], Span(start, start + 1)) for start in range(3)]),
     ),
     "small row groups share a task until they fill it": (
-        *([30], Grouped((4, 4, 4, 9, 9, 0)), [([0], Span(0, 3)), ([0], Span(3, 5)), ([0], Span(5, 6))]),
+        *([30], (4, 4, 4, 9, 9, 0), [([0], Span(0, 3)), ([0], Span(3, 5)), ([0], Span(5, 6))]),
     ),
     "what cannot be divided is in a group, however large": (
-        *([4, 40, 4], Indivisible(), [([0, 1], WHOLE_TASK), ([2], WHOLE_TASK)]),
+        *([4, 40, 4], INDIVISIBLE, [([0, 1], WHOLE_TASK), ([2], WHOLE_TASK)]),
     ),
-    "nothing is read by no task": ([], Lines(), []),
+    "nothing is read by no task": ([], LINES, []),
 }
 
 
@@ -286,7 +286,7 @@ def test_tasks_are_as_large_as_was_asked_for(what):
 
 
 def test_a_stream_is_one_task_which_divides_itself():
-    planned = list(plan_tasks([4, 40, 4, 4], [Indivisible(), Stream(), Stream(), Indivisible()], 10))
+    planned = list(plan_tasks([4, 40, 4, 4], [INDIVISIBLE, STREAM, STREAM, INDIVISIBLE], 10))
     assert [task.key for task in planned] == [(0, 0), (1, 0), (2, 0), (3, 0)]
     assert [isinstance(task, StreamTask) for task in planned] == [False, True, True, False]
 

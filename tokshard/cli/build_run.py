@@ -21,11 +21,11 @@ from tokshard.format import names
 from tokshard.format.opening import open_corpus
 from tokshard.format.tables import read_sources
 from tokshard.inspect.corpus.places import cells_in
-from tokshard.pipeline.build import options_of, run_build
+from tokshard.pipeline.build import run_build
 from tokshard.pipeline.estimate import estimate_build
 from tokshard.pipeline.executors.worker import restoring_environment
 from tokshard.pipeline.jobs import Job, run_job
-from tokshard.pipeline.options import DOCUMENTS, TOKENS, VIEW
+from tokshard.pipeline.options import DOCUMENTS, TOKENS, VIEW, options_of
 from tokshard.pipeline.progress import BuildResult
 from tokshard.pipeline.resolve import resolve
 from tokshard.pipeline.views import CellSize, preview_cells

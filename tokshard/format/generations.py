@@ -9,20 +9,19 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import zip_longest
 
 import msgspec
 
 from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
 from tokshard.format.manifest import (
-    DocumentLengths,
     FileFacts,
     Fingerprints,
     Manifest,
     Records,
     TemplateDrop,
     canonical_json,
+    joined_lengths,
 )
 
 
@@ -94,11 +93,7 @@ def combined_manifest(manifests: Sequence[Manifest]) -> Manifest:
             padding_ids=sum(each.records.padding_ids for each in manifests),
             template_drops=dict(_template_drops(manifests)),
         ),
-        document_lengths=DocumentLengths(
-            shortest=min(each.document_lengths.shortest for each in manifests if each.num_documents),
-            longest=max(each.document_lengths.longest for each in manifests),
-            counts=[*map(sum, zip_longest(*(each.document_lengths.counts for each in manifests), fillvalue=0))],
-        ),
+        document_lengths=joined_lengths(each.document_lengths for each in manifests),
         files=dict(_files(manifests)),
     )
 

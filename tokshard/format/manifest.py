@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from typing import Annotated, Any
 
 import msgspec
@@ -226,6 +227,20 @@ class DocumentLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     shortest: Count
     longest: Count
     counts: list[Count]
+
+
+NO_LENGTHS = DocumentLengths(shortest=0, longest=0, counts=[])
+"""The lengths of no documents."""
+
+
+def joined_lengths(parts: Iterable[DocumentLengths]) -> DocumentLengths:
+    """The lengths of the documents of several groups."""
+    found = [each for each in parts if each.longest]  # a group without documents has a shortest of 0
+    return DocumentLengths(
+        shortest=min((each.shortest for each in found), default=0),
+        longest=max((each.longest for each in found), default=0),
+        counts=[*map(sum, zip_longest(*(each.counts for each in found), fillvalue=0))],
+    )
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

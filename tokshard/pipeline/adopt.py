@@ -16,7 +16,7 @@ from tokshard.format.opening import open_corpus
 from tokshard.format.tables import SourceInfo
 from tokshard.pipeline.progress import BuiltCorpus
 from tokshard.pipeline.request import Build, Request, check_same, load_request, placed, save_request
-from tokshard.pipeline.sources.division import Divisibility, Indivisible
+from tokshard.pipeline.sources.division import INDIVISIBLE, Divisibility
 from tokshard.pipeline.sources.formats import divisibility_of
 from tokshard.pipeline.sources.inputs import InputTable, input_table
 from tokshard.pipeline.sources.opening import vanished
@@ -121,7 +121,7 @@ def plan(build: Build) -> list[Planned]:
 
     def divisibility(index: int, size: int) -> Divisibility:
         if size <= config.task_bytes and index not in inputs.once:
-            return Indivisible()
+            return INDIVISIBLE
         try:
             return divisibility_of(inputs[index], config.text_unit)
         except OSError as error:

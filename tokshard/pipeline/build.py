@@ -33,6 +33,7 @@ from tokshard.pipeline.options import (
     VIEW,
     BuildOptions,
     OptionalBuildOptions,
+    options_of,
     path_option,
     takes_build_options,
 )
@@ -287,12 +288,3 @@ def select_corpus(
     """
     options = options_of("", out, {**keywords, "reads": VIEW})
     return run_build([path_option("corpus", corpus)], options, observer)
-
-
-def options_of(tokenizer: str | os.PathLike[str], out: str | os.PathLike[str], keywords: Any) -> BuildOptions:
-    """The options of a call.
-
-    Raises:
-        UsageError: one does not exist.
-    """
-    return BuildOptions(tokenizer=path_option("tokenizer", tokenizer), out=path_option("out", out), **keywords)

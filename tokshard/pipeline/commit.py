@@ -26,7 +26,6 @@ from tokshard.format.loss import has_spans
 from tokshard.format.manifest import (
     DAMAGED_INPUT,
     IN_OTHER_SPLIT,
-    DocumentLengths,
     FileFacts,
     Fingerprints,
     Manifest,
@@ -38,7 +37,6 @@ from tokshard.format.manifest import (
 )
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import FORMAT_VERSION
-from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, write_table
 from tokshard.pipeline.adopt import roots_at_build
 from tokshard.pipeline.append import in_its_corpus
 from tokshard.pipeline.encode.chat.texts import CUT_SHORT, CUT_TOKENS
@@ -52,10 +50,10 @@ from tokshard.pipeline.request import Build, saved_tokenizer
 from tokshard.pipeline.sources.inputs import display_path
 from tokshard.pipeline.sources.records import UNREAD
 from tokshard.pipeline.stages import StageResults
-from tokshard.pipeline.tables import SOURCES_PER_BATCH, Totals, check_kept_fields
+from tokshard.pipeline.tables import Totals, check_kept_fields, side_file
 from tokshard.pipeline.tasks.duplicates import write_text_hashes
 from tokshard.pipeline.tasks.writing import MARKS, read_rejects
-from tokshard.pipeline.views import side_file, write_views
+from tokshard.pipeline.views import write_views
 from tokshard.pipeline.workspace.places import Output
 from tokshard.pipeline.workspace.receipts import Receipt, progress_of
 from tokshard.store import Store
@@ -103,10 +101,7 @@ def _assemble(build: Build, settled: StageResults, number: int) -> tuple[dict[st
     output = build.outputs[number]
     out, files = output.store, dict[str, FileFacts]()
     totals = Totals(build, settled, number)
-    with side_file(out, names.STRIDE_HASHES, files) as hashes, side_file(out, names.SHARD_TABLE, files) as file:
-        write_table(file, SHARD_TABLE_SCHEMA, totals.shard_table(hashes), rows_per_batch=SHARDS_PER_BATCH)
-    with side_file(out, names.SOURCE_TABLE, files) as file:
-        write_table(file, SOURCE_TABLE_SCHEMA, totals.source_table(), rows_per_batch=SOURCES_PER_BATCH)
+    totals.write_tables(out, files)
     is_in_other_split = IN_OTHER_SPLIT.get(output.split) in totals.left_out
     # an append may add to one corpus of a split alone
     if not totals.documents and not (output.generation and is_in_other_split):
@@ -186,7 +181,7 @@ def _manifest(build: Build, output: Output, totals: Totals, files: dict[str, Fil
                 for kind, (number, index, record, message) in sorted(totals.omitted.items())
             },
         ),
-        document_lengths=DocumentLengths(shortest=totals.shortest, longest=totals.longest, counts=totals.lengths),
+        document_lengths=totals.lengths,
         files=files,
         num_targets=totals.content.num_targets if has_spans(build.columns) else None,
     )

@@ -21,7 +21,7 @@ from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.request import Request, config_of, versions_here
 from tokshard.pipeline.sources.corpora import contents, share_documents
 from tokshard.pipeline.sources.inputs import InputTable, input_table
-from tokshard.pipeline.sources.selected import Files, Rules
+from tokshard.pipeline.sources.selected import Rules
 from tokshard.store import absolute_location, locate, real_location
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ def selected_request(locations: Sequence[str], options: BuildOptions) -> tuple[R
             by=list(options.by),
             **{name: None if file is None else _sha256(file) for name, file in here.items()},
         )
-        Rules(corpus, selected, Files(options.keep_ids, options.drop_ids, options.join))  # refuses what does not fit
+        Rules(corpus, selected, options)  # refuses what does not fit
         manifest = corpus.manifest
         request = _request([corpus], locations, options, manifest.columns, selected=selected)
         return request, read_tokenizer(corpus.store, manifest)

@@ -153,7 +153,7 @@ def _by_kind(build: Build, tokenizer: bytes, tasks: Sequence[Planned]) -> Iterat
             input_ = build.inputs[index]
             span = Span() if isinstance(task, StreamTask) else task.span
             places[input_.format, input_.compression].append((index, span))
-    maker = Maker(build.spec, build.config, build.tokenizer, lambda: tokenizer, build.chat)
+    maker = Maker(build, lambda: tokenizer)
     if build.config.reads == TEXT:
         maker.encode(["warm up: the first text builds caches"])
     for kind, found in places.items():

@@ -39,22 +39,6 @@ def loss_warning(bad: int, records: int, example: str = "", *, is_end: bool) -> 
     return f"{bad / records:.0%} of the records{so_far} are bad and left out ({bad:,} of {records:,}){such_as}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TooManyBadRecords:
-    """With the bad records of a task, there are more than ``--max-bad-records`` allows.
-
-    Args:
-        key: the task.
-        before: bad records of the tasks before it.
-        bad, records: bad records, and all records, up to the end of the task.
-    """
-
-    key: Key
-    before: int
-    bad: int
-    records: int
-
-
 @dataclass(slots=True, kw_only=True)
 class Judge:
     """The walk over the receipts of one stage.
@@ -68,7 +52,9 @@ class Judge:
 
     Attributes:
         counted: the receipts that belong to the corpus, in order, without their details.
-        failure: the first failure, if the stage fails.
+        failure: the receipt at which the stage fails: of the first task that failed; or one without a failure, with
+            whose bad records there are more than ``--max-bad-records`` allows.
+        records, bad: records, and bad ones, of the receipts counted.
         rerun: a run that has to replace a receipt, because its exact room is known only now.
     """
 
@@ -78,14 +64,14 @@ class Judge:
     is_leaving_out: bool = False
     left_out: dict[int, str] = field(default_factory=dict)
     counted: list[Receipt] = field(default_factory=list)
-    failure: Receipt | TooManyBadRecords | None = None
+    failure: Receipt | None = None
     rerun: Run | None = None
+    records: int = 0
+    bad: int = 0
     _waiting: dict[Key, Receipt] = field(default_factory=dict)
     _position: int = 0
     _segment: int = 0
     _documents: int = 0
-    _records: int = 0
-    _bad: int = 0
     _stops: set[Key] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -121,7 +107,7 @@ class Judge:
         # a run that has to take the place of another one either fails or writes all that is wanted
         if self.is_done or self.rerun is not None or (self._stops and task.key > min(self._stops)):
             return True
-        return is_divided(task) and task.key[0] in self.left_out
+        return task.key[0] in self.left_out and is_divided(task)
 
     def num_done(self, task: AnyTask) -> int:
         """Segments of a stream that have a receipt, without a gap from the first one on."""
@@ -133,6 +119,10 @@ class Judge:
         while (first, number) in self._waiting:
             number += 1
         return number
+
+    def next_run(self, task: AnyTask) -> Run:
+        """A run of a task with the room that is left, as far as is known."""
+        return Run(task=task, max_documents=self.room, num_done=self.num_done(task))
 
     def missing(self) -> Iterator[AnyTask]:
         """The tasks from the first one on that has no receipt, as far as they can matter."""
@@ -180,14 +170,12 @@ class Judge:
             self._segment += 1
         self.failure = self._excess(is_end=False)
 
-    def _excess(self, *, is_end: bool) -> TooManyBadRecords | None:
+    def _excess(self, *, is_end: bool) -> Receipt | None:
+        """The last receipt, if with it there are too many bad records."""
         limit = self.max_bad_records
-        if limit is None or not self.counted or not is_exceeded(limit, self._bad, self._records, is_end=is_end):
+        if limit is None or not self.counted or not is_exceeded(limit, self.bad, self.records, is_end=is_end):
             return None
-        last = self.counted[-1]
-        return TooManyBadRecords(
-            key=last.key, before=self._bad - last.num_rejects, bad=self._bad, records=self._records
-        )
+        return self.counted[-1]
 
     def _leave_out(self, index: int, problem: str) -> None:
         """Leave out a damaged input that several tasks read: drop its receipts, and continue without it."""
@@ -201,8 +189,8 @@ class Judge:
 
     def _sum(self, receipt: Receipt, sign: int) -> None:
         self._documents += sign * receipt.documents
-        self._records += sign * receipt.records_read
-        self._bad += sign * receipt.num_rejects
+        self.records += sign * receipt.records_read
+        self.bad += sign * receipt.num_rejects
 
     def records_before(self, key: Key, source: int) -> int:
         """Records of a source in the tasks before a given one."""

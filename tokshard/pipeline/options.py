@@ -90,11 +90,6 @@ class Option:
     may_differ: bool = False
 
 
-def _no_default(text: str, copies: str = "") -> Mapping[str, str]:
-    """A default for builds and imports, and for copies."""
-    return {TEXT: text, TOKENS: text, DOCUMENTS: copies}
-
-
 _TEXTS, _TOKENS, _COPIES, _VIEWS, _RECORDS = (TEXT,), (TOKENS,), (DOCUMENTS,), (VIEW,), (TEXT, TOKENS)
 _ALL = (*READS, VIEW)
 _TABLES = "parquet", "arrow", "jsonl"
@@ -259,7 +254,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
             "Close a shard before the document that would exceed N tokens.",
             "N",
             OUTPUT,
-            default=_no_default("256M", "as in the first CORPUS"),
+            default={TEXT: "256M", TOKENS: "256M", DOCUMENTS: "as in the first CORPUS"},
         ),
     ] = None
     shuffle: Annotated[
@@ -673,6 +668,15 @@ def path_option(name: str, value: Any) -> str:
             f"{name} is {value!r:.{_SHOWN}}, expected a path", hint=f"give {name} as a string or pathlib.Path"
         )
     return os.fsdecode(value)
+
+
+def options_of(tokenizer: str | os.PathLike[str], out: str | os.PathLike[str], keywords: Any) -> BuildOptions:
+    """The options of a call.
+
+    Raises:
+        UsageError: one does not exist.
+    """
+    return BuildOptions(tokenizer=path_option("tokenizer", tokenizer), out=path_option("out", out), **keywords)
 
 
 def _given(options: BuildOptions) -> dict[str, Any]:

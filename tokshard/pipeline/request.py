@@ -35,7 +35,7 @@ from tokshard.pipeline.options import (
     settings_shared_by_runs,
 )
 from tokshard.pipeline.sources.chats import TemplateSource
-from tokshard.pipeline.sources.inputs import InputTable, read_once_name, saved_inputs
+from tokshard.pipeline.sources.inputs import InputTable, read_once_name
 from tokshard.pipeline.sources.records import RecordSpec, parse_columns
 from tokshard.pipeline.workspace.places import INPUTS, REQUEST, TOKENIZER, Output, Workspace, has_request
 from tokshard.store import is_uri, present
@@ -117,23 +117,24 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
     @cached_property
     def spec(self) -> RecordSpec:
         """The parts of a record that the build reads."""
-        config, eos = self.config, self.tokenizer.eos_id
-        tokens = TokenSpec(
-            field=config.token_field,
-            dtype=config.token_dtype,
-            delimiters=(eos,) if config.source_eos is None else (eos, config.source_eos),
-            narrowest=self.dtype,
-            max_document_bytes=config.max_document_bytes,
-            loss_field=config.loss_field,
-            has_loss=has_spans(self.columns),
-            has_weights=has_weights(self.columns),
-        )
+        config, eos, tokens = self.config, self.tokenizer.eos_id, None
+        if config.reads == TOKENS:
+            tokens = TokenSpec(
+                field=config.token_field,
+                dtype=config.token_dtype,
+                delimiters=(eos,) if config.source_eos is None else (eos, config.source_eos),
+                narrowest=self.dtype,
+                max_document_bytes=config.max_document_bytes,
+                loss_field=config.loss_field,
+                has_loss=has_spans(self.columns),
+                has_weights=has_weights(self.columns),
+            )
         return RecordSpec(
             text_field="" if config.chat is not None else config.text_field,
             columns=parse_columns(self.options.id_field, self.options.keep_field),
             max_document_bytes=config.max_document_bytes,
             text_unit=config.text_unit,
-            tokens=tokens if config.reads == TOKENS else None,
+            tokens=tokens,
             is_chat=config.chat is not None and config.reads == TEXT,
         )
 
@@ -247,7 +248,7 @@ def load_request(workspace: Workspace) -> Request | None:
 
     def inputs(_: type, reference: object) -> InputTable:
         roots, digest = msgspec.convert(reference, tuple[list[str], str])
-        return saved_inputs(roots, workspace.store, INPUTS, digest)
+        return InputTable(roots, None, [(workspace.store, INPUTS)], digest)
 
     try:
         request = msgspec.json.decode(_checked(workspace.store.get(REQUEST)), type=Request, dec_hook=inputs)

@@ -10,17 +10,16 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tokshard.errors import SourceError, UsageError
-from tokshard.extras import version_of
+from tokshard.extras import extra_module, version_of
 from tokshard.format import names
-from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
-from tokshard.format.manifest import ChatConfig
+from tokshard.format.loss import LOSS, LOSS_COLUMNS
 from tokshard.format.opening import check_outside_corpora
 from tokshard.numbers import ceil_div
 from tokshard.pipeline.append import next_generation
 from tokshard.pipeline.copies import copied_request, selected_request
 from tokshard.pipeline.encode.chat.texts import checked_chat, read_template
 from tokshard.pipeline.encode.encoder import Encoder
-from tokshard.pipeline.encode.engine import COMPARED_BYTES, check_installed, check_same_ids
+from tokshard.pipeline.encode.engine import COMPARED_BYTES, check_same_ids
 from tokshard.pipeline.encode.maker import Maker
 from tokshard.pipeline.encode.tokenizer_file import parsed_tokens, parsing, read_tokenizer, with_parsed
 from tokshard.pipeline.options import (
@@ -89,13 +88,13 @@ _COMPARED_INPUTS = 16
 
 def _first_texts(build: Build) -> Iterator[tuple[str, Sequence[str]]]:
     """The texts at the beginning of some inputs, spread evenly over all, each with its place."""
-    parse = Maker(build.spec, build.config, build.tokenizer, lambda: b"").parse
+    parse = Maker(build, lambda: b"").parse
     step = ceil_div(len(build.inputs), _COMPARED_INPUTS)
     for input_ in (build.inputs[index] for index in range(0, len(build.inputs), step)):
         num_bytes = 0
         with contextlib.suppress(SourceError, OSError):  # the reader will say so
             for chunk in read_span(input_, Span(), build.spec):
-                records = parse(chunk).records
+                records = parse(chunk)
                 assert isinstance(records, Records), "a build reads texts"
                 yield input_.location, records.texts
                 num_bytes += sum(map(len, records.texts))
@@ -127,7 +126,7 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
     template, chat, info, notes = None, None, read.info, list(read.notes)
     engine = options.engine
     if engine is not None:
-        check_installed(engine)
+        extra_module(engine, f"the engine {engine} is not installed", extra=engine)
         if once := found.inputs.read_once:
             raise UsageError(
                 f"--engine {engine} first tries the beginning of the sources, and {read_once_name(once[0])} can be "
@@ -141,16 +140,9 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
         of_loss, more = loss_columns(found.inputs, options.loss_field)
         notes += more
     if options.chat is not None:
-        template = read_template(options.chat, read, name=options.tokenizer, date=options.chat_date)
-        chat, info, more = checked_chat(
-            read,
-            template,
-            loss=options.loss,
-            wanted_end=options.document_end,
-            overlong=options.overlong,
-            template_drops=options.template_drops,
-        )
-        of_loss = {name: LOSS_COLUMNS[name] for name in _loss_columns(chat)}
+        template = read_template(options.chat, read, options)
+        chat, info, more = checked_chat(read, template, options)
+        of_loss = dict(LOSS_COLUMNS) if options.loss == "weighted" else {LOSS: LOSS_COLUMNS[LOSS]}
         notes += more
     special_tokens = options.special_tokens
     if special_tokens is not None:
@@ -202,10 +194,6 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
         chat=template,
     )
     return request, read.content
-
-
-def _loss_columns(chat: ChatConfig) -> list[str]:
-    return [LOSS, WEIGHTS] if chat.loss == "weighted" else [LOSS]
 
 
 def _check_sources(out: str, target: str, sources: Sequence[str | RecordSource]) -> None:

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
-from itertools import islice, zip_longest
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
 
 from tokshard.errors import UsageError
+from tokshard.format import names
 from tokshard.format.arrays import lists_array, numbers_of, table_batch
 from tokshard.format.content import Content
 from tokshard.format.files import HashingFile
-from tokshard.format.manifest import DAMAGED_INPUT
+from tokshard.format.manifest import DAMAGED_INPUT, NO_LENGTHS, FileFacts, joined_lengths
 from tokshard.format.opening import open_corpus
 from tokshard.format.stride_hashes import stride_hash_bytes
-from tokshard.format.tables import SOURCE_TABLE_SCHEMA, SourceInfo, all_sources, contents, shard_rows
+from tokshard.format.tables import (
+    SHARD_TABLE_SCHEMA,
+    SHARDS_PER_BATCH,
+    SOURCE_TABLE_SCHEMA,
+    SourceInfo,
+    all_sources,
+    contents,
+    shard_rows,
+    write_table,
+)
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.corpora import NOT_COPIED
 from tokshard.pipeline.stages import StageResults
 from tokshard.pipeline.workspace.places import WRITE
 from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipt, written_rows
-from tokshard.store import side_by_side
+from tokshard.store import Store, side_by_side, written
 
-SOURCES_PER_BATCH = 65_536
+_SOURCES_PER_BATCH = 65_536
 
 _RECEIPTS_AT_ONCE = 16
 """Receipts per call of Arrow: a call costs more than the content of a receipt."""
@@ -59,18 +70,25 @@ class Totals:
         for index in () if self.originals else settled.left_out:
             self._counts[index, 0] = 1
             self._left_out[index] = Counter({DAMAGED_INPUT: 1})
-        self.documents = self.tokens = self.shortest = self.longest = self.with_special_text = 0
+        self.documents = self.tokens = self.with_special_text = 0
         self.records = self.text_bytes = 0
         self.left_out: Counter[str] = Counter()
         self.shard_sizes: dict[str, int] = {}
         self.content = Content()
-        self.lengths: list[int] = []
+        self.lengths = NO_LENGTHS
         self.omitted: dict[str, tuple[int, int, int, int]] = {}
         self.records_before: dict[Key, dict[int, int]] = {}
         self.with_rejects: list[Key] = []
 
-    def shard_table(self, hashes: HashingFile) -> Iterator[pa.RecordBatch]:
-        """The rows of the shard table, task by task. Meanwhile all receipts are added to the totals.
+    def write_tables(self, out: Store, files: dict[str, FileFacts]) -> None:
+        """Write the stride hashes and the tables of shards and sources. Meanwhile the receipts are added up."""
+        with side_file(out, names.STRIDE_HASHES, files) as hashes, side_file(out, names.SHARD_TABLE, files) as file:
+            write_table(file, SHARD_TABLE_SCHEMA, self._shard_table(hashes), rows_per_batch=SHARDS_PER_BATCH)
+        with side_file(out, names.SOURCE_TABLE, files) as file:
+            write_sources(file, self._sources())
+
+    def _shard_table(self, hashes: HashingFile) -> Iterator[pa.RecordBatch]:
+        """The rows of the shard table, task by task.
 
         Args:
             hashes: gets the stride hashes of the shards.
@@ -112,10 +130,7 @@ class Totals:
             self.records_before[receipt.key] = before
         if receipt.num_rejects:
             self.with_rejects.append(receipt.key)
-        self.lengths = list(map(sum, zip_longest(self.lengths, output.length_counts, fillvalue=0)))
-        if output.documents:
-            self.shortest = min(self.shortest or output.shortest, output.shortest)
-            self.longest = max(self.longest, output.longest)
+        self.lengths = joined_lengths([self.lengths, output.lengths])
 
     def _with_records_before(self, receipts: Sequence[Receipt], rows: pa.RecordBatch) -> pa.RecordBatch:
         """Record numbers counted from the start of the source rather than of the task."""
@@ -131,16 +146,12 @@ class Totals:
         field = rows.schema.field(index)
         return rows.set_column(index, field, lists_array(offsets, values, field.type))
 
-    def source_table(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the source table. Call it after the shard table is written."""
-        for start in range(0, len(self._counts), SOURCES_PER_BATCH):
-            part = [self._source(index) for index in range(start, min(start + SOURCES_PER_BATCH, len(self._counts)))]
-            for source in part:
-                self.records += source.records_read
-                self.text_bytes += source.text_bytes
-                self.left_out.update(source.left_out)
-            columns = {field.name: [getattr(source, field.name) for source in part] for field in SOURCE_TABLE_SCHEMA}
-            yield table_batch(columns, SOURCE_TABLE_SCHEMA)
+    def _sources(self) -> Iterator[SourceInfo]:
+        for source in map(self._source, range(len(self._counts))):
+            self.records += source.records_read
+            self.text_bytes += source.text_bytes
+            self.left_out.update(source.left_out)
+            yield source
 
     def _source(self, index: int) -> SourceInfo:
         """A source with its counts of what was read, written and left out."""
@@ -159,17 +170,45 @@ class Totals:
 
     def _copied(self, source: SourceInfo, counts: dict[str, int], left_out: Counter[str]) -> SourceInfo:
         """A source of a copy: its earlier counts, and the documents that were not copied."""
-        left_out = left_out + Counter(source.left_out)
         is_damage = self._settled.left_out and not self._settled.is_limited
-        left_out[DAMAGED_INPUT if is_damage else NOT_COPIED] += source.documents - counts["records_read"]
-        return replace(
-            source,
-            documents=counts["documents"],
-            tokens=counts["tokens"],
-            # no table has the bytes of each text
-            text_bytes=source.text_bytes * counts["tokens"] // max(1, source.tokens),
-            left_out=dict(sorted((+left_out).items())),
-        )
+        unread = {DAMAGED_INPUT if is_damage else NOT_COPIED: source.documents - counts["records_read"]}
+        return kept_source(source, counts["documents"], counts["tokens"], left_out + Counter(unread))
+
+
+def kept_source(source: SourceInfo, documents: int, tokens: int, left_out: Counter[str]) -> SourceInfo:
+    """A source of a corpus with the counts of a copy or a view.
+
+    Args:
+        left_out: reason to documents that are in the corpus, and not in the copy or view.
+    """
+    return replace(
+        source,
+        documents=documents,
+        tokens=tokens,
+        # no table has the bytes of each text
+        text_bytes=source.text_bytes * tokens // max(1, source.tokens),
+        left_out=dict(sorted((Counter(source.left_out) + left_out).items())),
+    )
+
+
+@contextlib.contextmanager
+def side_file(out: Store, name: str, files: dict[str, FileFacts]) -> Iterator[HashingFile]:
+    """A file next to the manifest; its size and hash are added to `files` when it is written."""
+    with written(out, name) as file:
+        hashing = HashingFile(file)
+        yield hashing
+    files[name] = hashing.facts
+
+
+def write_sources(file: HashingFile, sources: Iterable[SourceInfo]) -> None:
+    """Write a source table."""
+    rest, columns = iter(sources), SOURCE_TABLE_SCHEMA.names
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        while part := list(islice(rest, _SOURCES_PER_BATCH)):
+            yield table_batch({name: [getattr(one, name) for one in part] for name in columns}, SOURCE_TABLE_SCHEMA)
+
+    write_table(file, SOURCE_TABLE_SCHEMA, batches(), rows_per_batch=_SOURCES_PER_BATCH)
 
 
 def _originals(build: Build) -> tuple[list[SourceInfo], int]:
@@ -182,7 +221,7 @@ def _originals(build: Build) -> tuple[list[SourceInfo], int]:
     return all_sources(generations) if generations else [], padding_ids
 
 
-def check_kept_fields(build: Build, receipts: Iterable[Receipt]) -> None:
+def check_kept_fields(build: Build, receipts: Sequence[Receipt]) -> None:
     """Refuse a build in which a kept field was found in no record of any input.
 
     Args:
@@ -192,9 +231,8 @@ def check_kept_fields(build: Build, receipts: Iterable[Receipt]) -> None:
         UsageError: with the field.
     """
     found = {name for receipt in receipts for name in receipt.fields}
-    records = sum(receipt.records_read for receipt in receipts)
-    for name, (path, _) in build.spec.columns.items() if records else ():
-        if name not in found:
+    for name, (path, _) in build.spec.columns.items():
+        if name not in found and (records := sum(receipt.records_read for receipt in receipts)):
             option = "--id-field" if name == "id" != path else "--keep-field"
             raise UsageError(
                 f"none of {records:,} records has the field {path!r}",

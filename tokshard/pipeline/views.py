@@ -7,8 +7,8 @@ import json
 import os
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from urllib.parse import quote
 
@@ -16,12 +16,9 @@ import numpy as np
 
 from tokshard.errors import BuildError
 from tokshard.format import names
-from tokshard.format.arrays import table_batch
 from tokshard.format.corpus import Corpus
-from tokshard.format.files import HashingFile
 from tokshard.format.manifest import (
     Base,
-    DocumentLengths,
     FileFacts,
     Fingerprints,
     Manifest,
@@ -31,45 +28,24 @@ from tokshard.format.manifest import (
 )
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import FORMAT_VERSION
-from tokshard.format.tables import SOURCE_TABLE_SCHEMA, SourceInfo, write_table
-from tokshard.format.view import KeptWriter, View
+from tokshard.format.tables import SourceInfo
+from tokshard.format.view import KeptWriter, Stretches, View
 from tokshard.pipeline.encode.documents import ChunkResult, apply_rules, split_documents
 from tokshard.pipeline.request import Build, saved_tokenizer
 from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.selected import NOT_SELECTED
-from tokshard.pipeline.tables import SOURCES_PER_BATCH
+from tokshard.pipeline.tables import kept_source, side_file, write_sources
 from tokshard.pipeline.tasks.cells import ALL, Cells
 from tokshard.pipeline.tasks.running import InputReader
 from tokshard.pipeline.workspace.places import WRITE
 from tokshard.pipeline.workspace.receipts import CellCounts, Receipt, read_receipt
-from tokshard.store import Store, is_uri, real_location, side_by_side, written
+from tokshard.store import Store, is_uri, real_location, side_by_side
 
 MISSING = "__HIVE_DEFAULT_PARTITION__"
 """How folders of cells spell a missing value."""
 
 _MOST_CELLS = 4_096
-_STRETCH_BYTES = 32
-
-
-@contextlib.contextmanager
-def side_file(out: Store, name: str, files: dict[str, FileFacts]) -> Iterator[HashingFile]:
-    """A file next to the manifest; its size and hash are added to `files` when it is written."""
-    with written(out, name) as file:
-        hashing = HashingFile(file)
-        yield hashing
-    files[name] = hashing.facts
-
-
-@dataclass(slots=True)
-class _Cell:
-    """A cell, or all of a view: sums over its tasks, and where their stretches lie in the spool."""
-
-    total: CellCounts = field(default_factory=CellCounts)
-    places: list[tuple[int, int]] = field(default_factory=list)
-
-    def add(self, found: CellCounts, at: int) -> None:
-        self.total.add(found)
-        self.places.append((at, len(found.stretches)))
+_STRETCH_FIELDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +87,14 @@ def write_views(build: Build, receipts: Sequence[Receipt]) -> Manifest:
     """
     selected, store = build.config.selected, build.workspace.store
     assert selected is not None, "only a view has cells"
-    cells, left_out = defaultdict[str, _Cell](_Cell), defaultdict[int, Counter[str]](Counter)
+    cells, left_out = defaultdict[str, CellCounts](CellCounts), defaultdict[int, Counter[str]](Counter)
+    places = defaultdict[str, list[tuple[int, int]]](list)
     out = build.outputs[0].store
     with tempfile.TemporaryFile() as spool, open_corpus(build.corpora[0][0], generation=build.corpora[0][1]) as corpus:
         for receipt in side_by_side(store, partial(read_receipt, store, WRITE), (one.key for one in receipts)):
             for label, found in receipt.cells.items():
-                cells[label].add(found, spool.tell())
+                cells[label].add(found)
+                places[label].append((spool.tell(), len(found.stretches)))
                 spool.write(found.stretches)
             for source in receipt.outputs[0].sources:
                 left_out[source.index].update(source.left_out)
@@ -134,17 +112,29 @@ def write_views(build: Build, receipts: Sequence[Receipt]) -> Manifest:
             )
         spool.flush()
         spooled = np.memmap(spool, np.uint8, "r")
-        writer = _Writer(build, corpus, spooled)
+        stretches = {
+            label: (spooled[at : at + size].view("<i8").reshape(-1, _STRETCH_FIELDS) for at, size in places[label])
+            for label in cells
+        }
         stale = [name for name in out.names() if "=" in name and name.endswith("/")]
         out.delete(*stale)
-        manifests = {}
+        sources, manifests = corpus.sources(), dict[str, Manifest]()
         for label in sorted(cells.keys() - {ALL}):
-            below = out.below(_folder(selected.by, label))
-            manifests[label] = writer.write(below, cells[label], dict(zip(selected.by, json.loads(label), strict=True)))
+            kept, below = cells[label], out.below(_folder(selected.by, label))
+            of_cell = [_of_cell(source, *kept.sources.get(index, (0, 0))) for index, source in enumerate(sources)]
+            values = dict(zip(selected.by, json.loads(label), strict=True))
+            manifests[label] = _write(
+                build, corpus, below, total=kept, stretches=stretches[label], sources=of_cell, values=values
+            )
             below.put(names.MANIFEST, encode_manifest(manifests[label]))
         if selected.by:
             out.put(names.MIX, _mix(selected.by, manifests).encode())
-        return writer.write(out, cells[ALL], {}, left_out)
+        kept = cells[ALL]
+        of_view = [
+            kept_source(source, *kept.sources.get(index, (0, 0)), left_out[index])
+            for index, source in enumerate(sources)
+        ]
+        return _write(build, corpus, out, total=kept, stretches=stretches[ALL], sources=of_view, values={})
 
 
 def _folder(by: Sequence[str], label: str) -> str:
@@ -162,104 +152,68 @@ def _mix(by: Sequence[str], manifests: dict[str, Manifest]) -> str:
     return "\n".join([lines[0], "weights = { temperature = 1.0 }", "", "[corpora]", *lines[1:], ""])
 
 
-class _Writer:
-    """Writes the files of a view.
+def _of_cell(source: SourceInfo, documents: int, tokens: int) -> SourceInfo:
+    """A source with the counts of a cell. Documents are left out of it for one reason."""
+    return kept_source(source, documents, tokens, Counter({NOT_SELECTED: source.documents - documents}))
+
+
+def _write(
+    build: Build,
+    corpus: Corpus,
+    out: Store,
+    *,
+    total: CellCounts,
+    stretches: Iterable[Stretches],
+    sources: Sequence[SourceInfo],
+    values: dict[str, str | None],
+) -> Manifest:
+    """Write all files of a view but its manifest, and return that.
 
     Args:
-        spooled: uint8, the stretches of all cells.
+        sources: those of the corpus, with the counts of the view.
+        values: of the columns of a cell.
     """
-
-    def __init__(self, build: Build, corpus: Corpus, spooled: np.memmap) -> None:
-        self._build, self._corpus, self._spooled = build, corpus, spooled
-        self._base = corpus.base if isinstance(corpus, View) else corpus
-        self._sources = corpus.sources()
-
-    def write(
-        self,
-        out: Store,
-        cell: _Cell,
-        values: dict[str, str | None],
-        left_out: Mapping[int, Counter[str]] | None = None,
-    ) -> Manifest:
-        """Write all files of a view but its manifest, and return that.
-
-        Args:
-            values: of the columns of a cell.
-            left_out: for each source, reason to documents; default: one reason for all.
-        """
-        build, total, files = self._build, cell.total, dict[str, FileFacts]()
-        corpus, base = self._corpus, self._base
-        kept = KeptWriter(base.fingerprint)
-        with contextlib.closing(kept), side_file(out, names.KEPT, files) as file:
-            for at, size in cell.places:
-                kept.add(self._spooled[at : at + size].view("<i8").reshape(-1, _STRETCH_BYTES // 8))
-            fingerprint = kept.finish(file)
-        sources = [
-            _kept_of(
-                one, total.sources.get(index, (0, 0)), None if left_out is None else left_out.get(index, Counter())
-            )
-            for index, one in enumerate(self._sources)
-        ]
-        with side_file(out, names.SOURCE_TABLE, files) as file:
-            columns = {name: [getattr(one, name) for one in sources] for name in SOURCE_TABLE_SCHEMA.names}
-            batch = table_batch(columns, SOURCE_TABLE_SCHEMA)
-            write_table(file, SOURCE_TABLE_SCHEMA, [batch], rows_per_batch=SOURCES_PER_BATCH)
-        with side_file(out, names.TOKENIZER, files) as file:
-            file.write(saved_tokenizer(build))
-        reasons = sum((Counter(source.left_out) for source in sources), Counter[str]())
-        paths = ((one.argument, one.path, one.num_bytes) for one in self._sources)
-        return Manifest(
-            format_version=FORMAT_VERSION,
-            num_documents=total.documents,
-            num_tokens=total.tokens,
-            num_shards=0,
-            num_bytes=0,
-            text_bytes=sum(source.text_bytes for source in sources),
-            dtype=build.dtype,
-            columns=build.columns,
-            fingerprints=Fingerprints(
-                content=fingerprint, recipe=recipe_fingerprint(build.config, build.tokenizer, paths)
-            ),
-            tokenizer=build.tokenizer,
-            arguments=build.arguments,
-            build=build.config,
-            records=Records(
-                read=sum(source.records_read for source in sources),
-                written=total.documents,
-                left_out=dict(sorted(reasons.items())),
-                with_special_text=None,
-            ),
-            document_lengths=DocumentLengths(
-                shortest=total.shortest, longest=total.longest, counts=np.trim_zeros(total.lengths, "b")
-            ),
-            files=files,
-            num_targets=total.targets if corpus.has_spans else None,
-            base=Base(
-                path=_path_from(out, base.location),
-                content=base.fingerprint,
-                generation=base.num_generations - 1,
-                cell=values,
-                carries=kept.carries,
-            ),
-        )
-
-
-def _kept_of(source: SourceInfo, counts: Sequence[int], reasons: Counter[str] | None) -> SourceInfo:
-    """A source with the counts of a view.
-
-    Args:
-        counts: documents and tokens.
-        reasons: reason to documents that are left out; None: one reason for all.
-    """
-    documents, tokens = counts
-    reasons = Counter({NOT_SELECTED: source.documents - documents}) if reasons is None else reasons
-    return replace(
-        source,
-        documents=documents,
-        tokens=tokens,
-        # no table has the bytes of each text
-        text_bytes=source.text_bytes * tokens // max(1, source.tokens),
-        left_out=dict(sorted((Counter(source.left_out) + reasons).items())),
+    files, base = dict[str, FileFacts](), corpus.base if isinstance(corpus, View) else corpus
+    kept = KeptWriter(base.fingerprint)
+    with contextlib.closing(kept), side_file(out, names.KEPT, files) as file:
+        for some in stretches:
+            kept.add(some)
+        fingerprint = kept.finish(file)
+    with side_file(out, names.SOURCE_TABLE, files) as file:
+        write_sources(file, sources)
+    with side_file(out, names.TOKENIZER, files) as file:
+        file.write(saved_tokenizer(build))
+    reasons = sum((Counter(source.left_out) for source in sources), Counter[str]())
+    paths = ((one.argument, one.path, one.num_bytes) for one in sources)
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        num_documents=total.documents,
+        num_tokens=total.tokens,
+        num_shards=0,
+        num_bytes=0,
+        text_bytes=sum(source.text_bytes for source in sources),
+        dtype=build.dtype,
+        columns=build.columns,
+        fingerprints=Fingerprints(content=fingerprint, recipe=recipe_fingerprint(build.config, build.tokenizer, paths)),
+        tokenizer=build.tokenizer,
+        arguments=build.arguments,
+        build=build.config,
+        records=Records(
+            read=sum(source.records_read for source in sources),
+            written=total.documents,
+            left_out=dict(sorted(reasons.items())),
+            with_special_text=None,
+        ),
+        document_lengths=total.lengths,
+        files=files,
+        num_targets=total.targets if corpus.has_spans else None,
+        base=Base(
+            path=_path_from(out, base.location),
+            content=base.fingerprint,
+            generation=base.num_generations - 1,
+            cell=values,
+            carries=kept.carries,
+        ),
     )
 
 

@@ -17,12 +17,12 @@ from tokshard import errors
 from tokshard.errors import BadRecordError, TokshardError
 from tokshard.pipeline.encode.passing import OUT_OF_VOCABULARY
 from tokshard.pipeline.executors.base import Ended, Executor, MakeExecutor, WorkerUsage
-from tokshard.pipeline.judge import Judge, TooManyBadRecords
+from tokshard.pipeline.judge import Judge
 from tokshard.pipeline.options import SKIP, parse_bad_record_limit
 from tokshard.pipeline.progress import InputLeftOut, Observer, StageEnded, StageStarted
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.records import MISSING_TEXT, TOO_LONG
-from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask, StreamTask, Task
+from tokshard.pipeline.tasks.planning import AnyTask, StepTask, StreamTask, Task
 from tokshard.pipeline.tasks.running import Stage, TaskRunner
 from tokshard.pipeline.tasks.writing import read_rejects
 from tokshard.pipeline.workspace.receipts import (
@@ -136,7 +136,7 @@ def work(
             task = waiting.popleft()
             if not judge.is_pointless(task) and not _is_done_by_another(build, stage, task, judge):
                 running[task.key] = task
-                executor.submit(_run(task, judge))
+                executor.submit(judge.next_run(task))
         # running tasks may be pointless, but their workers cannot prepare the chunks of a stream
         left = chain(waiting, chain(running.values(), mapped) if running else ())
         if all(map(judge.is_pointless, left)):
@@ -148,7 +148,9 @@ def work(
             del running[event.task.key]
             waiting.extendleft(_to_try_again(event, losses))
     for task in mapped:
-        for receipt in run_shared(_run(task, judge)) if run_shared is not None and not judge.is_pointless(task) else ():
+        for receipt in (
+            run_shared(judge.next_run(task)) if run_shared is not None and not judge.is_pointless(task) else ()
+        ):
             _take(build, judge, receipt, observer)
 
 
@@ -168,10 +170,6 @@ def _to_try_again(event: Ended, losses: Counter[Key]) -> list[AnyTask]:
     if error is not None and losses[key] > event.max_losses:
         raise error
     return [] if error is None else [event.task]
-
-
-def _run(task: AnyTask, judge: Judge) -> Run:
-    return Run(task=task, max_documents=judge.room, num_done=judge.num_done(task))
 
 
 def _shared(tasks: Sequence[AnyTask], executor: Executor) -> list[AnyTask]:
@@ -301,7 +299,8 @@ def user_error(build: Build, stage: str, judge: Judge, *, is_share: bool = False
         is_share: the judge does not know all that was read before.
     """
     found, store, allowed = judge.failure, build.workspace.store, judge.max_bad_records
-    if isinstance(found, TooManyBadRecords):
+    assert found is not None
+    if found.failure is None:
         assert allowed is not None
         hint = (
             f"they are listed in {store.where(rejects_folder(stage))}; repair the sources, or allow more "
@@ -309,19 +308,18 @@ def user_error(build: Build, stage: str, judge: Judge, *, is_share: bool = False
         )
         if isinstance(allowed, Fraction):
             return BadRecordError(
-                f"{found.bad:,} of the first {found.records:,} records are bad ({found.bad / found.records:.2%}), "
+                f"{judge.bad:,} of the first {judge.records:,} records are bad ({judge.bad / judge.records:.2%}), "
                 f"and --max-bad-records allows {float(100 * allowed):g}%",
                 hint=hint,
             )
-        first = next(itertools.islice(read_rejects(store, stage, found.key), allowed - found.before, None))
+        before = judge.bad - found.num_rejects
+        first = next(itertools.islice(read_rejects(store, stage, found.key), allowed - before, None))
         place = _place(build, judge, found.key, first["source"], first["record"])
         return BadRecordError(
             f"{place}: {first['reason']}: {first['detail']}; this is bad record {allowed + 1:,}, "
             f"and --max-bad-records allows {allowed:,}",
             hint=hint,
         )
-    assert found is not None
-    assert found.failure is not None
     failure = found.failure
     if failure.kind == "record":
         repair = _REPAIRS.get(failure.reason) if build.config.chat is None else None

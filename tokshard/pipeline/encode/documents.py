@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any
@@ -48,8 +48,7 @@ class Documents:
         hashes: uint64 [documents, 2]: hash of each text; None where duplicates are not looked for.
         starts: int64 [documents]: the position of the first token of each in its corpus; None where no view is made.
         num_targets: int64 [documents]: targets of each, for a view of a corpus that has loss spans.
-        omitted: int32 [documents, kinds, 2]: for each of `chat.omissions.KINDS`, how often the template left it out of
-            the conversation, and the number of the first such message; None where texts are read.
+        omitted: what the template left out of each conversation: see `chat.omissions`; None where texts are read.
     """
 
     tokens: NDArray[Any]
@@ -65,7 +64,7 @@ class Documents:
     hashes: NDArray[np.uint64] | None = None
     starts: NDArray[np.int64] | None = None
     num_targets: NDArray[np.int64] | None = None
-    omitted: NDArray[np.int32] | None = None
+    omitted: Sequence[Sequence[tuple[str, int]]] | None = None
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -91,7 +90,7 @@ class Documents:
             tokens=self.tokens[np.repeat(is_wanted, lengths)] if len(self.tokens) else self.tokens,
             ends=np.cumsum(lengths[is_wanted]),
             columns={name: _taken(values, chosen) for name, values in self.columns.items()},
-            **{name: values[chosen] for name, values in self._by_document()},
+            **{name: _taken(values, chosen) for name, values in self._by_document()},
         )
 
     def head(self, count: int) -> Documents:
@@ -112,13 +111,16 @@ class Documents:
             yield bytes(content[start:stop])
             start = stop
 
-    def _by_document(self) -> Iterator[tuple[str, NDArray[Any]]]:
+    def _by_document(self) -> Iterator[tuple[str, Any]]:
         for one in fields(self):
             if one.name not in {"tokens", "ends", "columns"} and (values := getattr(self, one.name)) is not None:
                 yield one.name, values
 
 
-def _taken(values: Column, chosen: NDArray[np.int64]) -> Column:
+def _taken(values: Any, chosen: NDArray[np.int64]) -> Any:
+    """Some of the values of an array or a list."""
+    if isinstance(values, np.ndarray):
+        return values[chosen]
     if isinstance(values, pa.Array):
         return values.take(number_array(chosen))
     return [values[index] for index in chosen.tolist()]

@@ -20,6 +20,7 @@ from tokshard.extras import version_of
 from tokshard.format.manifest import TokenizerInfo
 from tokshard.pipeline.encode.tokenizer_file import without_truncation
 from tokshard.pipeline.sources.records import NOT_ENCODED, Problem
+from tokshard.wording import first_line
 
 TOKENIZERS, FASTOKENS = "tokenizers", "fastokens"
 """The packages that encode."""
@@ -49,17 +50,17 @@ class EncodedTexts:
         idle: indices of conversations without a target. They are not among the documents either.
         loss: of conversations: the columns of loss spans.
         changes: kind of change, to the indices of the changed texts.
-        omitted: of conversations: the counts that `Documents.omitted` has.
+        omitted: of conversations: as in `Documents`.
     """
 
     tokens: NDArray[Any]
     ends: NDArray[np.int64]
-    with_special: tuple[int, ...]
+    with_special: tuple[int, ...] = ()
     failed: Mapping[int, Problem] = field(default_factory=dict)
-    idle: tuple[int, ...] = ()
+    idle: Sequence[int] = ()
     loss: Mapping[str, Sequence[NDArray[Any]]] = field(default_factory=dict)
     changes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    omitted: NDArray[np.int32] | None = None
+    omitted: Sequence[Sequence[tuple[str, int]]] | None = None
 
 
 class DocumentEncoder:
@@ -81,37 +82,27 @@ class DocumentEncoder:
         Raises:
             TokenizerError: the library returns ids that are not uint32, or are outside of the vocabulary.
         """
-        try:
-            ids = self._encode(texts)
-        except EncodingError:
-            return self._one_by_one(texts)
-        encoded = self._join(ids)
-        # each document has exactly its delimiters: any other count means that text became control
-        if self._count_special(encoded.tokens) == len(ids) * self._num_delimiters:
-            return encoded
-        bad = tuple(index for index, document in enumerate(ids) if self._is_special[document].any())
-        rejected = set(bad)
-        kept = self._join([document for index, document in enumerate(ids) if index not in rejected])
-        return EncodedTexts(kept.tokens, kept.ends, bad)
-
-    def _one_by_one(self, texts: Sequence[str]) -> EncodedTexts:
-        """Encode texts one at a time, because the library fails on some of them."""
-        ids: list[NDArray[Any]] = []
-        with_special: list[int] = []
         failed: dict[int, Problem] = {}
+        try:
+            ids = dict(enumerate(self._encode(texts)))
+        except EncodingError:
+            ids = dict(self._one_by_one(texts, failed))
+        tokens, ends = self._join(list(ids.values()))
+        bad: tuple[int, ...] = ()
+        # each document has exactly its delimiters: any other count means that text became control
+        if self._count_special(tokens) != len(ids) * self._num_delimiters:
+            bad = tuple(index for index, document in ids.items() if self._is_special[document].any())
+            tokens, ends = self._join([ids[index] for index in sorted(ids.keys() - bad)])
+        return EncodedTexts(tokens, ends, bad, failed)
+
+    def _one_by_one(self, texts: Sequence[str], failed: dict[int, Problem]) -> Iterator[tuple[int, NDArray[Any]]]:
+        """The ids of the texts on which the library does not fail, and the problems of the others."""
         for index, text in enumerate(texts):
             try:
                 (found,) = self._encode([text])
+                yield index, found
             except EncodingError as error:
                 failed[index] = NOT_ENCODED, str(error)
-                continue
-            self._join([found])  # to check the ids
-            if self._is_special[found].any():
-                with_special.append(index)
-            else:
-                ids.append(found)
-        kept = self._join(ids)
-        return EncodedTexts(kept.tokens, kept.ends, tuple(with_special), failed)
 
     def _count_special(self, tokens: NDArray[Any]) -> int:
         if len(self._special_ranges) > _MAX_COMPARED_RANGES:
@@ -122,9 +113,10 @@ class DocumentEncoder:
             for start, stop in self._special_ranges
         )
 
-    def _join(self, ids: Sequence[NDArray[Any]]) -> EncodedTexts:
+    def _join(self, ids: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The tokens of documents, with delimiters, and where each ends in them."""
         if not ids:
-            return EncodedTexts(np.empty(0, _ID_DTYPE), np.empty(0, np.int64), ())
+            return np.empty(0, _ID_DTYPE), np.empty(0, np.int64)
         lengths = np.fromiter(map(len, ids), np.int64, len(ids)) + self._num_delimiters
         ends = np.cumsum(lengths)
         # joining bytes takes a fifth of the time of `np.concatenate` on short documents; the delimiters are the
@@ -138,7 +130,7 @@ class DocumentEncoder:
         tokens = np.frombuffer(joined, _ID_DTYPE)
         if (largest := int(tokens.max())) >= self._vocab_size:
             raise _wrong_ids(f"the id {largest}, and the vocabulary has {self._vocab_size} ids")
-        return EncodedTexts(tokens[1 : 1 + int(ends[-1])], ends, ())
+        return tokens[1 : 1 + int(ends[-1])], ends
 
 
 def _wrong_ids(found: str) -> TokenizerError:
@@ -150,15 +142,9 @@ def _wrong_ids(found: str) -> TokenizerError:
 
 def _ranges(ids: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Consecutive ids as half-open ranges."""
-    start = stop = -1
-    for index in sorted(set(ids)):
-        if index != stop:
-            if stop > start:
-                yield start, stop
-            start = index
-        stop = index + 1
-    if stop > start:
-        yield start, stop
+    ordered = np.unique(np.fromiter(ids, np.int64))
+    for run in np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1):
+        yield int(run[0]), int(run[-1]) + 1
 
 
 _INLINE_BYTES = 8_192
@@ -211,7 +197,7 @@ class Encoder:
                 if not _is_panic(error):
                     raise
                 self._encode = self._load()  # a lock that the panic left closed would fail on other texts
-            raise EncodingError(f"{self._library} fails on the text: {_first_line(error)}") from error
+            raise EncodingError(f"{self._library} fails on the text: {first_line(error)}") from error
 
     @property
     def _library(self) -> str:
@@ -233,7 +219,7 @@ class Encoder:
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
             raise TokenizerError(
-                f"{self._library} cannot load the tokenizer: {_first_line(error)}",
+                f"{self._library} cannot load the tokenizer: {first_line(error)}",
                 hint="leave out --engine"
                 if self._engine != TOKENIZERS
                 else next(
@@ -259,10 +245,6 @@ class Encoder:
 def _is_panic(error: BaseException) -> bool:
     """Whether Rust code of the library panicked, which raises a `BaseException` that is not an `Exception`."""
     return type(error).__name__ == "PanicException"
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _encoder_of(engine: str, tokenizer: Any) -> EncodeTexts:

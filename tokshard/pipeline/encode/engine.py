@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import TokenizerError
-from tokshard.extras import extra_module, version_of
+from tokshard.extras import version_of
 from tokshard.pipeline.encode.encoder import TOKENIZERS, Encoder, EncodingError
 from tokshard.pipeline.encode.tokenizer_file import added_tokens
 
@@ -33,15 +33,6 @@ _WORDS = (
     *("\u65e5\u672c", "\ud55c", "\u1112\u1161", "\u05d0\u05b7", "\u0627\u064b", "\U0001f469\u200d\U0001f469", "\u2581"),
     *("\0", "\x1f", "\x7f", "\ufffd", "\ue000", "\u00ad", "!", "...", "=>", "/*", "<", ">", "</", "#", '"', "(", "_"),
 )
-
-
-def check_installed(engine: str) -> None:
-    """Refuse a library that is not there.
-
-    Raises:
-        UsageError: with its extra.
-    """
-    extra_module(engine, f"the engine {engine} is not installed", extra=engine)
 
 
 def hard_texts(content: bytes) -> Iterator[list[str]]:

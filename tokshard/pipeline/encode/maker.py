@@ -6,15 +6,15 @@ Chunks are independent, so several processes can handle chunks of one input.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.forking import cached_property
-from tokshard.format.manifest import BuildConfig, TokenizerInfo
+from tokshard.format.manifest import TokenizerInfo
 from tokshard.interop.tokens.batches import TokenBatch
 from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN
 from tokshard.pipeline.encode.chat.texts import ChatTexts
@@ -22,8 +22,8 @@ from tokshard.pipeline.encode.documents import ChunkResult, Documents, apply_rul
 from tokshard.pipeline.encode.encoder import DocumentEncoder, EncodedTexts, Encoder
 from tokshard.pipeline.encode.passing import TokenPasser
 from tokshard.pipeline.encode.tokenizer_file import added_tokens, parsed_tokens, parsing
+from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources import token_lines
-from tokshard.pipeline.sources.chats import TemplateSource
 from tokshard.pipeline.sources.json_lines import JsonLinesParser
 from tokshard.pipeline.sources.records import (
     SPECIAL_TOKEN,
@@ -32,34 +32,21 @@ from tokshard.pipeline.sources.records import (
     Chunk,
     LineChunk,
     Records,
-    RecordSpec,
     positions_array,
 )
+
+_IS_SPECIAL = "the tokenizer gives this text the id of a special token, which would be read as control"
 
 SPELLED = "spelled: "
 """Prefix of an added token that is not special, in the changes of documents whose text spells it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """The records of one chunk that can become documents.
+Parsed = Records | ChunkResult
+"""The records of one chunk: texts, and the problems of other records; or, where no text is read, the documents."""
 
-    Args:
-        records: texts, and the problems of other records; or, where no text is read, the documents themselves.
-    """
 
-    records: Records | ChunkResult
-
-    @property
-    def positions(self) -> NDArray[np.int64]:
-        """The position of each candidate in the chunk: int64."""
-        found = self.records
-        return found.documents.positions if isinstance(found, ChunkResult) else positions_array(found)
-
-    def contents(self) -> Iterator[bytes]:
-        """The content of each candidate, for hashes: its text as UTF-8, or its tokens."""
-        found = self.records
-        return found.documents.contents() if isinstance(found, ChunkResult) else (text.encode() for text in found.texts)
+Keeps = Callable[[int], NDArray[np.bool_]]
+"""Whether each of the next candidates, so many, is kept, because it is no duplicate: bool [candidates]."""
 
 
 class Maker:
@@ -67,35 +54,26 @@ class Maker:
 
     Args:
         load: reads the ``tokenizer.json``.
-        chat: the template, where texts are conversations.
     """
 
-    def __init__(
-        self,
-        spec: RecordSpec,
-        config: BuildConfig,
-        tokenizer: TokenizerInfo,
-        load: Callable[[], bytes],
-        chat: TemplateSource | None = None,
-    ) -> None:
-        self._chat = chat
-        self._config, self._tokenizer, self._load = config, tokenizer, load
-        self._spec, self._parse = spec, JsonLinesParser(spec)
-        self._special = SpecialText(tokenizer.special_ids)
+    def __init__(self, build: Build, load: Callable[[], bytes]) -> None:
+        self._chat, self._config, self._tokenizer, self._load = build.chat, build.config, build.tokenizer, load
+        self._spec, self._parse = build.spec, JsonLinesParser(build.spec)
+        self._special = SpecialText(build.tokenizer.special_ids)
         self._added: AddedText | None = None
-        self._pass_on = TokenPasser(tokenizer, spec) if spec.tokens is not None else None
+        self._pass_on = TokenPasser(build.tokenizer, build.spec) if build.spec.tokens is not None else None
 
     @cached_property
     def encode(self) -> Callable[[Sequence[str]], EncodedTexts]:
         """The tokenizer."""
+        loaded = self._load()
         if self._chat is not None:
-            loaded = self._load()
             texts = ChatTexts(parsing(loaded, self._tokenizer), self._chat, self._config, self._tokenizer)
             self._added = AddedText(loaded, self._tokenizer, texts.control)
             return texts
-        loaded = self._load()
-        self._added = AddedText(loaded, self._tokenizer, parsed_tokens(self._config.special_tokens))
-        content = parsing(loaded, self._tokenizer, parsed_tokens(self._config.special_tokens))
+        special_tokens = parsed_tokens(self._config.special_tokens)
+        self._added = AddedText(loaded, self._tokenizer, special_tokens)
+        content = parsing(loaded, self._tokenizer, special_tokens)
         encode = Encoder(content, self._tokenizer.special_ids, self._tokenizer.library)
         return DocumentEncoder(encode, self._tokenizer)
 
@@ -104,41 +82,31 @@ class Maker:
         found = self._parse(chunk) if isinstance(chunk, LineChunk) else chunk
         if self._pass_on is None or isinstance(found, ChunkResult):
             assert not isinstance(found, TokenBatch), "only an import reads tokens"
-            return Parsed(found)
-        return Parsed(self._pass_on(found if isinstance(found, TokenBatch) else token_lines.batch(found, self._spec)))
+            return found
+        return self._pass_on(found if isinstance(found, TokenBatch) else token_lines.batch(found, self._spec))
 
-    def make(self, parsed: Parsed, is_kept: NDArray[np.bool_] | None = None) -> ChunkResult:
+    def make(self, parsed: Parsed, keeps: Keeps | None = None) -> ChunkResult:
         """The documents of a chunk.
 
         Args:
-            is_kept: bool [candidates]: those that are no duplicates. None: that is not known yet.
+            keeps: says which texts are no duplicates, so that no others are encoded. None: that is not known yet.
         """
-        found = parsed.records
-        if isinstance(found, ChunkResult):
-            made = replace(found, candidates=found.documents.positions)
-            made = made if is_kept is None else made.without_duplicates(is_kept)
+        if isinstance(parsed, ChunkResult):
+            made = replace(parsed, candidates=parsed.documents.positions)
         else:
-            made = self._encoded(found, is_kept)
+            made = self._encoded(parsed, keeps)
         return apply_rules(made, self._config)
 
     def hashed(self, parsed: Parsed) -> ChunkResult:
         """The texts of a chunk as documents without tokens, only with hashes."""
-        found, hashes = parsed.records, content_hashes(parsed.contents())
-        documents = Documents(
-            tokens=np.empty(0, np.uint32),
-            ends=np.zeros(len(hashes), np.int64),
-            positions=parsed.positions,
-            columns={},
-            hashes=hashes,
-        )
-        return (
-            replace(found, documents=documents)
-            if isinstance(found, ChunkResult)
-            else _made(found, documents, found.bad)
-        )
+        if isinstance(parsed, ChunkResult):
+            documents = _hashed(parsed.documents.contents(), parsed.documents.positions)
+            return replace(parsed, documents=documents)
+        return _made(parsed, _hashed(map(str.encode, parsed.texts), positions_array(parsed)), parsed.bad)
 
-    def _encoded(self, records: Records, is_kept: NDArray[np.bool_] | None) -> ChunkResult:
+    def _encoded(self, records: Records, keeps: Keeps | None) -> ChunkResult:
         candidates = positions_array(records)
+        is_kept = None if keeps is None else keeps(len(candidates))
         texts, positions, columns = records.texts, candidates, records.columns
         if is_kept is not None and not is_kept.all():
             texts, positions, columns = _chosen(np.flatnonzero(is_kept).tolist(), texts, positions, columns)
@@ -151,7 +119,7 @@ class Maker:
             changes |= {SPELLED + token: positions[spelled] for token, spelled in self._added(texts).items()}
         idle = {NOTHING_TO_LEARN: np.sort(positions[list(encoded.idle)])} if encoded.idle else {}
         if encoded.with_special or encoded.failed or encoded.idle:
-            rejected = [_special(int(positions[index])) for index in encoded.with_special]
+            rejected = [BadRecord(int(positions[index]), SPECIAL_TOKEN, _IS_SPECIAL) for index in encoded.with_special]
             rejected += [BadRecord(int(positions[index]), *problem) for index, problem in encoded.failed.items()]
             bad = sorted([*bad, *rejected], key=lambda record: record.position)
             kept = sorted(set(range(len(texts))) - {*encoded.with_special, *encoded.failed, *encoded.idle})
@@ -170,6 +138,16 @@ class Maker:
         )
         made = replace(_made(records, documents, bad, candidates), changes=changes, left_out=idle)
         return made if is_kept is None else made.without_duplicates(is_kept)
+
+
+def _hashed(contents: Iterable[bytes], positions: NDArray[np.int64]) -> Documents:
+    return Documents(
+        tokens=np.empty(0, np.uint32),
+        ends=np.zeros(len(positions), np.int64),
+        positions=positions,
+        columns={},
+        hashes=content_hashes(contents),
+    )
 
 
 def _made(
@@ -204,11 +182,6 @@ def _utf8_sizes(texts: Sequence[str]) -> NDArray[np.int64]:
         if not text.isascii():
             sizes[index] = len(text.encode())
     return sizes
-
-
-def _special(position: int) -> BadRecord:
-    detail = "the tokenizer gives this text the id of a special token, which would be read as control"
-    return BadRecord(position, SPECIAL_TOKEN, detail)
 
 
 class AddedText:
@@ -262,17 +235,11 @@ class SpecialText:
 
     def mask(self, texts: Sequence[str]) -> NDArray[np.bool_]:
         """Which of the texts contain such a spelling: bool [texts]."""
-        if len(self._groups) == 1:
-            first, tokens, pattern = self._groups[0]
-            found = (first in text and _contains(text, first, tokens, pattern) for text in texts)
-        else:
-            found = (
-                any(
-                    first in text and _contains(text, first, tokens, pattern) for first, tokens, pattern in self._groups
-                )
-                for text in texts
-            )
-        return np.fromiter(found, np.bool_, len(texts))
+        found = np.zeros(len(texts), np.bool_)
+        for first, tokens, pattern in self._groups:
+            is_in = (first in text and _contains(text, first, tokens, pattern) for text in texts)
+            found |= np.fromiter(is_in, np.bool_, len(texts))
+        return found
 
 
 def _contains(text: str, first: str, tokens: tuple[str, ...], pattern: re.Pattern[str]) -> bool:

@@ -34,6 +34,7 @@ from tokshard.pipeline.request import Build, other_versions
 from tokshard.pipeline.tasks.planning import AnyTask, Run
 from tokshard.pipeline.tasks.running import InputReader, Stage, TaskRunner
 from tokshard.pipeline.workspace.receipts import Receipt, TaskFailedError, progress_of
+from tokshard.wording import first_line
 
 _QUEUED_PER_CPU = 2
 """Tasks under way per CPU. One of them waits, so that a node that joins finds work, and an autoscaler sees a need."""
@@ -123,7 +124,7 @@ class RayExecutor:
     def _loss(self, task: AnyTask, error: RayError) -> BuildError:
         return BuildError(
             f"Ray lost {_MAX_LOSSES + 1} workers, one after another, with the task {task.key[0]}-{task.key[1]}: "
-            f"{first_line(error)}",
+            f"{_said(error)}",
             hint="run the same command again: finished tasks are kept; if memory ran out, check with 'ray memory'",
         )
 
@@ -244,14 +245,13 @@ def check_nodes(setup: Any) -> None:
             continue  # it has left meanwhile
         except RayError as error:
             raise BuildError(
-                f"{node} cannot run tasks of tokshard: {first_line(error)}",
+                f"{node} cannot run tasks of tokshard: {_said(error)}",
                 hint="install on all nodes the same Python, ray and tokshard as here",
             ) from error
         if problem is not None:
             raise BuildError(f"{node} {problem.problem}", hint=problem.hint)
 
 
-def first_line(error: Exception) -> str:
-    """The first line of an error of Ray, or of its cause, which says what happened."""
-    lines = str(getattr(error, "cause", None) or error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _said(error: Exception) -> str:
+    """What an error of Ray says, or its cause."""
+    return first_line(getattr(error, "cause", None) or error)

@@ -19,6 +19,7 @@ from ray.util.client import ray as ray_client
 from tokshard.errors import UsageError
 from tokshard.pipeline.executors.worker import environment
 from tokshard.pipeline.progress import Note, Observer
+from tokshard.wording import first_line
 
 AUTO, LOCAL = "auto", "local"
 """Addresses."""
@@ -95,7 +96,7 @@ def _start(address: str, num_workers: int | None) -> None:
             )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise UsageError(
-                f"Ray cannot be reached at --ray {address}: {str(error).partition(chr(10))[0]}",
+                f"Ray cannot be reached at --ray {address}: {first_line(error)}",
                 hint=_HINTS.get(address, "check with 'ray status' on that machine that the cluster runs"),
             ) from error
 

@@ -113,7 +113,7 @@ class Columns:
                 continue
             sizes = zip(*(map(value_bytes, found) for found in values.values()), strict=True)
             first = 0
-            for held, _ in batches(sizes, sum):
+            for held in batches(sizes, sum):
                 last = first + len(held)
                 yield start + first, start + last, {path: found[first:last] for path, found in values.items()}
                 first = last

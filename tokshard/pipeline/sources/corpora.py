@@ -22,14 +22,13 @@ from tokshard.format.tables import SourceInfo
 from tokshard.format.view import View
 from tokshard.format.whole_corpus import checked_batches
 from tokshard.pipeline.encode.documents import ChunkResult, Documents
+from tokshard.pipeline.sources.inputs import display_path
 
 NOT_COPIED = "not copied"
 """Reason for a record that became a document of the corpora, and not of the copy."""
 
 SLICE_TOKENS = 1 << 20
 """Tokens that are read at once, unless one document is longer."""
-
-_HASH_BYTES = 8
 
 
 def share_documents(one: Corpus, other: Corpus) -> bool:
@@ -187,5 +186,4 @@ def _missing(kind: str, documents: Documents, before: Mapping[str, pa.Array]) ->
 
 def source_labels(corpus: Corpus, sources: Sequence[SourceInfo]) -> list[str]:
     """The names of the sources of a corpus: the argument of the build, and the path below it."""
-    names = corpus.manifest.arguments
-    return [f"{names[one.argument]}/{one.path}" if one.path else names[one.argument] for one in sources]
+    return [display_path(corpus.manifest.arguments[one.argument], one.path) for one in sources]

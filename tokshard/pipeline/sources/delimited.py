@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from tokshard.errors import UsageError
@@ -21,9 +21,11 @@ from tokshard.pipeline.sources.records import (
     Problem,
     Records,
     RecordSpec,
-    chunks_of_rows,
+    admit_rows,
+    batches,
     counted,
     field_hint,
+    value_bytes,
 )
 
 
@@ -40,10 +42,17 @@ def _chunks(input_: Input, _: Span, spec: RecordSpec) -> Iterator[tuple[None, Re
             raise damaged(input_, "the file is empty, expected a header line") from None
         except csv.Error as error:
             raise damaged(input_, f"line {lines.count}: {error}") from error
-        found = chunks_of_rows(spec, _rows(rows, lines, header, _places(input_, header, spec), spec))
+        found = _records_of(_rows(rows, lines, header, _places(input_, header, spec), spec), spec)
         for place, chunk in counted(found, stream.file_position):
             chunk.num_marks, lines.num_marks = lines.num_marks, 0
             yield place, chunk
+
+
+def _records_of(rows: Iterable[tuple[Sequence[Any], Problem | None]], spec: RecordSpec) -> Iterator[Records]:
+    for held in batches(rows, lambda row: sum(map(value_bytes, row[0]))):
+        texts, *columns = zip(*(row for row, _ in held), strict=True)
+        problems = {place: problem for place, (_, problem) in enumerate(held) if problem is not None}
+        yield admit_rows(spec, texts, columns, problems)
 
 
 class _Lines:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Final, Literal
 
 import msgspec
 
@@ -22,30 +22,10 @@ class Span(msgspec.Struct, frozen=True):
     stop: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """An input of lines, which can be divided at any byte."""
+LINES: Final = "lines"
+STREAM: Final = "stream"
+INDIVISIBLE: Final = "indivisible"
 
-
-@dataclass(frozen=True, slots=True)
-class Grouped:
-    """An input made of groups.
-
-    Args:
-        group_bytes: size of each group, in bytes of the file.
-    """
-
-    group_bytes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """An input that can only be read from its start, and is divided into segments while it is read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Indivisible:
-    """An input that is one record, or too small to divide."""
-
-
-Divisibility = Lines | Grouped | Stream | Indivisible
+Divisibility = Literal["lines", "stream", "indivisible"] | tuple[int, ...]
+"""How an input can be divided: at any line; while it is read, and only from its start; not at all, as it is one record
+or too small; or between groups, of which these are the bytes in the file."""

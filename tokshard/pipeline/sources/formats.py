@@ -20,10 +20,10 @@ from tokshard.pipeline.sources import (
     token_lines,
     token_tables,
 )
-from tokshard.pipeline.sources.division import Divisibility, Span, Stream
+from tokshard.pipeline.sources.division import STREAM, Divisibility, Span
 from tokshard.pipeline.sources.inputs import Input, InputTable
 from tokshard.pipeline.sources.protocol import Format
-from tokshard.pipeline.sources.records import FILE, Chunk, Records, RecordSpec, value_bytes
+from tokshard.pipeline.sources.records import Chunk, Records, RecordSpec, value_bytes
 
 FORMATS: tuple[Format, ...] = (
     json_lines.FORMAT,
@@ -53,10 +53,10 @@ def formats_of(reads: str) -> tuple[Format, ...]:
     return tuple(form for form in FORMATS if form.reads == reads)
 
 
-def divisibility_of(input_: Input, text_unit: str = FILE) -> Divisibility:
+def divisibility_of(input_: Input, text_unit: str) -> Divisibility:
     """How an input can be divided. Reads the footer of parquet and Arrow files; the readers report damage."""
     if input_.is_read_once:
-        return Stream()
+        return STREAM
     form = next(form for form in FORMATS if form.name == input_.format)
     return form.divide(input_, text_unit)
 
@@ -90,18 +90,18 @@ def loss_columns(inputs: InputTable, wanted: str | None) -> tuple[dict[str, str]
     Raises:
         UsageError: it is missing, or several columns may be meant.
     """
-    columns, notes = dict[str, str](), []
+    columns, notes = set[str](), []
     for input_ in inputs.first_of_each_kind():
         form, found = _BY_NAME[TOKENS, input_.format], None
         with contextlib.suppress(SourceError, OSError):  # the reader will say so
             found = form.loss(input_, wanted) if form.loss is not None else None
         if found is None:
             continue
-        columns |= {LOSS: LOSS_COLUMNS[LOSS]} | ({WEIGHTS: LOSS_COLUMNS[WEIGHTS]} if found.is_weighted else {})
+        columns |= {LOSS, WEIGHTS} if found.is_weighted else {LOSS}
         shifted = ", shifted by one as in packs of Megatron-Bridge" if found.is_shifted else ""
         name = os.path.basename(found.name)
         notes.append(f"{name} of {os.path.basename(input_.location)} says which tokens are trained{shifted}")
-    return {name: columns[name] for name in LOSS_COLUMNS if name in columns}, notes
+    return {name: kind for name, kind in LOSS_COLUMNS.items() if name in columns}, notes
 
 
 def read_span(input_: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from tokshard.errors import SourceError, UsageError
 from tokshard.store import Store
+from tokshard.wording import first_line
 
 SCHEME = "hf://"
 
@@ -164,20 +165,16 @@ def _errors_of(argument: str) -> Iterator[None]:
         raise _refused(argument, error) from error
     except Exception as error:
         raise SourceError(
-            f"{argument} cannot be fetched: {_first_line(error)}",
+            f"{argument} cannot be fetched: {first_line(error)}",
             hint="check the network and HF_ENDPOINT, and run the same command again; what was fetched is kept",
         ) from error
 
 
 def _refused(argument: str, error: Exception) -> UsageError:
     return UsageError(
-        f"{argument} cannot be used: {_first_line(error)}",
+        f"{argument} cannot be used: {first_line(error)}",
         hint="check the id; a private one needs the token of 'hf auth login', and a repository's code is never run",
     )
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def saved_files(store: Store, folder: str) -> frozenset[str] | None:

@@ -283,11 +283,6 @@ def _digest_of(table: pa.Table) -> str:
     return hasher.hexdigest()
 
 
-def saved_inputs(roots: Sequence[str], store: Store, name: str, digest: str) -> InputTable:
-    """The table that `InputTable.save` wrote. It is read when it is first used."""
-    return InputTable(roots, None, [(store, name)], digest)
-
-
 def input_table(rows: Iterable[InputRow], roots: Sequence[str]) -> InputTable:
     """Make a table of inputs, one after another.
 

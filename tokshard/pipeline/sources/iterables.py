@@ -98,8 +98,8 @@ def _rows(read: Callable[[int], bytes]) -> Iterator[_Row]:
         yield decode(read(int.from_bytes(length, "little")))
 
 
-def _records_of(rows: Iterable[_Row], spec: RecordSpec) -> Iterator[tuple[None, Records]]:
-    for held, _ in batches(rows, lambda row: row.num_bytes):
+def _records_of(rows: Iterable[_Row], spec: RecordSpec) -> Iterator[Records]:
+    for held in batches(rows, lambda row: row.num_bytes):
         problems = {place: row.problem for place, row in enumerate(held) if row.problem is not None}
         records = admit_rows(
             spec,
@@ -109,7 +109,7 @@ def _records_of(rows: Iterable[_Row], spec: RecordSpec) -> Iterator[tuple[None, 
         )
         for place, row in enumerate(held):
             records.note_unread(place, map(_text, row.unread))
-        yield None, records
+        yield records
 
 
 def _holds_records(sources: list[Any] | tuple[Any, ...]) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from tokshard.pipeline.sources.chats import NO_CHAT, is_chat
-from tokshard.pipeline.sources.division import Lines, Stream
+from tokshard.pipeline.sources.division import LINES, STREAM
 from tokshard.pipeline.sources.inputs import JSONL
 from tokshard.pipeline.sources.kept_values import WrongTypeError, json_value
 from tokshard.pipeline.sources.lines import lines_of
@@ -41,7 +41,7 @@ class JsonLinesParser:
         self._spec = spec
         self._fields = spec.object_fields
         self._fast = not spec.columns and "." not in spec.text_field and not self._fields
-        self._diagnose = _roots_decoder(spec)
+        self._diagnose = _roots_decoder([*(self._fields or (spec.text_field,)), *spec.kept_paths])
         kind = self._diagnose.type
         self._attributes = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
         self._decoder = _text_decoder(spec.text_field) if self._fast else self._diagnose
@@ -245,10 +245,9 @@ def _text_decoder(name: str) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(msgspec.defstruct("Record", [("f0", str)], rename={"f0": name}, gc=False))
 
 
-def _roots_decoder(spec: RecordSpec) -> msgspec.json.Decoder[Any]:
+def _roots_decoder(paths: Sequence[str]) -> msgspec.json.Decoder[Any]:
     """A decoder that keeps the raw JSON of every field with which a dotted path starts."""
-    texts = spec.object_fields or (spec.text_field,)
-    roots = dict.fromkeys(name for path in (*texts, *spec.kept_paths) for name in (path, path.split(".")[0]))
+    roots = dict.fromkeys(name for path in paths for name in (path, path.split(".")[0]))
     rename = {f"f{index}": root for index, root in enumerate(roots)}
     fields: list[Any] = [(attribute, msgspec.Raw, None) for attribute in rename]
     return msgspec.json.Decoder(msgspec.defstruct("Record", fields, rename=rename))
@@ -280,7 +279,7 @@ def _shown(raw: bytes) -> str:
 FORMAT = Format(
     name=JSONL,
     read=lambda input_, span, spec: lines_of(input_, span, spec.max_line_bytes),
-    divide=lambda input_, _: Lines() if input_.compression is None else Stream(),
+    divide=lambda input_, _: LINES if input_.compression is None else STREAM,
     suffixes=(".jsonl", ".ndjson", ".json"),
     is_compressible=True,
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tokshard.pipeline.sources.decompress import open_bytes
-from tokshard.pipeline.sources.division import Divisibility, Indivisible, Lines, Span, Stream
+from tokshard.pipeline.sources.division import INDIVISIBLE, LINES, STREAM, Divisibility, Span
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.lines import line_chunks, lines_of
 from tokshard.pipeline.sources.protocol import Format
@@ -24,29 +24,12 @@ from tokshard.pipeline.sources.records import (
     RecordSpec,
     admit_rows,
     batches,
-    counted,
 )
 
 _BLANK_LINES = re.compile(rb"(?m)(?:^[ \t\r\f\v]*\n)+")
 
 
-def text_documents(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, Records]]:
-    """The documents of a text, by the mode of `spec`, in chunks with their places in the text.
-
-    Chunks of lines and of paragraphs say for how many bytes of the text they stand.
-    """
-    if spec.text_unit == FILE:
-        yield 0, _whole_text(read, spec)
-    elif spec.text_unit == LINE:
-        reported = 0
-        for place, chunk in line_chunks(read, _max_line_bytes(spec)):
-            chunk.input_bytes, reported = chunk.stop - reported, chunk.stop
-            yield place, _line_documents(place, chunk, spec)
-    else:
-        yield from _paragraphs(read, spec)
-
-
-def without_mark(data: bytes) -> tuple[bytes, int]:
+def _without_mark(data: bytes) -> tuple[bytes, int]:
     """The start of a text without its byte order mark, and the number of marks dropped: 0 or 1."""
     text = data.removeprefix(codecs.BOM_UTF8)
     return text, int(len(text) < len(data))
@@ -54,42 +37,40 @@ def without_mark(data: bytes) -> tuple[bytes, int]:
 
 def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[int, Records]]:
     name = input_.path or os.path.basename(input_.location)
-    if spec.text_unit == LINE:
-        for place, chunk in lines_of(input_, span, _max_line_bytes(spec)):
-            records = _line_documents(place, chunk, spec)
-            records.set_name(spec, name)
-            yield place, records
-        return
-    with open_bytes(input_) as stream:
-        found = text_documents(stream.read, spec)
-        for place, records in counted(found, stream.file_position, is_exact=spec.text_unit != FILE):
-            records.set_name(spec, name)
-            if spec.text_unit == FILE:
-                records.input_bytes = input_.num_bytes  # even if a text was too long to be read whole
-            yield place, records
+    if spec.text_unit == FILE:
+        found = _whole_text(input_, spec)
+    elif spec.text_unit == LINE:
+        lines = lines_of(input_, span, _max_line_bytes(spec))
+        found = ((place, _line_documents(place, chunk, spec)) for place, chunk in lines)
+    else:
+        found = _paragraphs(input_, spec)
+    for place, records in found:
+        records.set_name(spec, name)
+        yield place, records
 
 
 def _divisibility(input_: Input, text_unit: str) -> Divisibility:
     if text_unit == FILE:
-        return Indivisible()
-    return Lines() if text_unit == LINE and input_.compression is None else Stream()
+        return INDIVISIBLE
+    return LINES if text_unit == LINE and input_.compression is None else STREAM
 
 
 FORMAT = Format(name="txt", read=_chunks, divide=_divisibility, suffixes=(".txt",), is_compressible=True)
 
 
-def _whole_text(read: Callable[[int], bytes], spec: RecordSpec) -> Records:
-    """All bytes of `read` as one document. If it is too long, no more than the limit is held."""
-    data, num_marks = without_mark(read(len(codecs.BOM_UTF8) + spec.max_document_bytes + 1))
+def _whole_text(input_: Input, spec: RecordSpec) -> Iterator[tuple[int, Records]]:
+    """A file as one document. If it is too long, no more than the limit is held."""
+    with open_bytes(input_) as stream:
+        data, num_marks = _without_mark(stream.read(len(codecs.BOM_UTF8) + spec.max_document_bytes + 1))
     detail = f"the file holds more than {spec.max_document_bytes:,} bytes of text"
     records = admit_rows(spec, [data], None, {0: (TOO_LONG, detail)} if len(data) > spec.max_document_bytes else {})
-    records.num_marks = num_marks
-    return records
+    records.input_bytes, records.num_marks = input_.num_bytes, num_marks
+    yield 0, records
 
 
 def _line_documents(place: int, chunk: LineChunk, spec: RecordSpec) -> Records:
     r"""Each line as a document, without its ``\n`` or ``\r\n``. The first chunk may start with a byte order mark."""
-    data, num_marks = (chunk.data, 0) if place else without_mark(chunk.data)
+    data, num_marks = (chunk.data, 0) if place else _without_mark(chunk.data)
     try:
         lines: list[Any] = [line.removesuffix("\r") for line in data.decode().split("\n")]
     except UnicodeDecodeError:
@@ -105,18 +86,19 @@ def _line_documents(place: int, chunk: LineChunk, spec: RecordSpec) -> Records:
     return records
 
 
-def _paragraphs(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, Records]]:
+def _paragraphs(input_: Input, spec: RecordSpec) -> Iterator[tuple[int, Records]]:
     """The documents between blank lines. A chunk has the documents that start in one chunk of lines."""
     reported = 0
-    for place, found in itertools.groupby(_split(read, spec), lambda one: one[0]):
-        for held, _ in batches(found, lambda one: len(one[1])):
-            _, texts, sizes, marks, stops = zip(*held, strict=True)
-            too_long = [number for number, size in enumerate(sizes) if size > _max_line_bytes(spec)]
-            problems = {number: _too_long(spec, "paragraph", sizes[number]) for number in too_long}
-            records = admit_rows(spec, texts, None, problems)
-            records.num_marks = sum(marks)
-            records.input_bytes, reported = stops[-1] - reported, stops[-1]
-            yield place, records
+    with open_bytes(input_) as stream:
+        for place, found in itertools.groupby(_split(stream.read, spec), lambda one: one[0]):
+            for held in batches(found, lambda one: len(one[1])):
+                _, texts, sizes, marks, stops = zip(*held, strict=True)
+                too_long = [number for number, size in enumerate(sizes) if size > _max_line_bytes(spec)]
+                problems = {number: _too_long(spec, "paragraph", sizes[number]) for number in too_long}
+                records, here = admit_rows(spec, texts, None, problems), stream.file_position(stops[-1])
+                records.num_marks = sum(marks)
+                records.input_bytes, reported = here - reported, here
+                yield place, records
 
 
 def _split(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, bytes, int, int, int]]:
@@ -129,7 +111,7 @@ def _split(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int
     start = num_bytes = num_marks = stop = 0
     parts: list[bytes] = []
     for place, chunk in line_chunks(read, _max_line_bytes(spec)):
-        data, is_marked = (chunk.data, 0) if place else without_mark(chunk.data)
+        data, is_marked = (chunk.data, 0) if place else _without_mark(chunk.data)
         num_marks += is_marked
         if data and not data.endswith(b"\n"):
             data += b"\n"  # ends the last line, so that the pattern finds it if it is blank

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tokshard.interop.tokens.loss import LossField
 from tokshard.pipeline.options import TEXT
-from tokshard.pipeline.sources.division import Divisibility, Span, Stream
+from tokshard.pipeline.sources.division import STREAM, Divisibility, Span
 from tokshard.pipeline.sources.inputs import Input, Needs
 from tokshard.pipeline.sources.records import Chunk, RecordSpec
 from tokshard.store import Entry, Store
@@ -45,7 +45,7 @@ class Format:
     name: str
     read: Read
     reads: str = TEXT
-    divide: Callable[[Input, str], Divisibility] = lambda *_: Stream()
+    divide: Callable[[Input, str], Divisibility] = lambda *_: STREAM
     suffixes: tuple[str, ...] = ()
     is_compressible: bool = False
     is_streamed: bool = True

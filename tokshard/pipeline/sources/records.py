@@ -202,7 +202,6 @@ class LineChunk:
 
 Chunk = LineChunk | Records | TokenBatch
 
-P = TypeVar("P", int, None)
 T = TypeVar("T")
 
 _CONTENTS: Sequence[tuple[bytes, str]] = (
@@ -310,51 +309,31 @@ def typed_columns(spec: RecordSpec, columns: Sequence[Sequence[Any]]) -> tuple[l
     return found, wrong
 
 
-def chunks_of_rows(
-    spec: RecordSpec, rows: Iterable[tuple[Sequence[Any], Problem | None]]
-) -> Iterator[tuple[None, Records]]:
-    """Chunks of at most `ROWS_PER_CHUNK` records and about `CHUNK_BYTES` of values, which count as bytes of the input.
-
-    Args:
-        rows: the text and the kept values of each record, as for `admit_rows`, and its problem.
-    """
-    for held, num_bytes in batches(rows, lambda row: sum(map(value_bytes, row[0]))):
-        texts, *columns = zip(*(row for row, _ in held), strict=True)
-        problems = {place: problem for place, (_, problem) in enumerate(held) if problem is not None}
-        records = admit_rows(spec, texts, columns, problems)
-        records.input_bytes = num_bytes
-        yield None, records
-
-
-def batches(items: Iterable[T], num_bytes: Callable[[T], int]) -> Iterator[tuple[list[T], int]]:
-    """Batches of consecutive items with their bytes: at most `ROWS_PER_CHUNK` items, until they have `CHUNK_BYTES`."""
+def batches(items: Iterable[T], num_bytes: Callable[[T], int]) -> Iterator[list[T]]:
+    """Batches of consecutive items: at most `ROWS_PER_CHUNK` items, until they have `CHUNK_BYTES`."""
     held: list[T] = []
     size = 0
     for item in items:
         held.append(item)
         size += num_bytes(item)
         if size >= CHUNK_BYTES or len(held) >= ROWS_PER_CHUNK:
-            yield held, size
+            yield held
             held, size = [], 0
     if held:
-        yield held, size
+        yield held
 
 
-def counted(
-    chunks: Iterable[tuple[P, Records]], position: Callable[[int | None], int], *, is_exact: bool = False
-) -> Iterator[tuple[P, Records]]:
-    """Chunks with the bytes of the input that were read for each.
+def counted(chunks: Iterable[Records], position: Callable[[int | None], int]) -> Iterator[tuple[None, Records]]:
+    """Chunks of no certain place, with the bytes of the input that were read for each.
 
     Args:
         position: ``file_position`` of a `ByteSource`.
-        is_exact: the chunks say for how many bytes of the stream they stand; otherwise they end where it was read to.
     """
-    reported = stop = 0
-    for place, chunk in chunks:
-        stop += chunk.input_bytes
-        here = position(stop if is_exact else None)
+    reported = 0
+    for chunk in chunks:
+        here = position(None)
         chunk.input_bytes, reported = here - reported, here
-        yield place, chunk
+        yield None, chunk
 
 
 def parse_columns(id_field: str | None, keep: Iterable[str]) -> dict[str, tuple[str, str]]:

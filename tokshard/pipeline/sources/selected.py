@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from tokshard.format.opening import open_corpus
 from tokshard.format.shard import Shard
 from tokshard.format.whole_corpus import open_shard
 from tokshard.pipeline.encode.documents import ChunkResult, Documents
+from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.sources.corpora import reading, source_labels
 from tokshard.pipeline.sources.joined import Joined
 from tokshard.store import locate
@@ -38,24 +39,17 @@ DROPPED, NOT_KEPT = "in drop-ids", "not in keep-ids"
 _HASH_BYTES = 8
 
 
-class Files(NamedTuple):
-    """The locations of the lists of a view and of its joined files."""
-
-    keep_ids: str | None
-    drop_ids: str | None
-    join: Sequence[str]
-
-
 class Selection:
     """Reads the documents that a view has. The corpus is opened at the first read.
 
     Args:
         location, generation: the corpus, which may be a view, and its newest generation.
         selected: the conditions of the view.
+        options: where the files are that it is made with.
     """
 
-    def __init__(self, location: str, generation: int, selected: SelectConfig, files: Files) -> None:
-        self._location, self._generation, self._selected, self._files = location, generation, selected, files
+    def __init__(self, location: str, generation: int, selected: SelectConfig, options: BuildOptions) -> None:
+        self._location, self._generation, self._selected, self._options = location, generation, selected, options
 
     @cached_property
     def _corpus(self) -> Corpus:
@@ -63,7 +57,7 @@ class Selection:
 
     @cached_property
     def _rules(self) -> Rules:
-        return Rules(self._corpus, self._selected, self._files)
+        return Rules(self._corpus, self._selected, self._options)
 
     def read(self, index: int) -> Iterator[ChunkResult]:
         """The documents of one shard in order, a record batch at a time, without their tokens.
@@ -132,7 +126,7 @@ class Rules:
     """The conditions of a view.
 
     Args:
-        corpus: the corpus.
+        options: where the files are that it is made with.
 
     Attributes:
         needs_columns: whether columns of the corpus have to be read.
@@ -144,13 +138,13 @@ class Rules:
         BuildError: a list or a file is not the one that the view began with.
     """
 
-    def __init__(self, corpus: Corpus, selected: SelectConfig, given: Files) -> None:
+    def __init__(self, corpus: Corpus, selected: SelectConfig, options: BuildOptions) -> None:
         kept = kept_columns(corpus.manifest.columns)
         self._selected = selected
-        files = zip(given.join, selected.join, strict=True)
+        files = zip(options.join, selected.join, strict=True)
         self._joins = [Joined(_unchanged(file, expected), corpus) for file, expected in files]
         self.columns = dict(kept)
-        for file, join in zip(given.join, self._joins, strict=True):
+        for file, join in zip(options.join, self._joins, strict=True):
             if both := sorted(self.columns.keys() & join.columns.keys()):
                 raise UsageError(
                     f"{file} has the column {both[0]!r}, as the corpus or another file has", hint="rename one of them"
@@ -165,7 +159,7 @@ class Rules:
         self._of_source = _sources_that_fit(corpus, selected.source)
         self._drop, self._keep = (
             None if file is None or expected is None else read_document_list(_unchanged(file, expected), corpus)
-            for file, expected in ((given.drop_ids, selected.drop_ids), (given.keep_ids, selected.keep_ids))
+            for file, expected in ((options.drop_ids, selected.drop_ids), (options.keep_ids, selected.keep_ids))
         )
         needs_ids = self._drop is not None or self._keep is not None or any(join.by_id for join in self._joins)
         self.needs_columns = bool(kept) and (needs_ids or bool(selected.where or selected.by))

@@ -14,7 +14,7 @@ from pyarrow import ipc
 from tokshard.errors import UNDECODABLE, BadSourceError, SourceError, UsageError
 from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT, chat_text, is_chat
 from tokshard.pipeline.sources.columns import Columns
-from tokshard.pipeline.sources.division import Divisibility, Grouped, Indivisible, Span
+from tokshard.pipeline.sources.division import INDIVISIBLE, Divisibility, Span
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import check_not_cut, damaged, open_for_arrow
 from tokshard.pipeline.sources.protocol import Format
@@ -140,9 +140,9 @@ def group_sizes(input_: Input) -> list[int]:
 
 def _groups_of(input_: Input, _: str) -> Divisibility:
     try:
-        return Grouped(tuple(group_sizes(input_)))
+        return tuple(group_sizes(input_))
     except SourceError:  # its reader will report it
-        return Indivisible()
+        return INDIVISIBLE
 
 
 def is_arrow_file(store: Store, entry: Entry) -> bool:

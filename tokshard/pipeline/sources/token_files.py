@@ -12,7 +12,7 @@ from tokshard.interop.tokens import ends, flat, megatron, sample_index, samples
 from tokshard.interop.tokens.batches import TokenBatch, TokenSpec, damaged
 from tokshard.interop.tokens.loss import NO_LOSS, LossField, check_loss
 from tokshard.pipeline.options import TOKENS
-from tokshard.pipeline.sources.division import Divisibility, Indivisible, Lines, Span
+from tokshard.pipeline.sources.division import INDIVISIBLE, LINES, Divisibility, Span
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import needed_names, store_of
 from tokshard.pipeline.sources.protocol import Format, Read
@@ -155,7 +155,7 @@ def _is_listed_in(field: str) -> Callable[[Store, str], bool]:
 
 
 def _format(name: str, read: Any, divisibility: Divisibility, *suffixes: str, **more: Any) -> Format:
-    options = {"is_streamed": False, "needs": _INDEX if isinstance(divisibility, Indivisible) else (), **more}
+    options = {"needs": _INDEX if divisibility == INDIVISIBLE else (), **more}
     return Format(
         name=name, reads=TOKENS, read=_reader(read), divide=lambda *_: divisibility, suffixes=suffixes, **options
     )
@@ -189,7 +189,7 @@ FORMATS = (
     _format(
         "megatron",
         megatron.read,
-        Lines(),
+        LINES,
         megatron.SUFFIX,
         needs=(_MEGATRON,),
         helpers=(f"*{megatron.INDEX_SUFFIX}",),
@@ -201,7 +201,7 @@ FORMATS = (
         _format(
             "datatrove",
             ends.read_ds,
-            Lines(),
+            LINES,
             ends.DS_SUFFIX,
             needs=(("", ".index"),),
             helpers=(f"*{ends.DS_INDEX_SUFFIX}", "*.ds.metadata", f"*{ends.DS_SUFFIX}{ends.LOSS_SUFFIX}"),
@@ -211,7 +211,7 @@ FORMATS = (
     _format(
         "mds",
         samples.read_mds,
-        Indivisible(),
+        INDIVISIBLE,
         *samples.MDS_SUFFIXES,
         helpers=(f"*/{sample_index.INDEX}",),
         fits=_is_listed_in(sample_index.SHARDS),
@@ -221,14 +221,14 @@ FORMATS = (
     _format(
         "litdata",
         samples.read_litdata,
-        Indivisible(),
+        INDIVISIBLE,
         samples.LITDATA_SUFFIX,
         fits=_is_listed_in(sample_index.CHUNKS),
     ),
     _format(
         "npy",
         ends.read_npy,
-        Lines(),
+        LINES,
         ends.NPY_SUFFIX,
         needs=((ends.NPY_SUFFIX, ends.OFFSETS_SUFFIX),),
         helpers=(f"*{ends.OFFSETS_SUFFIX}",),
@@ -238,7 +238,7 @@ FORMATS = (
         _format(
             "flat",
             flat.read,
-            Lines(),
+            LINES,
             ends.NPY_SUFFIX,
             helpers=(f"*/{flat.MASK}*{ends.NPY_SUFFIX}",),
             arrange=_complete_masks,

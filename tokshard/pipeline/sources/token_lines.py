@@ -192,7 +192,6 @@ FORMAT = replace(
     json_lines.FORMAT,
     reads=TOKENS,
     suffixes=(".jsonl", ".ndjson"),  # folders of data sets have .json files that hold no records
-    is_streamed=False,
     columns=_other_columns,
     loss=_loss_field,
 )

@@ -9,7 +9,7 @@ import itertools
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -49,37 +49,29 @@ _COUNT_COLUMNS = ["dataset/filename", "documents", "tokens"]
 def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, TokenBatch]]:
     """The documents of a table with a column of ids. If the column holds no lists, each record batch is a document."""
     with tables.open_table(input_, span, rows=_ROWS_AT_ONCE, buffer_bytes=BATCH_BYTES) as (schema, batches):
-        read = _columns(input_, schema, spec)
-        columns, loss = read.columns, read.loss
+        columns, loss, of_rows = _columns(input_, schema, spec)
         assert spec.tokens is not None
         is_wanted, wanted = spec.tokens.has_loss, spec.tokens.loss_field
         check_loss(input_.location, has_loss=loss is not None, is_wanted=is_wanted, wanted=wanted)
         if loss is not None:
-            read = replace(read, loss=replace(loss, is_weighted=spec.tokens.has_weights))
+            loss = replace(loss, is_weighted=spec.tokens.has_weights)
         found = batches(columns)
         if is_flat(columns.kinds[columns.paths[0]]):
             documents = _joined(input_, span, columns, found)
         else:
-            documents = itertools.chain.from_iterable(_lists(spec, read, *one) for one in found)
+            documents = itertools.chain.from_iterable(
+                _lists(spec, columns, *one, loss=loss, row_columns=of_rows) for one in found
+            )
         yield from ((None, batch) for batch in documents)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
+def _columns(input_: Input, schema: pa.Schema, spec: RecordSpec) -> tuple[Columns, LossField | None, Sequence[str]]:
     """The columns that an import reads of a table.
 
-    Args:
-        columns: the column of ids, those of `loss` and `of_rows`, and the kept ones.
-        loss: the mask or labels, if there are any.
-        of_rows: columns that mark padding, or the starts of documents in a row.
+    Returns:
+        The columns: of ids, those of the next two, and the kept ones; the mask or labels, if there are any; and the
+        columns that mark padding, or the starts of documents in a row.
     """
-
-    columns: Columns
-    loss: LossField | None
-    of_rows: Sequence[str]
-
-
-def _columns(input_: Input, schema: pa.Schema, spec: RecordSpec) -> _Read:
     assert spec.tokens is not None
     field = find_field(input_.location, schema, spec.tokens.field)
     kind = schema.field(field).type
@@ -98,13 +90,13 @@ def _columns(input_: Input, schema: pa.Schema, spec: RecordSpec) -> _Read:
         )
     paths = [*([] if loss is None else [loss.name]), *([] if is_flat(kind) else of_rows)]
     columns = Columns(input_, schema, spec, [field, *paths, *spec.kept_paths])
-    return _Read(columns=columns, loss=loss, of_rows=of_rows)
+    return columns, loss, of_rows
 
 
 def _other_columns(input_: Input, spec: RecordSpec) -> Sequence[str]:
     """The names of the columns besides the column of ids."""
     with tables.open_table(input_, Span()) as (schema, _):
-        used = set(_columns(input_, schema, spec).columns.paths)
+        used = set(_columns(input_, schema, spec)[0].paths)
         return [name for name in schema.names if name not in used]
 
 
@@ -113,12 +105,19 @@ def _loss_field(input_: Input, wanted: str | None) -> LossField | None:
         return loss_field(input_.location, schema, wanted)
 
 
-def _lists(spec: RecordSpec, read: _Read, batch: pa.RecordBatch, input_bytes: int) -> Iterator[TokenBatch]:
+def _lists(
+    spec: RecordSpec,
+    columns: Columns,
+    batch: pa.RecordBatch,
+    input_bytes: int,
+    *,
+    loss: LossField | None,
+    row_columns: Sequence[str],
+) -> Iterator[TokenBatch]:
     """The documents of a record batch with a list of ids in each row."""
-    columns, loss = read.columns, read.loss
     array = columns.array(batch, columns.paths[0])
     values = None if loss is None else columns.array(batch, loss.name)
-    of_rows = {name: columns.array(batch, name) for name in read.of_rows}
+    of_rows = {name: columns.array(batch, name) for name in row_columns}
     if (starts := of_rows.pop(STARTS, None)) is not None:
         array, values = unpacked(array, starts), None if values is None else unpacked(values, starts)
         of_rows = {name: unpacked(lists, starts) for name, lists in of_rows.items()}

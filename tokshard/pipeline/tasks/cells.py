@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tokshard.format.arrays import numbers_of
 from tokshard.format.view import Stretches, stretches_of
 from tokshard.pipeline.encode.documents import Documents
-from tokshard.pipeline.tasks.writing import length_counts
+from tokshard.pipeline.tasks.writing import lengths_of
 from tokshard.pipeline.workspace.receipts import CellCounts, Receipt
 
 ALL = "[]"
@@ -59,9 +59,7 @@ class Cells:
             documents=len(numbers),
             tokens=int(lengths.sum()),
             targets=int(targets.sum()),
-            shortest=int(lengths.min()),
-            longest=int(lengths.max()),
-            lengths=length_counts(lengths).tolist(),
+            lengths=lengths_of(lengths),
             sources=_by_source(sources, lengths),
         )
         self._cells.setdefault(label, CellCounts()).add(found)

@@ -13,15 +13,7 @@ from typing import Literal
 import msgspec
 
 from tokshard.numbers import ceil_div
-from tokshard.pipeline.sources.division import (
-    CHUNK_BYTES,
-    Divisibility,
-    Grouped,
-    Indivisible,
-    Lines,
-    Span,
-    Stream,
-)
+from tokshard.pipeline.sources.division import CHUNK_BYTES, INDIVISIBLE, LINES, STREAM, Divisibility, Span
 from tokshard.pipeline.workspace.receipts import Key
 
 MIN_TASK_BYTES = 16 << 20
@@ -153,8 +145,8 @@ def plan_tasks(num_bytes: Iterable[int], divisibilities: Iterable[Divisibility],
     start = group_bytes = 0  # the group is [start, index)
     index = -1
     for index, (size, divisibility) in enumerate(zip(num_bytes, divisibilities, strict=True)):
-        is_divided = size > task_bytes or isinstance(divisibility, Stream)
-        if is_divided and not isinstance(divisibility, Indivisible):
+        is_divided = size > task_bytes or divisibility == STREAM
+        if is_divided and divisibility != INDIVISIBLE:
             if start < index:
                 yield _whole(start, index)
             yield from _divide(index, size, divisibility, task_bytes)
@@ -173,16 +165,16 @@ def _whole(start: int, stop: int) -> Task:
 
 
 def _divide(index: int, size: int, divisibility: Divisibility, task_bytes: int) -> Iterator[Planned]:
-    if isinstance(divisibility, Lines):
+    if divisibility == LINES:
         starts = range(0, size, task_bytes)
         for segment, start in enumerate(starts):
             # the last range is open, so that a file never loses its end
             stop = None if segment == len(starts) - 1 else start + task_bytes
             yield Task(key=(index, segment), stop=index + 1, span=Span(start, stop))
-    elif isinstance(divisibility, Grouped):
-        for segment, (start, stop) in enumerate(pairwise(_group_bounds(divisibility.group_bytes, task_bytes))):
+    elif isinstance(divisibility, tuple):
+        for segment, (start, stop) in enumerate(pairwise(_group_bounds(divisibility, task_bytes))):
             yield Task(key=(index, segment), stop=index + 1, span=Span(start, stop))
-    elif isinstance(divisibility, Stream):
+    else:
         yield StreamTask(key=(index, 0))
 
 

@@ -23,7 +23,7 @@ from tokshard.pipeline.sources.formats import read_span, read_stream
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import check_unchanged, open_file, vanished
 from tokshard.pipeline.sources.records import Chunk
-from tokshard.pipeline.sources.selected import Files, Selection
+from tokshard.pipeline.sources.selected import Selection
 from tokshard.pipeline.tasks.cells import Cells
 from tokshard.pipeline.tasks.duplicates import Drops, EarlierTexts, HashSink, find
 from tokshard.pipeline.tasks.exchange import Dealt, Levels, redeal
@@ -48,7 +48,7 @@ class InputReader:
     """Reads the inputs of a build in this process."""
 
     def __init__(self, build: Build) -> None:
-        self._build = build
+        self._build, self._start_over = build, build.start_over
 
     def chunks(self, index: int, span: Span) -> Iterator[Chunk | ChunkResult]:
         """The chunks of a part of an input.
@@ -63,9 +63,9 @@ class InputReader:
             if self._build.corpora:
                 yield from self._corpora.read(index)
                 return
-            check_unchanged(source, self._build.start_over)
+            check_unchanged(source, self._start_over)
             yield from read_span(source, span, self._build.spec)
-            check_unchanged(source, self._build.start_over)
+            check_unchanged(source, self._start_over)
 
     def numbered_chunks(self, index: int, first: int) -> Iterator[tuple[int, Chunk]]:
         """The chunks of a stream from a segment on, each with its segment's number.
@@ -75,10 +75,10 @@ class InputReader:
         """
         source = self._build.inputs[index]
         with _errors_of(source):
-            check_unchanged(source, self._build.start_over)
+            check_unchanged(source, self._start_over)
             chunks = read_stream(source, self._build.spec, task_bytes=segment_bytes(self._build.config.task_bytes))
             yield from ((number, chunk) for number, chunk in chunks if number >= first)
-            check_unchanged(source, self._build.start_over)
+            check_unchanged(source, self._start_over)
 
     def check(self, index: int) -> None:
         """Check that an input is there, unchanged, and can be opened.
@@ -92,7 +92,7 @@ class InputReader:
             if self._build.corpora:
                 self._corpora.read(index)
                 return
-            check_unchanged(source, self._build.start_over)
+            check_unchanged(source, self._start_over)
             with open_file(source) as file:
                 file.read(1)
 
@@ -100,8 +100,7 @@ class InputReader:
     def _corpora(self) -> CorporaReader | Selection:
         build = self._build
         if build.config.selected is not None:
-            files = Files(build.options.keep_ids, build.options.drop_ids, build.options.join)
-            return Selection(*build.corpora[0], build.config.selected, files)
+            return Selection(*build.corpora[0], build.config.selected, build.options)
         return CorporaReader(build.corpora, build.columns)
 
 
@@ -173,7 +172,7 @@ class TaskRunner:
     def __init__(self, build: Build, stage: Stage, report: Callable[[Progress], None]) -> None:
         self._build, self._stage, self._report = build, stage, report
         self._store, self._reader = build.workspace.store, InputReader(build)
-        self._maker = Maker(build.spec, build.config, build.tokenizer, lambda: saved_tokenizer(build), build.chat)
+        self._maker = Maker(build, lambda: saved_tokenizer(build))
 
     def run(self, run: Run, prepare_all: PrepareAll | None = None) -> Iterator[Receipt]:
         """Run a task. Yields its receipt, or one for each segment of a stream, once it is on disk.
@@ -204,13 +203,17 @@ class TaskRunner:
         parsed = self._maker.parse(chunk)
         if self._stage.name == HASH:
             return self._maker.hashed(parsed)
-        return self._maker.make(parsed, None if work is None else work.is_kept(len(parsed.positions)))
+        return self._maker.make(parsed, None if work is None else work.is_kept)
 
-    def _begin(self, key: Key, sources: Sequence[int], max_documents: int | None) -> WritingTask:
+    @contextlib.contextmanager
+    def _writing(self, key: Key, sources: Sequence[int], max_documents: int | None) -> Iterator[WritingTask]:
+        """The rest of a task, after its chunks are prepared. Leaving it early removes unfinished files."""
         drops = None if self._stage.drops is None else self._stage.drops.of(key)
-        return WritingTask(
-            self._build, self._stage.name, key, sources, max_documents, make_sink=self._sink, drops=drops
-        )
+        with contextlib.ExitStack() as stack:
+            sink = self._sink(key, stack)
+            yield WritingTask(
+                self._build, self._stage.name, key, sources, max_documents, sink=sink, stack=stack, drops=drops
+            )
 
     def _sink(self, key: Key, stack: contextlib.ExitStack) -> Sink:
         if self._stage.name == HASH:
@@ -228,21 +231,20 @@ class TaskRunner:
 
     def _task(self, run: Run, task: Task) -> Receipt:
         """Run a task of known extent. If damaged inputs are left out, a group restarts without each one it finds."""
-        left_out = {index: self._stage.left_out[index] for index in task.inputs if index in self._stage.left_out}
+        left_out = {index: found for index, found in self._stage.left_out.items() if index in task.inputs}
         most = 0
         while True:
             inputs = [index for index in task.inputs if index not in left_out]
-            work = self._begin(task.key, [] if self._build.corpora else inputs, run.max_documents)
-            index = task.key[0]
+            index, work = task.key[0], None
             try:
-                with work:
+                with self._writing(task.key, [] if self._build.corpora else inputs, run.max_documents) as work:
                     for index in inputs:
                         self._take_all(work, index, self._reader.chunks(index, task.span))
                     receipt = work.finish()
                 most = max(most, receipt.most_documents)
                 return msgspec.structs.replace(receipt, left_out=left_out, most_documents=most)
             except LASTING_ERRORS as error:
-                failure, most = _failure(error), max(most, work.written)
+                failure, most = _failure(error), max(most, 0 if work is None else work.written)
             if failure.kind != "input" or not task.is_group or not self._build.is_leaving_out:
                 return Receipt(key=task.key, failure=failure, max_documents=run.max_documents, most_documents=most)
             left_out[index] = failure.problem
@@ -277,16 +279,15 @@ class TaskRunner:
         segment = run.num_done
         ahead: _Lookahead | None = None
         while True:
-            key = (index, segment)
-            work = self._begin(key, [index], room)
+            key, work = (index, segment), None
             try:
-                with work:
+                with self._writing(key, [index], room) as work:
                     ahead = ahead or _Lookahead(chunks if prepare_all is None else prepare_all(chunks))
                     self._take_all(work, index, ahead.segment(segment), is_prepared=prepare_all is not None)
                     receipt = work.finish()
             except LASTING_ERRORS as error:
-                failure = _failure(error)
-                receipt = Receipt(key=key, failure=failure, max_documents=room, most_documents=work.written)
+                failure, most = _failure(error), 0 if work is None else work.written
+                receipt = Receipt(key=key, failure=failure, max_documents=room, most_documents=most)
             receipt = self._leave(msgspec.structs.replace(receipt, is_last=ahead is not None and ahead.is_at_end))
             yield receipt
             room = None if room is None else room - receipt.documents

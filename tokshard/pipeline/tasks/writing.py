@@ -6,18 +6,17 @@ import contextlib
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, Protocol, Self
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, Protocol
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.format.manifest import IN_OTHER_SPLIT, shard_schema
+from tokshard.format.manifest import IN_OTHER_SPLIT, NO_LENGTHS, DocumentLengths, joined_lengths, shard_schema
 from tokshard.format.names import shard_name
 from tokshard.format.writer import ShardWriter
-from tokshard.pipeline.encode.chat.omissions import KINDS
 from tokshard.pipeline.encode.documents import ChunkResult, Documents, split_documents
 from tokshard.pipeline.options import SKIP
 from tokshard.pipeline.request import Build
@@ -42,9 +41,6 @@ MARKS = "byte order mark dropped"
 
 _MOST_CHANGES = 64
 """The most changes that a task counts by name: names of fields come from the records."""
-
-_LENGTH_BUCKETS = 64
-"""Documents are counted by the floor of the binary logarithm of their length."""
 
 
 class Sink(Protocol):
@@ -104,20 +100,16 @@ def _shard_writer(build: Build, key: Key, output: Output) -> ShardWriter:
     )
 
 
-MakeSink = Callable[[Key, contextlib.ExitStack], Sink]
-"""Makes the sink of a task; its files are removed if the stack is left early."""
-
-
 class WritingTask:
     """Passes the records of one task to a sink: drops duplicates, lists bad records, and counts everything.
 
     Bad records are listed in a file of JSON lines, numbered from the task's start in their input; or the first one
-    fails the task. Leaving the context before `finish` removes unfinished files.
+    fails the task.
 
     Args:
         sources: the inputs that it reads; empty if documents contain their source.
         max_documents: the most documents to write.
-        make_sink: makes the sink, in a context.
+        stack: has the files of the sink; leaving it before `finish` removes unfinished files.
         drops: the places of duplicates among its texts, ascending; None to keep all.
 
     Attributes:
@@ -132,11 +124,12 @@ class WritingTask:
         sources: Sequence[int],
         max_documents: int | None,
         *,
-        make_sink: MakeSink,
+        sink: Sink,
+        stack: contextlib.ExitStack,
         drops: NDArray[np.uint32] | None,
     ) -> None:
-        self._build, self._stage, self._key = build, stage, key
-        self._max_documents, self._make_sink, self._drops = max_documents, make_sink, drops
+        self._build, self._stage, self._key, self._sink, self._stack = build, stage, key, sink, stack
+        self._max_documents, self._drops = max_documents, drops
         # hashed texts are not split yet
         self._tallies = [_Tally(sources, output) for output in (build.outputs[:1] if stage == HASH else build.outputs)]
         self._rejects: IO[bytes] | None = None
@@ -145,16 +138,6 @@ class WritingTask:
         self._fields: set[str] = set()
         self._changes: Counter[str] = Counter()
         self._listed: list[NDArray[np.int64]] = []
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        with contextlib.ExitStack() as stack:
-            self._sink = self._make_sink(self._key, stack)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.__exit__(*error)  # type: ignore[arg-type]
 
     @property
     def is_full(self) -> bool:
@@ -254,10 +237,11 @@ def read_rejects(store: Store, stage: str, key: Key) -> Iterator[dict[str, Any]]
             yield from map(json.loads, lines)
 
 
-def length_counts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many documents have a length in ``[2**k, 2**(k+1))``: int64 [_LENGTH_BUCKETS]."""
+def lengths_of(lengths: NDArray[np.int64]) -> DocumentLengths:
+    """The lengths of one document or more: int64 [documents]."""
     # frexp gives m * 2**e with m in [0.5, 1): e - 1 is the floor of log2, exactly
-    return np.bincount(np.frexp(lengths)[1] - 1, minlength=_LENGTH_BUCKETS)
+    counts = np.bincount(np.frexp(lengths)[1] - 1)
+    return DocumentLengths(shortest=int(lengths.min()), longest=int(lengths.max()), counts=counts.tolist())
 
 
 class _Tally:
@@ -266,8 +250,7 @@ class _Tally:
     def __init__(self, sources: Sequence[int], output: Output) -> None:
         self._counts = {index: SourceCounts(index) for index in sources}
         self._elsewhere = IN_OTHER_SPLIT.get(output.split, "")
-        self._lengths = np.zeros(_LENGTH_BUCKETS, np.int64)
-        self._shortest, self._longest = 0, 0
+        self._lengths = NO_LENGTHS
 
     def records_of(self, index: int) -> int:
         """Records of an input that were read before this chunk."""
@@ -290,23 +273,18 @@ class _Tally:
                 self._count(
                     source, int(is_its[: made.count].sum()), made.of(is_its), part.select(is_its[part.positions])
                 )
-        if not part.num_tokens:
-            return
         lengths = part.lengths
-        self._lengths += length_counts(lengths)
-        shortest = int(lengths.min())
-        self._shortest = min(self._shortest, shortest) if self._shortest else shortest
-        self._longest = max(self._longest, int(lengths.max()))
+        if lengths.any():  # hashed texts have none
+            self._lengths = joined_lengths([self._lengths, lengths_of(lengths)])
 
     def _count(self, source: int, count: int, made: ChunkResult, part: Documents) -> None:
         """Count `count` records of one source, and the result `made` of them."""
         counts, num_written = self._counts.setdefault(source, SourceCounts(source)), len(part)
-        if part.omitted is not None and part.omitted[:, :, 0].any():
-            for kind, cells in zip(KINDS, part.omitted.swapaxes(0, 1), strict=True):
-                if len(places := np.flatnonzero(cells[:, 0])):
-                    first = int(part.positions[places[0]]) + counts.records_read, int(cells[places[0], 1])
-                    number, *before = counts.omitted.get(kind, (0, *first))
-                    counts.omitted[kind] = (number + int(cells[:, 0].sum()), before[0], before[1])
+        if part.omitted is not None:
+            for position, omitted in zip(part.positions.tolist(), part.omitted, strict=True):
+                for kind, message in omitted:
+                    number, *first = counts.omitted.get(kind, (0, counts.records_read + position, message))
+                    counts.omitted[kind] = (number + 1, first[0], first[1])
         counts.records_read += count
         counts.documents += num_written
         counts.tokens += part.num_tokens
@@ -323,9 +301,4 @@ class _Tally:
 
     def counted(self) -> OutputCounts:
         """The counts for the receipt."""
-        return OutputCounts(
-            sources=list(self._counts.values()),
-            length_counts=np.trim_zeros(self._lengths, "b").tolist(),
-            shortest=self._shortest,
-            longest=self._longest,
-        )
+        return OutputCounts(sources=list(self._counts.values()), lengths=self._lengths)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Iterable, Iterator
-from itertools import zip_longest
+from functools import partial
 from typing import Literal, TypeVar
 
 import msgspec
@@ -20,6 +20,7 @@ from pyarrow import ipc
 from tokshard.errors import UNDECODABLE, BuildError
 from tokshard.format import names
 from tokshard.format.arrays import table_batch
+from tokshard.format.manifest import NO_LENGTHS, DocumentLengths, joined_lengths
 from tokshard.format.schema import ARROW_ERRORS
 from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
 from tokshard.pipeline.workspace.places import SPOOL
@@ -58,16 +59,13 @@ class OutputCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     Args:
         sources: one entry per source that the task read, in order.
-        length_counts: documents by length in tokens, as in `DocumentLengths`.
-        shortest, longest: document lengths in tokens; 0 without documents.
+        lengths: of its documents.
         shards: name to bytes of each shard that the task wrote.
         table: their rows of the shard table, as an Arrow record batch of `WRITTEN_SHARD_SCHEMA`; empty without shards.
     """
 
     sources: list[SourceCounts] = msgspec.field(default_factory=list)
-    length_counts: list[int] = msgspec.field(default_factory=list)
-    shortest: int = 0
-    longest: int = 0
+    lengths: DocumentLengths = NO_LENGTHS
     shards: dict[str, int] = msgspec.field(default_factory=dict)
     table: bytes = b""
 
@@ -82,7 +80,7 @@ class CellCounts(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Args:
         documents, tokens, targets: their totals; targets only in a corpus with loss spans.
-        shortest, longest, lengths: as in `OutputCounts`.
+        lengths: of the documents.
         sources: source of the corpus to documents and tokens.
         stretches: int64 [stretches, 4], little-endian: see `tokshard.format.view`.
     """
@@ -90,9 +88,7 @@ class CellCounts(msgspec.Struct, kw_only=True, omit_defaults=True):
     documents: int = 0
     tokens: int = 0
     targets: int = 0
-    shortest: int = 0
-    longest: int = 0
-    lengths: list[int] = msgspec.field(default_factory=list)
+    lengths: DocumentLengths = NO_LENGTHS
     sources: dict[int, tuple[int, int]] = msgspec.field(default_factory=dict)
     stretches: bytes = b""
 
@@ -101,9 +97,7 @@ class CellCounts(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.documents += other.documents
         self.tokens += other.tokens
         self.targets += other.targets
-        self.shortest = min(self.shortest or other.shortest, other.shortest)
-        self.longest = max(self.longest, other.longest)
-        self.lengths = list(map(sum, zip_longest(self.lengths, other.lengths, fillvalue=0)))
+        self.lengths = joined_lengths([self.lengths, other.lengths])
         for source, (documents, tokens) in other.sources.items():
             before = self.sources.get(source, (0, 0))
             self.sources[source] = before[0] + documents, before[1] + tokens
@@ -364,19 +358,20 @@ def read_receipts(store: Store, stage: str, keys: Iterable[Key]) -> Iterator[Rec
     Raises:
         BuildError: a receipt is damaged.
     """
+    return filter(None, side_by_side(store, partial(_read_receipt, store, stage), keys))
 
-    def read(key: Key) -> Receipt | None:
-        name = receipt_path(stage, key)
-        with readable(store, name):
-            try:
-                receipt = saved(store, name, Receipt)
-            except FileNotFoundError:
-                return None
-            if receipt.key != key:
-                raise ValueError("it is the receipt of another task")
-            return receipt
 
-    return filter(None, side_by_side(store, read, keys))
+def _read_receipt(store: Store, stage: str, key: Key) -> Receipt | None:
+    """One receipt; None if it is missing."""
+    name = receipt_path(stage, key)
+    with readable(store, name):
+        try:
+            receipt = saved(store, name, Receipt)
+        except FileNotFoundError:
+            return None
+        if receipt.key != key:
+            raise ValueError("it is the receipt of another task")
+        return receipt
 
 
 def receipts_of(store: Store, stage: str) -> Iterator[Receipt]:
@@ -394,10 +389,11 @@ def read_receipt(store: Store, stage: str, key: Key) -> Receipt:
     Raises:
         BuildError: the file is missing or damaged.
     """
-    for receipt in read_receipts(store, stage, [key]):
-        return receipt
-    hint = "run the same command again: its task runs again"
-    raise BuildError(f"{store.where(receipt_path(stage, key))} is gone", hint=hint)
+    found = _read_receipt(store, stage, key)
+    if found is None:
+        hint = "run the same command again: its task runs again"
+        raise BuildError(f"{store.where(receipt_path(stage, key))} is gone", hint=hint)
+    return found
 
 
 def promised_files(stage: str, receipt: Receipt) -> dict[str, int]:

@@ -209,9 +209,6 @@ def _places(parts: Sequence[Part], borders: Sequence[int]) -> Iterator[int]:
         now = max(0, bisect_right(starts, border) - 1)
         if now != number:
             number, done, at = now, 0, 0
-        if not parts:
-            yield 0
-            continue
         part = parts[number]
         more = part.spell(done, border - part.start)
         if not part.spelled.startswith(more, at):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,15 +14,15 @@ from tokshard.errors import UNDECODABLE, TokenizerError, UsageError
 from tokshard.extras import version_of
 from tokshard.format.loss import LOSS, WEIGHTS
 from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
-from tokshard.pipeline.encode.chat.omissions import KINDS, Omission
+from tokshard.pipeline.encode.chat.omissions import Omission
 from tokshard.pipeline.encode.chat.probe import takes_of
 from tokshard.pipeline.encode.chat.records import MALFORMED_CHAT, ChatRecordError, conversation
-from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, ChatDocument, ChatEncoder, Loss
+from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, ChatDocument, ChatEncoder
 from tokshard.pipeline.encode.chat.template import ChatTemplate, own_template, template_variables
 from tokshard.pipeline.encode.chat.tokens import Speller, document_end, missing_tokens
 from tokshard.pipeline.encode.encoder import EncodedTexts
 from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, parsing, read_config
-from tokshard.pipeline.options import OWN
+from tokshard.pipeline.options import OWN, BuildOptions
 from tokshard.pipeline.sources.chats import TemplateSource
 from tokshard.pipeline.sources.records import UNREAD, Problem
 from tokshard.store import locate, look_at, open_store
@@ -31,18 +32,17 @@ CUT_SHORT = "cut to max-tokens"
 _PROBE = ("Hello.", "Hi.", "Bye.")
 
 
-def read_template(location: str, tokenizer: TokenizerFile, *, name: str, date: str | None) -> TemplateSource:
+def read_template(location: str, tokenizer: TokenizerFile, options: BuildOptions) -> TemplateSource:
     """Read a chat template.
 
     Args:
         location: a file, the folder of a tokenizer, or `OWN`.
-        name: of the tokenizer, for messages.
 
     Raises:
         UsageError: it cannot be read, or there is none.
     """
     if location == OWN:
-        text = own_template(tokenizer.config, tokenizer.template, name)
+        text = own_template(tokenizer.config, tokenizer.template, options.tokenizer)
     elif (found := look_at(location)) is None:
         raise UsageError(
             f"there is no chat template {location}",
@@ -56,28 +56,23 @@ def read_template(location: str, tokenizer: TokenizerFile, *, name: str, date: s
             text = folder.get(file).decode()
         except UnicodeDecodeError as error:
             raise UsageError(f"{location} is not UTF-8: {error}", hint="give another chat template") from error
-    return TemplateSource(text=text, variables=template_variables(tokenizer.config), date=date)
+    return TemplateSource(text=text, variables=template_variables(tokenizer.config), date=options.chat_date)
 
 
 def checked_chat(
-    tokenizer: TokenizerFile,
-    source: TemplateSource,
-    *,
-    loss: Loss,
-    wanted_end: str | None,
-    overlong: str,
-    template_drops: str,
+    tokenizer: TokenizerFile, source: TemplateSource, options: BuildOptions
 ) -> tuple[ChatConfig, TokenizerInfo, list[str]]:
     """The manifest's entry on conversations, the tokenizer with the token that ends them, and notes.
 
     Raises:
         UsageError: the template or the tokenizer cannot be used.
     """
+    loss = options.loss
     template = ChatTemplate(source, needs_spans=loss != "all", max_characters=1 << 20)
     speller = Speller(parsing(tokenizer.content, tokenizer.info))
     end, end_id = document_end(
         speller,
-        wanted_end,
+        options.document_end,
         config=source.variables,
         literals=template.syntax.literals,
         written=template.written_variables(),
@@ -89,8 +84,8 @@ def checked_chat(
         jinja2=version_of("jinja2"),
         loss=loss,
         chat_date=source.date,
-        overlong=overlong,
-        template_drops=template_drops,
+        overlong=options.overlong,
+        template_drops=options.template_drops,
     )
     roles = zip(_PROBE, ("user", "assistant", "user"), strict=True)
     probe = {"messages": [{"role": role, "content": text} for text, role in roles]}
@@ -170,7 +165,7 @@ class ChatTexts:
         failed: dict[int, Problem] = {}
         idle: list[int] = []
         changes: dict[str, list[int]] = {}
-        omitted: dict[int, Sequence[Omission]] = {}
+        omitted: list[Sequence[Omission]] = []
         for index, text in enumerate(texts):
             try:
                 document = self._encode(conversation(_decoded(text), self._takes))
@@ -185,8 +180,7 @@ class ChatTexts:
                 continue
             for name in document.unread:
                 changes.setdefault(UNREAD + name, []).append(index)
-            if document.omitted:
-                omitted[len(ids)] = document.omitted
+            omitted.append(document.omitted)
             ids.append(document.ids)
             loss.append(document.loss)
             weights.append(document.weights)
@@ -197,22 +191,11 @@ class ChatTexts:
             np.cumsum([len(found) for found in ids], dtype=np.int64),
             (),
             failed,
-            tuple(idle),
+            idle,
             {LOSS: loss, WEIGHTS: weights} if self._is_weighted else {LOSS: loss},
             changes,
-            _table_of(omitted, len(ids)),
+            omitted,
         )
-
-
-def _table_of(omitted: Mapping[int, Sequence[Omission]], num_documents: int) -> NDArray[np.int32]:
-    """The table `Documents.omitted` of some documents: int32 [documents, kinds, 2]."""
-    table = np.zeros((num_documents, len(KINDS), 2), np.int32)
-    for document, found in omitted.items():
-        for kind, number in reversed(found):  # so the first message stays
-            cell = table[document, KINDS.index(kind)]
-            cell[0] += 1
-            cell[1] = number
-    return table
 
 
 def _decoded(text: str) -> dict[str, Any]:
@@ -229,11 +212,9 @@ def _head(document: ChatDocument, most: int) -> ChatDocument:
     is_kept = borders[:, 0] < borders[:, 1]
     if not is_kept.any():
         raise ChatRecordError(NOTHING_TO_LEARN, "no token of its head is a target")
-    return ChatDocument(
+    return replace(
+        document,
         ids=np.append(document.ids[: most - 1], document.ids[-1:]),
         loss=borders[is_kept].reshape(-1),
         weights=document.weights[is_kept],
-        num_cut=document.num_cut,
-        omitted=document.omitted,
-        unread=document.unread,
     )
