@@ -138,7 +138,7 @@ GOES = {
 @pytest.mark.parametrize("held", GOES.values(), ids=GOES)
 def test_when_a_source_goes_that_was_hashed(bench: Bench, held: list[list[str]], workers: int) -> None:
     found = texts_when_one_goes(bench, held, 1, Fault(on=WRITES), workers=workers)
-    without, whole = (list(dict.fromkeys(sum(texts, []))) for texts in ([held[0], held[2]], held))
+    without, whole = (list(dict.fromkeys(itertools.chain(*texts))) for texts in ([held[0], held[2]], held))
     # one of two workers may have opened the source before the other began to write
     assert found == without or (workers == 2 and found == whole)
 
