@@ -26,7 +26,7 @@ TRAIN, VALIDATION = "train", "validation"
 
 _GENERATION = re.compile(r"generation-([0-9]{2,})")
 
-_SHARD = re.compile(r"shard-[0-9]{2,}-[0-9]{7,}-[0-9]{6,}-[0-9]{4,}\.arrow")
+SHARD_NAME = re.compile(r"shard-[0-9]{2,}-[0-9]{7,}-[0-9]{6,}-[0-9]{4,}\.arrow")
 
 REQUIRED_FILES = frozenset({SHARD_TABLE, STRIDE_HASHES, SOURCE_TABLE, TOKENIZER})
 """Files that every manifest lists with their hash."""
@@ -75,4 +75,4 @@ def in_folder(folder: str, name: str) -> str:
 
 def is_shard_name(name: str) -> bool:
     """Whether a file name has the form of a shard; such a name cannot leave its directory."""
-    return _SHARD.fullmatch(name) is not None
+    return SHARD_NAME.fullmatch(name) is not None

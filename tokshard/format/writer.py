@@ -54,6 +54,7 @@ class ShardWriter:
         self._name = name
         self._schema = schema
         self._kinds = column_kinds(schema)
+        self._loss_columns = [name for name, kind in self._kinds.items() if kind in LOSS_COLUMNS.values()]
         self._shard_tokens = shard_tokens
         self._buffer = np.empty(0, token_type(schema))
         self._rows: list[Mapping[str, Any]] = []
@@ -152,7 +153,7 @@ class ShardWriter:
         columns: Mapping[str, Sequence[Any]],
     ) -> None:
         if self._file is None:
-            self._file = _OpenShard(self._store, self._name(len(self._rows)), self._schema)
+            self._file = _OpenShard(self._store, self._name(len(self._rows)), self._schema, self._loss_columns)
         length = int(ends[stop - 1]) - base
         self._reserve(self._fill + length)
         self._buffer[self._fill : self._fill + length] = tokens[base : base + length]
@@ -192,10 +193,9 @@ class ShardWriter:
 class _OpenShard:
     """One shard being written."""
 
-    def __init__(self, store: Store, name: str, schema: pa.Schema) -> None:
-        self._name = name
+    def __init__(self, store: Store, name: str, schema: pa.Schema, loss_columns: Sequence[str]) -> None:
+        self._name, self._loss_columns = name, loss_columns
         self.runs = _Runs()
-        self._loss_columns = [name for name, kind in column_kinds(schema).items() if kind in LOSS_COLUMNS.values()]
         self._spool = store.spool(name)
         self._hashed = HashingFile(self._spool.file)
         self._stream = self._hashed.buffered()

@@ -17,7 +17,7 @@ from functools import partial
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import IO
 
-from tokshard.store.base import Attempt, Entry, NotRegularFileError, Spool, Store, written
+from tokshard.store.base import Attempt, Entry, NotRegularFileError, Spool, Store
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 _LEASE_TRIES = 5
@@ -95,8 +95,13 @@ class PosixStore:
             return file.read()
 
     def put(self, name: str, content: bytes) -> None:
-        with written(self, name) as file:
-            file.write(content)
+        spool = self.spool(name)
+        try:
+            spool.file.write(content)
+            spool.publish()
+        except BaseException:
+            spool.discard()
+            raise
 
     def delete(self, *names: str) -> None:
         folders = dict[str, None]()

@@ -58,7 +58,7 @@ class Output:
 
     def shard_sizes(self) -> dict[str, int]:
         """The existing shards, with their sizes in bytes."""
-        return {entry.name: entry.size for entry in self.store.list() if names.is_shard_name(entry.name)}
+        return {entry.name: entry.size for entry in self.store.list() if names.SHARD_NAME.fullmatch(entry.name)}
 
 
 @dataclass(frozen=True, slots=True)
