@@ -125,6 +125,9 @@ def test_a_view_and_a_view_of_it_hold_the_chosen_documents_and_so_does_a_copy(
             assert_token_source(CorpusSource(view, access="mmap" if number else "pread"))
             with open_corpus(view) as opened:
                 assert [tuple(document.tolist()) for document in opened] == [row[0] for row in taken]
+                with open_corpus(given) as whole:  # no table has the bytes of each text
+                    pairs = list(zip(opened.sources(), whole.sources(), strict=True))
+                assert all(one.text_bytes == of.text_bytes * one.tokens // max(1, of.tokens) for one, of in pairs)
             expected, given = taken, view
         copied = copy_corpus(given, out=place / "copy", shard_tokens=60)
     assert rows(place / "copy") == expected

@@ -362,3 +362,7 @@ def test_an_eos_without_the_flag_of_special_tokens_stays_text_where_a_text_spell
     tokenizer = write_vocabulary(tmp_path / ".tok", {**recipe(), "added_tokens": added}, {"eos_token": EOS})
     (document,) = documents([f"a text about {EOS} tokens"], tokenizer)
     assert document.count(0) == 1
+
+
+def test_special_ids_are_compared_as_ranges_without_the_ids_between():
+    assert list(encoder._ranges([9, 3, 4, 6, 3])) == [(3, 5), (6, 7), (9, 10)]
