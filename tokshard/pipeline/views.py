@@ -40,6 +40,7 @@ from tokshard.pipeline.tasks.running import InputReader
 from tokshard.pipeline.workspace.places import WRITE
 from tokshard.pipeline.workspace.receipts import CellCounts, Receipt, read_receipt
 from tokshard.store import Store, is_uri, real_location, side_by_side
+from tokshard.wording import counted
 
 MISSING = "__HIVE_DEFAULT_PARTITION__"
 """How folders of cells spell a missing value."""
@@ -148,7 +149,8 @@ def _mix(by: Sequence[str], manifests: dict[str, Manifest]) -> str:
     lines = [f"# {len(manifests)} cells by {', '.join(by)}"]
     for label, manifest in manifests.items():
         folder = json.dumps(_folder(by, label), ensure_ascii=False)
-        lines.append(f"{folder} = {folder}  # {manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens")
+        size = f"{counted(manifest.num_documents, 'document')}, {counted(manifest.num_tokens, 'token')}"
+        lines.append(f"{folder} = {folder}  # {size}")
     return "\n".join([lines[0], "weights = { temperature = 1.0 }", "", "[corpora]", *lines[1:], ""])
 
 
