@@ -38,6 +38,7 @@ from tokshard.errors import BuildError, CorpusError, UsageError
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.progress import StageStarted
+from tokshard.pipeline.workspace.receipts import Receipt
 from tokshard.runtime import CorpusSource
 from tokshard.store import open_store
 from tokshard.testing import assert_token_source
@@ -234,6 +235,31 @@ def test_a_file_with_numbers_is_read_by_row_groups(with_ids, tmp_path, monkeypat
     with limited:
         select_corpus(with_ids, out=tmp_path / "again", **given)
         assert ids(tmp_path / "again") == [*range(0, 60, 2)]
+
+
+@pytest.mark.parametrize("action", ["changes", "goes"])
+def test_a_joined_file_that_changes_between_two_row_groups_selects_nothing_else(
+    with_ids, tmp_path, monkeypatch, action
+):
+    small.shrink(monkeypatch.setattr, copy_task_tokens=1)
+    file = tmp_path / "even.parquet"
+
+    def write(*, remainder: int, rows: int) -> None:
+        columns = {"document": np.arange(60), "even": np.arange(60) % 2 == remainder}
+        parquet.write_table(pa.table(columns), file, row_group_size=rows)
+
+    def change(_: object) -> None:
+        file.unlink()
+        if action == "changes":
+            write(remainder=1, rows=30)
+
+    write(remainder=0, rows=7)
+    given = {"join": file, "where": "even=true"}
+    with pytest.raises(BuildError, match=r"even\.parquet was changed while documents were selected by it"):
+        select_corpus(with_ids, out=tmp_path / "view", observer=at(Receipt, change), **given)
+    write(remainder=0, rows=7)
+    select_corpus(with_ids, out=tmp_path / "view", **given)
+    assert ids(tmp_path / "view") == [*range(0, 60, 2)]
 
 
 # in buckets

@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.errors import UsageError
+from tokshard.errors import BuildError, UsageError
 from tokshard.format.arrays import number_array, numbers_of
 from tokshard.format.corpus import Corpus
 from tokshard.format.document_list import ID, MAX_ROWS
+from tokshard.format.files import file_sha256
 from tokshard.format.schema import ARROW_ERRORS, SUPPORTED_COLUMN_TYPES
 from tokshard.store import locate
 
@@ -58,6 +59,7 @@ class Joined:
     Args:
         file: a parquet file, by path or URI.
         corpus: the corpus of the documents.
+        sha256: of the file that the view began with, in hexadecimal digits.
 
     Attributes:
         columns: its other columns: name to type.
@@ -65,10 +67,13 @@ class Joined:
 
     Raises:
         UsageError: it cannot be read, or belongs to another corpus.
+        BuildError: it is not the file that the view began with.
     """
 
-    def __init__(self, file: str, corpus: Corpus) -> None:
+    def __init__(self, file: str, corpus: Corpus, sha256: str) -> None:
         self._file, self._fingerprint = file, corpus.fingerprint
+        self._version = _version_of(file)  # before the hash: what is read later must be what was hashed
+        unchanged(file, sha256)
         with self._opened() as table:
             schema = table.schema_arrow
             self.by_id = DOCUMENT not in schema.names
@@ -137,6 +142,7 @@ class Joined:
 
         Raises:
             UsageError: the file cannot be read, has too many rows to keep in memory, or names a document twice.
+            BuildError: it was changed since it was opened.
         """
         wanted: NDArray[Any] = numbers
         groups = np.arange(len(self._num_rows))
@@ -173,8 +179,10 @@ class Joined:
                 f"{self._file} is not sorted: any of {num_rows:,} rows may name the same documents",
                 hint="sort its rows by 'document', and write row groups of about a million",
             )
+        self._check_version()
         with self._opened() as file:
             table = file.read_row_groups(groups.tolist(), columns=self._read)
+        self._check_version()  # nobody knows when a change began
         if FINGERPRINT in table.schema.names:
             import pyarrow.compute as pc
 
@@ -193,6 +201,36 @@ class Joined:
             for name, kind in self.columns.items()
         }
         return _Rows(groups, keys, order, values)
+
+    def _check_version(self) -> None:
+        if _version_of(self._file) != self._version:
+            raise _changed(self._file)
+
+
+def unchanged(file: str, expected: str) -> str:
+    """A file that a view is made with.
+
+    Raises:
+        BuildError: its content has changed since the build began.
+    """
+    if file_sha256(*locate(file)) != expected:
+        raise _changed(file)
+    return file
+
+
+def _changed(file: str) -> BuildError:
+    return BuildError(
+        f"{file} was changed while documents were selected by it",
+        hint="put back the file with which the command began, or start over with --force",
+    )
+
+
+def _version_of(file: str) -> str | None:
+    """The version of a file in its store; None if it is gone."""
+    store, name = locate(file)
+    with contextlib.suppress(OSError):
+        return store.stat(name).version
+    return None
 
 
 def _bounds(group: pq.RowGroupMetaData) -> tuple[int, int]:

@@ -13,12 +13,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.errors import BuildError, UsageError
+from tokshard.errors import UsageError
 from tokshard.forking import cached_property
 from tokshard.format.conditions import are_met, parse_conditions
 from tokshard.format.corpus import Corpus
 from tokshard.format.document_list import ID, read_document_list
-from tokshard.format.files import file_sha256
 from tokshard.format.loss import kept_columns
 from tokshard.format.manifest import SelectConfig
 from tokshard.format.opening import open_corpus
@@ -27,8 +26,7 @@ from tokshard.format.whole_corpus import open_shard
 from tokshard.pipeline.encode.documents import ChunkResult, Documents
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.sources.corpora import reading, source_labels
-from tokshard.pipeline.sources.joined import Joined
-from tokshard.store import locate
+from tokshard.pipeline.sources.joined import Joined, unchanged
 
 NOT_SELECTED = "not selected"
 """Reason for a document of the base that does not meet the conditions of a view."""
@@ -142,7 +140,7 @@ class Rules:
         kept = kept_columns(corpus.manifest.columns)
         self._selected = selected
         files = zip(options.join, selected.join, strict=True)
-        self._joins = [Joined(_unchanged(file, expected), corpus) for file, expected in files]
+        self._joins = [Joined(file, corpus, expected) for file, expected in files]
         self.columns = dict(kept)
         for file, join in zip(options.join, self._joins, strict=True):
             if both := sorted(self.columns.keys() & join.columns.keys()):
@@ -158,7 +156,7 @@ class Rules:
         self._where = parse_conditions(selected.where, self.columns)
         self._of_source = _sources_that_fit(corpus, selected.source)
         self._drop, self._keep = (
-            None if file is None or expected is None else read_document_list(_unchanged(file, expected), corpus)
+            None if file is None or expected is None else read_document_list(unchanged(file, expected), corpus)
             for file, expected in ((options.drop_ids, selected.drop_ids), (options.keep_ids, selected.keep_ids))
         )
         needs_ids = self._drop is not None or self._keep is not None or any(join.by_id for join in self._joins)
@@ -203,20 +201,6 @@ class Rules:
             is_met &= (hashes >= low) & (hashes < high)
         left_out[NOT_SELECTED] = np.flatnonzero(is_kept & ~is_met)
         return {reason: found for reason, found in left_out.items() if len(found)}, listed
-
-
-def _unchanged(file: str, expected: str) -> str:
-    """A file that a view is made with.
-
-    Raises:
-        BuildError: its content has changed since the build began.
-    """
-    if file_sha256(*locate(file)) != expected:
-        raise BuildError(
-            f"{file} was changed while documents were selected by it",
-            hint="put back the file with which the command began, or start over with --force",
-        )
-    return file
 
 
 def _sources_that_fit(corpus: Corpus, pattern: str | None) -> NDArray[np.bool_] | None:
