@@ -230,7 +230,7 @@ class Launcher:
         return self._begin(words, stdin, setup=setup, ray_address=ray_address, environment=environment or {})
 
     def run(self, words: Sequence[str], directory: Path, *, seconds: int = 60) -> str:
-        """Run a program that meets no fault, and return what it printed.
+        """Run a program without faults, and return what it printed.
 
         Args:
             words: as of `start`.

@@ -113,7 +113,7 @@ def joining(columns: dict[str, list[Any]], *, rows: int = 100) -> Call:
 CALLS: dict[str, Call] = {
     "joined columns of no documents": joining({"name": ["a"]}),
     "joined columns by id, of a corpus without ids": joining({"id": ["a"]}),
-    "joined columns by numbers that are none": joining({"document": [0.0, 1.0, 2.0]}),
+    "joined columns by numbers that are not integers": joining({"document": [0.0, 1.0, 2.0]}),
     "joined columns by numbers, one of which is missing": joining({"document": [0, 1, None]}),
     "joined columns of some documents of a corpus that is not named": joining({"document": [0, 1]}),
     "joined columns of another corpus": joining({"document": [0, 1, 2], "fingerprint": ["0"] * 3}),
@@ -125,7 +125,7 @@ CALLS: dict[str, Call] = {
     "--engine with an iterator": with_package("fastokens", io, [iter(["a"])], engine="fastokens"),
     "an unknown engine": lambda _: build_corpus("a.jsonl", tokenizer="tok", out="out", engine="tiktoken"),
     "another iterator than the one that a stopped build has read": with_another_stream,
-    "a name that is no path, and a hub that does not answer": mistyped,
+    "a name that is not a path, and a hub that does not answer": mistyped,
     "a tokenizer whose name is not UTF-8": beside,
     "an --out that is not UTF-8": lambda _: build_corpus("a.jsonl", tokenizer="tok", out=os.fsdecode(b"odd\xff")),
     "an option with a value that is not one of the choices": lambda _: build_corpus(

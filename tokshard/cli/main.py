@@ -32,7 +32,7 @@ GROUPS = {
         "inspect": ("inspect:inspect", "Show the contents of a corpus, and some of its documents."),
         "report": ("report:report", "Write an HTML page about corpora, the plan of a mix, or a training run."),
         "diff": ("diff:diff", "List the differences between two corpora, or between two mixes."),
-        "scan": ("scan:scan", "Find the documents that share n-grams with a benchmark, or are on a list."),
+        "scan": ("scan:scan", "Find the documents that share n-grams with a benchmark."),
         "verify": ("verify:verify", "Check every byte of a corpus against its manifest."),
     },
     "Train on them": {

@@ -126,11 +126,17 @@ class Joined:
             is_there = any(corpus.fingerprint in batch.column(0).unique().to_pylist() for batch in batches)
             given |= {corpus.fingerprint} if is_there else {""}
         num_rows = table.metadata.num_rows
-        if (given and corpus.fingerprint not in given) or (not given and num_rows != corpus.num_documents):
-            found = f"is for {min(given)[:12] or 'another corpus'}" if given else f"has {num_rows:,} rows"
+        if given and corpus.fingerprint not in given:
             raise UsageError(
-                f"{self._file} {found}, and this is {corpus.fingerprint[:12]} with {corpus.num_documents:,} documents",
-                hint="give the file of this corpus, with its fingerprint ('tokshard inspect --json' shows it)",
+                f"{self._file} is for {min(given)[:12] or 'another corpus'}, and this corpus is "
+                f"{corpus.fingerprint[:12]}",
+                hint="give the file of this corpus ('tokshard inspect --json' shows its fingerprint)",
+            )
+        if not given and num_rows != corpus.num_documents:
+            raise UsageError(
+                f"{self._file} has {num_rows:,} rows, and the corpus {corpus.num_documents:,} documents",
+                hint="give a row for each document; or add the column 'fingerprint', with the content fingerprint of "
+                "the corpus, as 'tokshard inspect --json' shows it",
             )
 
     def values(self, numbers: NDArray[np.int64], ids: pa.Array | None) -> Mapping[str, pa.Array]:
