@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -95,8 +96,9 @@ def with_another_stream(directory: Path) -> None:
     build_corpus([iter(["b"]), bad], tokenizer=write_byte_tokenizer(directory / "bytes"), out="stopped")
 
 
-def joining(columns: dict[str, list[Any]], *, rows: int = 100) -> Call:
+def joining(columns: dict[str, Any], *, rows: int = 100, **options: Any) -> Call:
     """A view of 3 documents without ids, with a joined column `score`; so many rows of its file may be in memory."""
+    given = options or {"where": "score>=0.5"}
 
     def call(directory: Path) -> None:
         write_byte_tokenizer(directory / "tok")
@@ -105,10 +107,13 @@ def joining(columns: dict[str, list[Any]], *, rows: int = 100) -> Call:
         parquet.write_table(pa.table(columns | scores), "scores.parquet", row_group_size=2)
         with pytest.MonkeyPatch.context() as patch:
             small.shrink(patch.setattr, join_rows=rows)
-            select_corpus("corpus", out="view", join="scores.parquet", where="score>=0.5", workers=1)
+            select_corpus("corpus", **{"out": "view", "join": "scores.parquet", "workers": 1} | given)
 
     return call
 
+
+NUMBERED = {"document": [0, 1, 2]}
+LARGE = np.full(3, 1 << 63, np.uint64)
 
 CALLS: dict[str, Call] = {
     "joined columns of no documents": joining({"name": ["a"]}),
@@ -119,6 +124,13 @@ CALLS: dict[str, Call] = {
     "joined columns of another corpus": joining({"document": [0, 1, 2], "fingerprint": ["0"] * 3}),
     "joined columns that have a document twice": joining({"document": [0, 2, 2]}),
     "joined columns of many documents, not sorted": joining({"document": [0, 2, 1]}, rows=2),
+    "a joined column that cannot be compared": joining(NUMBERED | {"vector": [[0.5]] * 3}, where="vector=1"),
+    "a joined column of numbers beyond int64": joining(NUMBERED | {"large": LARGE}, where="large>1"),
+    "a joined file whose columns no condition names": joining(NUMBERED, min_tokens=2),
+    "two joined columns of one name": joining(NUMBERED, join=["scores.parquet"] * 2, where="score>=0.5"),
+    "cells of a column that is missing": joining(NUMBERED, join=(), by="topic"),
+    "cells of a column of lists": joining(NUMBERED | {"vector": [[0.5]] * 3}, by="vector"),
+    "cells of a long text": joining(NUMBERED | {"topic": ["a", "b", "c" * 300]}, by="topic"),
     "--ray without the package": with_package("ray", None, "a.jsonl", ray="auto"),
     **{f"--ray {each}": with_package("ray", io, "a.jsonl", ray=each) for each in ("notes.jsonl", f"head:{10**20}")},
     "--engine without the package": with_package("fastokens", None, "a.jsonl", engine="fastokens"),

@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import shutil
+import tomllib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -195,7 +196,10 @@ def test_a_list_that_changes_before_it_is_read_selects_nothing_else(with_ids, tm
 
 def test_columns_are_joined_by_id_or_by_number_and_documents_without_a_row_have_none(with_ids, tmp_path):
     order = np.random.default_rng(1).permutation(50)
-    by_id = pa.table({"id": [f"doc-{number}" for number in order], "score": order / 50})
+    days = pa.array(order, pa.int32()).cast(pa.date32())  # from the first one of 1970 on
+    # a table of somebody else has columns that no condition can compare
+    others = {"vector": [[0.5, 0.5]] * 50, "price": pa.array(range(50), pa.decimal128(5, 2))}
+    by_id = pa.table({"id": [f"doc-{number}" for number in order], "score": order / 50, "day": days, **others})
     parquet.write_table(by_id, tmp_path / "scores.parquet")
     with open_corpus(with_ids) as opened:
         metadata = {"fingerprint": opened.fingerprint}
@@ -206,11 +210,30 @@ def test_columns_are_joined_by_id_or_by_number_and_documents_without_a_row_have_
     assert ids(tmp_path / "view") == [number for number in range(25, 50) if number % 2 and number % 5 < 3]
     select_corpus(with_ids, out=tmp_path / "missing", join=join[:1], where="score!=0.5")
     assert ids(tmp_path / "missing") == [number for number in range(60) if number != 25]
-    select_corpus(with_ids, out=tmp_path / "cells", join=join, by=["lang,size"])
+    select_corpus(with_ids, out=tmp_path / "february", join=join[:1], where="day>=1970-02-01")
+    assert ids(tmp_path / "february") == [*range(31, 50)]
+    select_corpus(with_ids, out=tmp_path / "cells", join=join[1:], by=["lang,size"])
     found = {path.parent.relative_to(tmp_path / "cells"): ids(path.parent) for path in tmp_path.glob("cells/*/*/man*")}
     assert found[Path("lang=fr/size=3")] == [number for number in range(50) if number % 2 and number % 5 == 3]
     assert found[Path("lang=__HIVE_DEFAULT_PARTITION__/size=1")] == [51, 56]
     assert sorted(number for cell in found.values() for number in cell) == list(range(60)) == ids(tmp_path / "cells")
+
+
+@settings(max_examples=examples(6))
+@given(st.lists(st.none() | st.text(st.characters(codec="utf-8"), max_size=20), min_size=1, max_size=12))
+@example([None, "", "__HIVE_DEFAULT_PARTITION__", "%5F_HIVE_DEFAULT_PARTITION__", ".", "..", "a/b", "a%2Fb", "a=b"])
+@example(["科" * 80, "CON", " a", "a\n", "100%"])
+def test_each_value_has_a_cell_of_its_own(tmp_path_factory, values):
+    folder = tmp_path_factory.mktemp("values")
+    source = Source(documents=documents_of([3] * len(values)), path="a.jsonl", metadata={"topic": values})
+    write_corpus(folder / "corpus", sources=[source], columns={"topic": "string"})
+    select_corpus(folder / "corpus", out=folder / "cells", by="topic")
+    mix = tomllib.loads((folder / "cells/mix.toml").read_text())["corpora"]
+    assert len(mix) == len(set(values))
+    for place in mix.values():
+        with open_corpus(folder / "cells" / place) as cell:
+            (value,) = {cell.metadata(number)["topic"] for number in range(cell.num_documents)}
+            assert cell.num_documents == values.count(value)
 
 
 @pytest.mark.parametrize("order", ["sorted", "in a random order", "without statistics"])

@@ -32,6 +32,18 @@ def parse_conditions(texts: Sequence[str], columns: Mapping[str, str]) -> list[C
     return [_condition(text, columns) for text in texts]
 
 
+def check_type(name: str, kind: str) -> None:
+    """Refuse a column whose values cannot be compared.
+
+    Raises:
+        UsageError: it is not of a type that kept columns have.
+    """
+    if kind not in SUPPORTED_COLUMN_TYPES:
+        raise UsageError(
+            f"the column {name!r} is {kind}", hint="numbers, texts, dates, and true or false can be compared"
+        )
+
+
 def are_met(conditions: Sequence[Condition], columns: Mapping[str, pa.Array], num_documents: int) -> NDArray[np.bool_]:
     """Whether each document meets conditions: bool [documents]. An absent column has no values."""
     met = np.ones(num_documents, np.bool_)
@@ -78,6 +90,7 @@ def _condition(text: str, columns: Mapping[str, str]) -> Condition:
         if found is None:
             continue
         sign, kind, given = found["sign"].strip(), columns[name], found["value"].strip()
+        check_type(name, kind)
         if sign not in _COMPARED or (sign != "in" and re.match("[=!<>~]", given)):
             raise _unknown_sign(text, name, sign, given)
         if sign[0] in "<>" and kind == "bool":

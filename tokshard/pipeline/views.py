@@ -46,6 +46,9 @@ MISSING = "__HIVE_DEFAULT_PARTITION__"
 """How folders of cells spell a missing value."""
 
 _MOST_CELLS = 4_096
+_MAX_NAME_BYTES = 255
+"""Of the name of a folder, in most file systems."""
+_LAST_ASCII = 127
 _STRETCH_FIELDS = 4
 
 
@@ -74,7 +77,7 @@ def preview_cells(build: Build) -> list[CellSize]:
     found = sink.finish(Receipt(key=(0, 0))).cells
     return [
         CellSize(folder=_folder(selected.by, label), documents=found[label].documents, tokens=found[label].tokens)
-        for label in sorted(found)
+        for label in sorted(found, key=lambda label: (label == ALL, label))
     ]
 
 
@@ -139,9 +142,28 @@ def write_views(build: Build, receipts: Sequence[Receipt]) -> Manifest:
 
 
 def _folder(by: Sequence[str], label: str) -> str:
-    """The folder of a cell: ``topic=a/quality=3``."""
-    values = (MISSING if value is None else quote(value, safe=" ,+@:()") for value in json.loads(label))
-    return "/".join(f"{quote(name, safe='')}={value}" for name, value in zip(by, values, strict=False))
+    """The folder of a cell: ``topic=a/quality=3``.
+
+    Raises:
+        BuildError: a value is too long for the name of a folder.
+    """
+    folders = [f"{_spelled(name)}={_spelled(value)}" for name, value in zip(by, json.loads(label), strict=False)]
+    for name, folder in zip(by, folders, strict=False):
+        if len(folder.encode()) > _MAX_NAME_BYTES:
+            raise BuildError(
+                f"column {name} has the value {folder.partition('=')[2][:40]}..., whose folder would have a name of "
+                f"{len(folder.encode())} bytes, and {_MAX_NAME_BYTES} is the most",
+                hint="divide by another column, or join one with shorter values",
+            )
+    return "/".join(folders)
+
+
+def _spelled(value: str | None) -> str:
+    """A name or value in the name of a folder: signs of ASCII that it should not have as ``%2F`` and the like."""
+    if value is None:
+        return MISSING
+    head, rest = ("%5F", value[1:]) if value == MISSING else ("", value)
+    return head + "".join(sign if ord(sign) > _LAST_ASCII else quote(sign, safe=" ,+@:()") for sign in rest)
 
 
 def _mix(by: Sequence[str], manifests: dict[str, Manifest]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -62,7 +62,7 @@ class Joined:
         sha256: of the file that the view began with, in hexadecimal digits.
 
     Attributes:
-        columns: its other columns: name to type.
+        columns: its other columns: name to the type of its values, or what it is if no condition can compare it.
         by_id: whether documents are found by their ids.
 
     Raises:
@@ -81,12 +81,12 @@ class Joined:
             if not self.by_id:
                 self._check_is_of(table, corpus)
             self.columns = {
-                name: _kind(file, name, schema.field(name).type)
+                name: _kind(schema.field(name).type)
                 for name in schema.names
                 if name not in {ID, DOCUMENT, FINGERPRINT}
             }
             groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
-        self._read = [name for name in schema.names if name not in ({DOCUMENT, FINGERPRINT} if self.by_id else {ID})]
+        self._keys = [ID] if self.by_id else [name for name in (DOCUMENT, FINGERPRINT) if name in schema.names]
         self._num_rows = np.array([group.num_rows for group in groups], np.int64)
         self._bounds = np.array([_bounds(group) for group in groups], np.int64).reshape(-1, 2)
         self._rows: _Rows | None = None
@@ -139,12 +139,15 @@ class Joined:
                 "the corpus, as 'tokshard inspect --json' shows it",
             )
 
-    def values(self, numbers: NDArray[np.int64], ids: pa.Array | None) -> Mapping[str, pa.Array]:
-        """The columns of some documents: null for one that the file does not name.
+    def values(
+        self, numbers: NDArray[np.int64], ids: pa.Array | None, names: Sequence[str]
+    ) -> Mapping[str, pa.Array]:
+        """Columns of some documents: null for one that the file does not name.
 
         Args:
             numbers: int64 [documents]: the number of each in the corpus, ascending.
             ids: the column of their ids; None if the corpus has none.
+            names: the columns, in each call the same.
 
         Raises:
             UsageError: the file cannot be read, has too many rows to keep in memory, or names a document twice.
@@ -159,7 +162,7 @@ class Joined:
         rows = self._rows
         if rows is None or not np.array_equal(groups, rows.groups):
             self._rows = None  # before others take its room
-            rows = self._rows = self._loaded(groups)
+            rows = self._rows = self._loaded(groups, names)
         places = np.searchsorted(rows.keys, wanted)
         is_there = places < len(rows.keys)
         is_there[is_there] = rows.keys[places[is_there]] == wanted[is_there]
@@ -173,7 +176,7 @@ class Joined:
         )
         return {name: values.take(taken) for name, values in rows.values.items()}
 
-    def _loaded(self, groups: NDArray[np.int64]) -> _Rows:
+    def _loaded(self, groups: NDArray[np.int64], names: Sequence[str]) -> _Rows:
         num_rows = int(self._num_rows[groups].sum())
         if num_rows > MAX_ROWS and self.by_id:
             raise UsageError(
@@ -187,12 +190,14 @@ class Joined:
             )
         self._check_version()
         with self._opened() as file:
-            table = file.read_row_groups(groups.tolist(), columns=self._read)
-        self._check_version()  # nobody knows when a change began
-        if FINGERPRINT in table.schema.names:
-            import pyarrow.compute as pc
+            table = file.read_row_groups(groups.tolist(), columns=[*self._keys, *names])
+            if FINGERPRINT in table.schema.names:
+                import pyarrow.compute as pc
 
-            table = table.filter(pc.equal(table.column(FINGERPRINT), self._fingerprint))
+                table = table.filter(pc.equal(table.column(FINGERPRINT), self._fingerprint))
+            kinds = {name: SUPPORTED_COLUMN_TYPES[self.columns[name]] for name in names}
+            values = {name: table.column(name).cast(kind).combine_chunks() for name, kind in kinds.items()}
+        self._check_version()  # nobody knows when a change began
         named = table.column(ID if self.by_id else DOCUMENT)
         if not self.by_id and named.null_count:
             raise UsageError(f"{self._file}: the column 'document' has to be integers without nulls", hint=_HINT)
@@ -202,10 +207,6 @@ class Joined:
         if len(twice := np.flatnonzero(keys[1:] == keys[:-1])):
             again = named[int(order[twice[0] + 1])].as_py()
             raise UsageError(f"two rows of {self._file} name {again!r}", hint="give each document once")
-        values = {
-            name: table.column(name).combine_chunks().cast(SUPPORTED_COLUMN_TYPES[kind])
-            for name, kind in self.columns.items()
-        }
         return _Rows(groups, keys, order, values)
 
     def _check_version(self) -> None:
@@ -255,14 +256,15 @@ def _hashes(ids: list[str | int | None]) -> NDArray[np.bytes_]:
     return np.frombuffer(b"".join(digests), f"S{_ID_BYTES}")
 
 
-def _kind(file: str, name: str, kind: pa.DataType) -> str:
-    """The type of a joined column, as kept columns have it."""
+def _kind(kind: pa.DataType) -> str:
+    """The type of a joined column, as kept columns have it: dates are texts, which have their order."""
     if pa.types.is_boolean(kind):
         return "bool"
     if pa.types.is_integer(kind):
         return "int64"
     if pa.types.is_floating(kind):
         return "float64"
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind):
+    is_text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_date, pa.types.is_timestamp, pa.types.is_null)
+    if any(is_it(kind) for is_it in is_text) or (pa.types.is_dictionary(kind) and _kind(kind.value_type) == "string"):
         return "string"
-    raise UsageError(f"{file}: the column {name!r} is {kind}", hint="join numbers, texts, or true and false")
+    return str(kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
 from tokshard.forking import cached_property
-from tokshard.format.conditions import are_met, parse_conditions
+from tokshard.format.conditions import Condition, are_met, check_type, parse_conditions
 from tokshard.format.corpus import Corpus
 from tokshard.format.document_list import ID, read_document_list
 from tokshard.format.loss import kept_columns
@@ -128,7 +128,6 @@ class Rules:
 
     Attributes:
         needs_columns: whether columns of the corpus have to be read.
-        columns: the columns that conditions and cells may name, kept and joined ones: name to type.
 
     Raises:
         UsageError: a condition names a missing column, or its value has the wrong type; a list or a file cannot be read
@@ -141,19 +140,8 @@ class Rules:
         self._selected = selected
         files = zip(options.join, selected.join, strict=True)
         self._joins = [Joined(file, corpus, expected) for file, expected in files]
-        self.columns = dict(kept)
-        for file, join in zip(options.join, self._joins, strict=True):
-            if both := sorted(self.columns.keys() & join.columns.keys()):
-                raise UsageError(
-                    f"{file} has the column {both[0]!r}, as the corpus or another file has", hint="rename one of them"
-                )
-            self.columns |= join.columns
-        for name in selected.by:
-            if name not in self.columns:
-                raise UsageError(
-                    f"no column {name!r} to divide by", hint=f"columns: {', '.join(self.columns) or 'none'}"
-                )
-        self._where = parse_conditions(selected.where, self.columns)
+        columns = [kept, *(join.columns for join in self._joins)]
+        self._where, self._of_joins = _named_columns(selected, options.join, columns)
         self._of_source = _sources_that_fit(corpus, selected.source)
         self._drop, self._keep = (
             None if file is None or expected is None else read_document_list(unchanged(file, expected), corpus)
@@ -165,8 +153,8 @@ class Rules:
     def joined(self, numbers: NDArray[np.int64], ids: pa.Array | None) -> Mapping[str, pa.Array]:
         """The joined columns of some documents."""
         found: dict[str, pa.Array] = {}
-        for join in self._joins:
-            found |= join.values(numbers, ids)
+        for join, names in zip(self._joins, self._of_joins, strict=True):
+            found |= join.values(numbers, ids, names)
         return found
 
     def left_out(
@@ -201,6 +189,40 @@ class Rules:
             is_met &= (hashes >= low) & (hashes < high)
         left_out[NOT_SELECTED] = np.flatnonzero(is_kept & ~is_met)
         return {reason: found for reason, found in left_out.items() if len(found)}, listed
+
+
+def _named_columns(
+    selected: SelectConfig, files: Sequence[str], columns: Sequence[Mapping[str, str]]
+) -> tuple[list[Condition], list[list[str]]]:
+    """The conditions of a view, and the columns of each joined file that these or its cells name.
+
+    Args:
+        columns: of the corpus, and then of each file: name to type.
+
+    Raises:
+        UsageError: a column that is named is missing, in two places, or of no type that can be compared; or none of a
+            file is named.
+    """
+    known = {name: kind for of_one in reversed(columns) for name, kind in of_one.items()}
+    where = parse_conditions(selected.where, known)
+    for name in selected.by:
+        if name not in known:
+            raise UsageError(f"no column {name!r} to divide by", hint=f"columns: {', '.join(known) or 'none'}")
+        check_type(name, known[name])
+    named = list(dict.fromkeys([*(name for name, *_ in where), *selected.by]))
+    of_files = [[name for name in named if name in of_one] for of_one in columns[1:]]
+    for file, of_one, names in zip(files, columns[1:], of_files, strict=True):
+        if not names:
+            raise UsageError(
+                f"no condition names a column of {file}",
+                hint=f"give --where or --by with one of its columns ({', '.join(of_one) or 'none'}), or leave it out",
+            )
+        for name in names:
+            if sum(name in each for each in columns) > 1:
+                raise UsageError(
+                    f"{file} has the column {name!r}, as the corpus or another file has", hint="rename one of them"
+                )
+    return where, of_files
 
 
 def _sources_that_fit(corpus: Corpus, pattern: str | None) -> NDArray[np.bool_] | None:
