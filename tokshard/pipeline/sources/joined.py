@@ -81,9 +81,7 @@ class Joined:
             if not self.by_id:
                 self._check_is_of(table, corpus)
             self.columns = {
-                name: _kind(schema.field(name).type)
-                for name in schema.names
-                if name not in {ID, DOCUMENT, FINGERPRINT}
+                name: _kind(schema.field(name).type) for name in schema.names if name not in {ID, DOCUMENT, FINGERPRINT}
             }
             groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
         self._keys = [ID] if self.by_id else [name for name in (DOCUMENT, FINGERPRINT) if name in schema.names]
@@ -139,9 +137,7 @@ class Joined:
                 "the corpus, as 'tokshard inspect --json' shows it",
             )
 
-    def values(
-        self, numbers: NDArray[np.int64], ids: pa.Array | None, names: Sequence[str]
-    ) -> Mapping[str, pa.Array]:
+    def values(self, numbers: NDArray[np.int64], ids: pa.Array | None, names: Sequence[str]) -> Mapping[str, pa.Array]:
         """Columns of some documents: null for one that the file does not name.
 
         Args:
