@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.pipeline.foreign import EOS, documents_of, flat, imported
 from tests.pipeline.inputs import jsonl, parquet_bytes, special_token, write_byte_tokenizer, zstd
 from tests.pipeline.saved import save
 from tokshard import import_corpus, open_corpus
-from tokshard.errors import BadRecordError, TokshardError
+from tokshard.errors import BadRecordError, BadSourceError, TokshardError
 from tokshard.store import files_below, open_store
 
 DOCUMENTS = [[5, 6, EOS], [7, EOS], [8, 9, 10, 11, EOS], [12, EOS], [255, 256, EOS]]
@@ -166,6 +167,18 @@ def test_the_sentences_of_a_megatron_document_are_one_document(place):
     result = imported(place, prefix)
     assert documents_of(result) == [[1, 2, 3, EOS], [4, EOS], [5, EOS]]
     assert result.manifest.records.left_out == {"empty": 1}
+
+
+@pytest.mark.parametrize("task_bytes", [6, 30])
+@pytest.mark.parametrize("sequence", range(1, 5))
+def test_a_gap_between_megatron_sequences_is_found_wherever_tasks_are_cut(place, monkeypatch, task_bytes, sequence):
+    prefix = foreign.megatron(place / "a", [[1, 2, EOS], [3, EOS], [4, EOS], [5, 6, 7, EOS], [8, EOS]])
+    index, start = bytearray(prefix.with_suffix(".idx").read_bytes()), 54 + 8 * sequence
+    index[start : start + 8] = struct.pack("<q", struct.unpack_from("<q", index, start)[0] + 2)
+    prefix.with_suffix(".idx").write_bytes(index)
+    small.shrink(monkeypatch.setattr, chunk_bytes=1)
+    with pytest.raises(BadSourceError, match="is damaged: "):
+        imported(place, prefix, task_bytes=task_bytes)
 
 
 def test_an_empty_sample_is_an_empty_document(place):

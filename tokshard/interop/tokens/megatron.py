@@ -71,7 +71,7 @@ class MegatronIndex:
         return check_bounds(self.firsts.store, self.firsts.name, ends[firsts - low], self.ids.stop, start)
 
     def _sequence_bounds(self, low: int, high: int) -> NDArray[np.int64]:
-        """The first byte of sequences ``[low, high)``, and the end of the last."""
+        """The first byte of sequences ``[low, high)``, and the end of the last, where the one after it begins."""
         if low == high:
             place = self._end() if low == self.places.count else int(self.places.read(low, low + 1)[0])
             return np.array([place], np.int64)
@@ -79,17 +79,15 @@ class MegatronIndex:
         if int(lengths.min()) < 0:
             at = int(np.argmin(lengths))
             raise self._damaged(f"sequence {low + at:,} has {int(lengths[at]):,} tokens")
-        bounds = np.empty(high - low + 1, np.int64)
-        bounds[:-1] = self.places.read(low, high)
-        ends = bounds[:-1] + lengths * self.ids.dtype.itemsize
-        bounds[-1] = ends[-1]
-        if (ends[:-1] != bounds[1:-1]).any():
-            at = int(np.argmax(ends[:-1] != bounds[1:-1]))
+        starts = self.places.read(low, min(high + 1, self.places.count)).astype(np.int64)
+        ends = starts[: len(lengths)] + lengths * self.ids.dtype.itemsize
+        if len(wrong := np.flatnonzero(ends[: len(starts) - 1] != starts[1:])):
+            at = int(wrong[0])
             raise self._damaged(
-                f"sequence {low + at + 1:,} begins at byte {int(bounds[at + 1]):,}, and the one before it ends at "
+                f"sequence {low + at + 1:,} begins at byte {int(starts[at + 1]):,}, and the one before it ends at "
                 f"{int(ends[at]):,}"
             )
-        return bounds
+        return np.append(starts[: len(lengths)], ends[-1])
 
     def _end(self) -> int:
         """Where the last sequence ends."""
