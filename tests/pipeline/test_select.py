@@ -33,6 +33,7 @@ from tests.format.edits import manifest_says, table_becomes
 from tests.pipeline.places import at
 from tests.pipeline.test_copy import LANGUAGES, Row, copy_corpus, corpus_of, left_out, rows
 from tests.refusals import tokshard
+from tests.store.servers import file_server
 from tokshard import open_corpus
 from tokshard import select_corpus as select_by_processes
 from tokshard.errors import BuildError, CorpusError, UsageError
@@ -40,7 +41,7 @@ from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.progress import StageStarted
 from tokshard.pipeline.workspace.receipts import Receipt
-from tokshard.runtime import CorpusSource
+from tokshard.runtime import CorpusSource, StreamPlan
 from tokshard.store import open_store
 from tokshard.testing import assert_token_source
 
@@ -309,6 +310,32 @@ def test_a_view_in_a_bucket_of_a_corpus_in_one_is_read_by_range(corpus, tmp_path
     assert tokshard("diff", f"{bucket}/corpus", f"{bucket}/views/view", "--numbers", listed).exit_code == 0
     english = [number for number, row in enumerate(rows(corpus)) if row[1]["lang"] == "en"]
     assert [int(line) for line in listed.read_text().split()] == english
+
+
+def test_a_mix_in_a_bucket_names_what_is_beside_it(corpus, bucket):
+    copy_corpus(corpus, out=f"{bucket}/corpus")
+    select_corpus(f"{bucket}/corpus", out=f"{bucket}/cells", by="lang")
+    mix = open_store(bucket).get("cells/mix.toml")
+    open_store(bucket).put("cells/mix.toml", b"seq_len = 8\nseed = 1\nglobal_batch_size = 2\n" + mix)
+    plan = StreamPlan.load(f"{bucket}/cells/mix.toml")
+    assert {"lang=en", "lang=fr"} < {*plan.names}
+    same = {cell: f"{bucket}/cells/{cell}" for cell in plan.names}
+    assert plan.fingerprint == StreamPlan(same, weights={"temperature": 1.0}, seq_len=8, seed=1).fingerprint
+
+
+@pytest.mark.remote
+def test_a_view_on_a_web_server_which_lists_nothing_is_read_with_its_base(corpus, tmp_path):
+    view = tmp_path / "views" / "a%2Fb"
+    select_corpus(corpus, out=view, where="lang=fr")
+    mix = tmp_path / "mix.toml"
+    mix.write_text('corpora = { a = "views/a%2Fb" }\nseq_len = 8\nseed = 1\nglobal_batch_size = 2\n')
+    with file_server(tmp_path) as port:
+        assert rows(f"http://127.0.0.1:{port}/views/a%252Fb") == rows(view)
+        plan = StreamPlan.load(f"http://127.0.0.1:{port}/mix.toml")
+        assert plan.fingerprint == StreamPlan.load(mix).fingerprint
+        (tmp_path / "corpus" / "manifest.json").unlink()
+        with pytest.raises(CorpusError, match=r"is a view .* which was at http://.*/corpus: .* is not a corpus"):
+            open_corpus(f"http://127.0.0.1:{port}/views/a%252Fb")
 
 
 def test_a_view_that_was_uploaded_with_its_base_finds_it(corpus, tmp_path, bucket):

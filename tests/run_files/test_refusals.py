@@ -93,8 +93,8 @@ DIVISIBLE = (
 FEWER_STEPS = "lower optimizer.warmup_steps or optimizer.decay_steps, or raise train.steps"
 OF_TOML = "give a file of TOML, such as mix.toml; https://toml.io has its syntax"
 NO_CORPORA = 'give corpora = { code = "shards/code" } in a mix.toml'
-NO_LENGTH = "give seq_len = 4096 in a mix.toml, or --seq-len on the command line"
-NO_SIZE = "give global_batch_size = 512 in a mix.toml, or --global-batch-size on the command line"
+NO_LENGTH = "give seq_len = 4096 in a mix.toml"
+NO_SIZE = "give global_batch_size = 512 in a mix.toml"
 SHARES = "for example: weights = { code = 0.7, prose = 0.3 }"
 SCHEDULE = "for example: schedule = [[1_000_000, { code = 0.5, prose = 0.5 }]]"
 NO_FILE = "nowhere.toml: No such file or directory"

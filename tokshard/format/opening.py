@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
 import shlex
 from collections.abc import Iterable, Iterator
@@ -22,7 +24,7 @@ from tokshard.format.loss import LOSS_COLUMNS, WEIGHTS, has_spans, kept_columns
 from tokshard.format.manifest import Base, Manifest, decode_manifest, manifest_hash
 from tokshard.format.schema import COLUMN_TYPES, TOKENS, token_dtype
 from tokshard.format.view import View
-from tokshard.store import Store, is_uri, locate, open_store, present, real_location, side_by_side
+from tokshard.store import Store, is_uri, joined_location, locate, open_store, present, real_location, side_by_side
 
 _MOST_LISTED = 10_000
 """Shards in another store that are listed when a corpus is opened: ten requests, one after the other."""
@@ -74,10 +76,8 @@ def open_base(store: Store, base: Base) -> Corpus:
         CorpusError: it is not there, or is another one.
     """
     recorded = base_location(store, base)
-    above, _ = locate(store.location)
-    beside = (above.where(name) for name in sorted(present(above)))
     problem = f"{recorded} is gone"
-    for place in (recorded, *beside):
+    for place in itertools.chain([recorded], _beside(store)):
         try:
             if read_manifest(open_store(place)).base is not None:  # a view, perhaps this one
                 continue
@@ -95,12 +95,18 @@ def open_base(store: Store, base: Base) -> Corpus:
     )
 
 
+def _beside(store: Store) -> Iterator[str]:
+    """The places beside a view, listed when they are asked for; none on a web server, which lists nothing."""
+    above, _ = locate(store.location)
+    with contextlib.suppress(OSError):
+        yield from map(above.where, sorted(present(above)))
+
+
 def base_location(store: Store, base: Base) -> str:
     """The location of a view's base when the view was made."""
     if is_uri(base.path):
         return base.path
-    scheme, separator, place = store.location.rpartition("://")  # of a view that was uploaded with its base
-    return f"{scheme}{separator}{os.path.normpath(os.path.join(place, base.path))}"
+    return joined_location(store.location, base.path)  # also of a view that was uploaded with its base
 
 
 def missing_shards(corpus: Corpus, listed: Iterable[str]) -> list[str]:

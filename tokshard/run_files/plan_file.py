@@ -150,7 +150,8 @@ def load_mix(
         if name not in fields and not is_uri(location) and not os.path.exists(location):
             raise UsageError(f"{location} does not exist", hint="give a mix.toml, a corpus directory or a checkpoint")
         if name not in fields:
-            option = "" if name == "corpora" else f", or --{name.replace('_', '-')} on the command line"
+            is_option = name in (options or {}) and name != "corpora"
+            option = f", or --{name.replace('_', '-')} on the command line" if is_option else ""
             hint = f"give {example_of(Mix, name)} in a mix.toml{option}"
             raise UsageError(f"{location}: no {prefix}{name}", hint=hint)
     return convert(fields, kind, where=location, hint=_HINT, prefix=prefix)

@@ -11,12 +11,12 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, TypeVar, get_type_hints
+from typing import IO, Any, TypeVar, get_type_hints
 
 import msgspec
 
 from tokshard.errors import UsageError
-from tokshard.store import is_uri
+from tokshard.store import is_uri, joined_location, locate
 
 Settings = TypeVar("Settings")
 
@@ -38,13 +38,14 @@ def read_toml(path: str, *, hint: str) -> dict[str, Any]:
     """The tables of a file.
 
     Args:
+        path: of the file, or its URI.
         hint: what to give instead, if the file does not exist.
 
     Raises:
         UsageError: the file does not exist, or is not TOML.
     """
     try:
-        with open(path, "rb") as file:
+        with _opened(path) as file:
             return tomllib.load(file)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}", hint=hint) from error
@@ -53,6 +54,13 @@ def read_toml(path: str, *, hint: str) -> dict[str, Any]:
             f"{path} is not valid TOML: {error}",
             hint="give a file of TOML, such as mix.toml; https://toml.io has its syntax",
         ) from error
+
+
+def _opened(path: str) -> IO[bytes]:
+    if not is_uri(path):
+        return open(path, "rb")  # a pipe, too
+    store, name = locate(path)
+    return store.open(name)
 
 
 def path_beside(file: str, path: str) -> str:
@@ -66,8 +74,10 @@ def path_beside(file: str, path: str) -> str:
     if "\0" in path:
         raise UsageError(f"{file}: the path {path!r:.60} has a zero byte", hint="give the path of a file or directory")
     directory = os.path.dirname(file)
-    if not directory or is_uri(path):
+    if not directory or is_uri(path) or os.path.isabs(path):
         return path
+    if is_uri(file):
+        return joined_location(directory, path)
     joined = os.path.join(directory, path)
     short = os.path.normpath(joined)
     return short if os.path.realpath(short) == os.path.realpath(joined) else joined

@@ -6,9 +6,10 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import PurePath
+from urllib.parse import quote
 
 from tokshard.errors import UsageError
-from tokshard.store.addresses import canonical_uri, without_secrets
+from tokshard.store.addresses import SERVERS, canonical_uri, without_secrets
 from tokshard.store.base import (
     Attempt,
     Entry,
@@ -34,6 +35,7 @@ __all__ = [
     "absolute_location",
     "files_below",
     "is_uri",
+    "joined_location",
     "joined_ranges",
     "local_file",
     "locate",
@@ -135,6 +137,13 @@ def look_at(location: str | os.PathLike[str]) -> Entry | None:
         if any(True for _ in open_store(location).list()):
             return Entry(f"{name}/")
     return None
+
+
+def joined_location(folder: str, path: str) -> str:
+    """The location of a path that is relative to a folder, which may be a URI."""
+    scheme, separator, place = folder.rpartition("://")
+    path = quote(path) if scheme in SERVERS else path
+    return f"{scheme}{separator}{os.path.normpath(os.path.join(place, path))}"
 
 
 def real_location(location: str | os.PathLike[str]) -> str:
