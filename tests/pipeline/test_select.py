@@ -323,7 +323,6 @@ def test_a_mix_in_a_bucket_names_what_is_beside_it(corpus, bucket):
     assert plan.fingerprint == StreamPlan(same, weights={"temperature": 1.0}, seq_len=8, seed=1).fingerprint
 
 
-@pytest.mark.remote
 def test_a_view_on_a_web_server_which_lists_nothing_is_read_with_its_base(corpus, tmp_path):
     view = tmp_path / "views" / "a%2Fb"
     select_corpus(corpus, out=view, where="lang=fr")

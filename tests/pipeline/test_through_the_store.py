@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.pipeline import foreign
 from tests.pipeline.arrays import commit_corpus, run_job
+from tests.pipeline.foreign import EOS
 from tests.pipeline.inputs import FORMATS, jsonl, write_byte_tokenizer
 from tests.store.memory import REQUESTS
 from tests.store.servers import file_server
-from tokshard import build_corpus
+from tokshard import build_corpus, import_corpus
 from tokshard.pipeline.estimate import estimate_build
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.sources.discover import discover
@@ -114,13 +116,15 @@ def test_a_build_into_a_bucket_reads_each_receipt_once_and_nothing_that_it_wrote
     assert len(shards_of(f"{remote}/out")) == num_tasks + 2
 
 
-def test_a_compressed_file_on_a_web_server_is_a_source_like_its_copy_on_this_machine(tmp_path):
-    content = FORMATS["frames.jsonl.zst"](RECORDS, 64)
-    (tmp_path / "web").mkdir()
-    (tmp_path / "web" / "a.jsonl.zst").write_bytes(content)
-    tokenizer = str(write_byte_tokenizer(tmp_path / "tokenizer"))
-    options = {"tokenizer": tokenizer, "task_bytes": 4096, "workers": 1}
-    with file_server(tmp_path / "web") as port:
-        build_corpus(f"http://127.0.0.1:{port}/a.jsonl.zst", out=str(tmp_path / "there"), **options)
-    build_corpus(str(tmp_path / "web" / "a.jsonl.zst"), out=str(tmp_path / "here"), **options)
-    assert shards_of(tmp_path / "there") == shards_of(tmp_path / "here")
+@pytest.mark.parametrize("tokenizer", ["tokenizer", "tokenizer/tokenizer.json"])
+def test_files_on_a_web_server_which_lists_nothing_are_read_like_their_copies_on_this_machine(tmp_path, tokenizer):
+    (tmp_path / "a.jsonl.zst").write_bytes(FORMATS["frames.jsonl.zst"](RECORDS, 64))
+    write_byte_tokenizer(tmp_path / "tokenizer")
+    foreign.fms(tmp_path / "tokens", [[1, 2, EOS], [3, EOS]])
+    with file_server(tmp_path) as port:
+        for name, root in (("there", f"http://127.0.0.1:{port}"), ("here", str(tmp_path))):
+            options = {"tokenizer": f"{root}/{tokenizer}", "workers": 1}
+            build_corpus(f"{root}/a.jsonl.zst", out=tmp_path / name / "built", task_bytes=4096, **options)
+            import_corpus(f"{root}/tokens/data/part.arrow", out=tmp_path / name / "imported", **options)
+    for each in ("built", "imported"):
+        assert shards_of(tmp_path / "there" / each) == shards_of(tmp_path / "here" / each)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
@@ -96,10 +95,9 @@ def open_base(store: Store, base: Base) -> Corpus:
 
 
 def _beside(store: Store) -> Iterator[str]:
-    """The places beside a view, listed when they are asked for; none on a web server, which lists nothing."""
+    """The places beside a view, listed when they are asked for."""
     above, _ = locate(store.location)
-    with contextlib.suppress(OSError):
-        yield from map(above.where, sorted(present(above)))
+    yield from map(above.where, sorted(present(above)))
 
 
 def base_location(store: Store, base: Base) -> str:

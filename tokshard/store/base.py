@@ -11,6 +11,7 @@ and so on.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import shutil
@@ -259,10 +260,17 @@ def local_file(store: Store, name: str) -> Iterator[str]:
 
 
 def present(store: Store, folder: str = "") -> frozenset[str]:
-    """The names in a folder, without the slash of folders; empty if there is no such folder."""
+    """The names in a folder, without the slash of folders.
+
+    Empty if there is no such folder, or on a web server, which lists nothing.
+    """
     try:
         return frozenset(name.rstrip("/") for name in store.names(folder))
     except (FileNotFoundError, NotADirectoryError):
+        return frozenset()
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
         return frozenset()
 
 

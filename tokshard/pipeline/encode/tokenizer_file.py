@@ -18,7 +18,7 @@ from tokshard.extras import version_of
 from tokshard.format.manifest import TokenizerInfo, canonical_json
 from tokshard.format.schema import MAX_VOCABULARY
 from tokshard.pipeline.sources.hub import SCHEME, fetch_tokenizer, is_model_id
-from tokshard.store import Store, locate, look_at, open_store, present, real_location
+from tokshard.store import Store, is_uri, locate, look_at, open_store, real_location
 
 _FILES = ("tokenizer.json", "tokenizer.model")
 """The files that are looked for in a directory, in this order."""
@@ -189,13 +189,12 @@ def read_config(folder: Store) -> tuple[dict[str, Any], str | None]:
     Raises:
         TokenizerError: one of them cannot be read.
     """
-    names = present(folder)
-    config = _read_json(folder, _CONFIG)[1] if _CONFIG in names else {}
+    config = _read_json(folder, _CONFIG)[1] if _has(folder, _CONFIG) else {}
     name = _CONFIG
     try:
         json.dumps(config, ensure_ascii=False).encode()
         name = _TEMPLATE
-        return config, folder.get(name).decode() if name in names else None
+        return config, folder.get(name).decode() if _has(folder, name) else None
     except UnicodeError as error:
         raise TokenizerError(
             f"{folder.where(name)} holds characters that are not valid UTF-8: {error}", hint="correct the file"
@@ -204,6 +203,17 @@ def read_config(folder: Store) -> tuple[dict[str, Any], str | None]:
         raise TokenizerError(
             f"{folder.where(name)} cannot be read: {error.strerror or error}", hint="check the file"
         ) from error
+
+
+def _has(folder: Store, name: str) -> bool:
+    """Whether a folder has a file. It is asked for, as web servers list nothing."""
+    try:
+        folder.stat(name)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # reading it says more
+    return True
 
 
 def _vocabulary_size(path: str, *ids: Mapping[str, int]) -> int:
@@ -271,9 +281,9 @@ def _find(location: str) -> tuple[str, str]:
             "openai-community/gpt2",
         )
     path = location
-    if found is not None and found.name.endswith("/"):
+    if (found is not None and found.name.endswith("/")) or (found is None and is_uri(location) and not is_file):
         folder = open_store(location)
-        path = folder.where(next((name for name in _FILES if name in present(folder)), _FILES[0]))
+        path = folder.where(next((name for name in _FILES if _has(folder, name)), _FILES[0]))
     folder, name = locate(path)
     return path, os.path.basename(real_location(folder.location if name in _FILES else path))
 

@@ -92,7 +92,9 @@ def listing_of(argument: str | RecordSource, *, omitted: Sequence[str], ignored:
         if look_at(argument + suffix) is not None:
             return listing_of(argument + suffix, omitted=(), ignored=ignored)
     if not is_glob(argument):
-        raise UsageError(f"{argument} does not exist", hint="check the path; quote a glob so that the shell leaves it")
+        is_web = argument.startswith(("https://", "http://"))
+        way = "a web server lists no folders: give each file" if is_web else "quote a glob so that the shell leaves it"
+        raise UsageError(f"{argument} does not exist", hint=f"check the path; {way}")
     root, parts = split_glob(argument)
     store = open_store(root or ".")
     return Listing(root=root, label=label, store=store, entries=_matching(store, parts, "", _closed(parts, {0})))
