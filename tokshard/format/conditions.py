@@ -126,6 +126,7 @@ def _value(name: str, text: str, kind: str) -> Any:
             case "bool":
                 return {"true": True, "false": False}[text.lower()]
             case "string":
+                text.encode()  # a UnicodeError is a ValueError
                 return text
     except (ValueError, KeyError):
         pass
