@@ -49,6 +49,19 @@ def test_json_holds_the_numbers_of_a_loader():
         assert corpus["share"] == corpus["samples"] / 320
 
 
+@pytest.mark.parametrize("count", [8, 9, 11])
+def test_of_many_corpora_with_one_warning_the_first_are_named(tmp_path, count):
+    for number in range(count):
+        write_corpus(tmp_path / f"cell-{number}", documents_of([20 + number]), tokenizer=TINY_TOKENIZER)
+    corpora = ", ".join(f'{number} = "cell-{number}"' for number in range(count))
+    (tmp_path / "cells.toml").write_text(f"corpora = {{ {corpora} }}\n{SIZES}")
+    warnings = report_of("cells.toml", "--tokens", "20k")["warnings"]
+    named = [warning for warning in warnings if "more than --max-epochs-warn" in warning]
+    assert [warning.split("'")[1] for warning in named] == [*"01234567"]
+    others = f"so {count - 8} other {'corpus' if count == 9 else 'corpora'}"
+    assert [others in warnings] == [count > 8]
+
+
 @pytest.mark.parametrize(("weights", "steps"), [("1e308, prose = 0.5", 6.0), ("1.5e308, prose = 0.5e308", 8.0)])
 def test_windows_last_as_long_with_the_largest_weights(tmp_path, weights, steps):
     mix = MIX.replace("3, prose = 1", weights)

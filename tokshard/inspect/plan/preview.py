@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -21,6 +21,9 @@ from tokshard.wording import counted
 
 _MUCH_READ = 1.5
 """Bytes fetched for each that is used, above which a view is better copied."""
+
+_MOST_WARNINGS = 8
+"""Corpora that are named with one warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,27 +255,32 @@ def _packing(run: Run, number: int) -> Packing:
     )
 
 
-def _warnings(run: Run, corpora: Sequence[CorpusPlan], max_epochs_warn: float) -> list[str]:
-    warnings = [
+def _warnings(run: Run, corpora: Sequence[CorpusPlan], max_epochs_warn: float) -> Iterator[str]:
+    yield from _few(
         f"corpus {corpus.name!r} is read {corpus.epochs:,.1f} times, more than --max-epochs-warn {max_epochs_warn:g}"
         for corpus in corpora
         if corpus.epochs > max_epochs_warn
-    ]
-    for planned, corpus in zip(run.plan.corpora, corpora, strict=True):
-        steps = corpus.steps_per_window
-        if steps is not None and steps < MIN_WINDOW_STEPS:
-            enough = enough_window_blocks(planned, steps)
-            warnings.append(
-                f"a window of corpus {corpus.name!r} lasts {steps:.1f} steps: documents are shuffled only within "
-                f"a window; window_blocks = {enough} makes it {MIN_WINDOW_STEPS}"
-            )
-    for name, source in zip(run.plan.names, run.plan.sources, strict=True):
-        if not source.is_in_memory and source.read_factor > _MUCH_READ:
-            warnings.append(
-                f"corpus {name!r} is a view of scattered documents: about {source.read_factor:.1f} bytes are fetched "
-                "for each that is used; 'tokshard copy' makes a corpus of it"
-            )
-    return warnings
+    )
+    yield from _few(
+        f"a window of corpus {corpus.name!r} lasts {steps:.1f} steps: documents are shuffled only within a window; "
+        f"window_blocks = {enough_window_blocks(planned, steps)} makes it {MIN_WINDOW_STEPS}"
+        for planned, corpus in zip(run.plan.corpora, corpora, strict=True)
+        if (steps := corpus.steps_per_window) is not None and steps < MIN_WINDOW_STEPS
+    )
+    yield from _few(
+        f"corpus {name!r} is a view of scattered documents: about {source.read_factor:.1f} bytes are fetched for each "
+        "that is used; 'tokshard copy' makes a corpus of it"
+        for name, source in zip(run.plan.names, run.plan.sources, strict=True)
+        if not source.is_in_memory and source.read_factor > _MUCH_READ
+    )
+
+
+def _few(warnings: Iterable[str]) -> Iterator[str]:
+    """The first warnings of one kind, and of how many corpora the others are: a mix may have a thousand cells."""
+    found = list(warnings)
+    yield from found[:_MOST_WARNINGS]
+    if rest := len(found[_MOST_WARNINGS:]):
+        yield f"so {counted(rest, 'other corpus', 'other corpora')}"
 
 
 def _shared(run: Run, held_out: Mapping[str, str]) -> Iterator[str]:
