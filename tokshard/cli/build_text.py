@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 
+from tokshard.format import names
 from tokshard.pipeline.estimate import Estimate
 from tokshard.pipeline.jobs import JobResult
 from tokshard.pipeline.progress import BuildResult
@@ -18,6 +20,9 @@ _MANY_SHARDS, _SMALL_SHARE = 1_000, 4
 def build_lines(result: BuildResult) -> list[tuple[str, str]]:
     """The facts of this run, as labels and values: the directory, time and speed, and anything unusual."""
     lines = [("directory", result.directory)]
+    if (selected := result.manifest.build.selected) is not None and selected.by:
+        mix = os.path.join(result.directory, names.MIX)
+        lines.append(("cells", f"by {', '.join(selected.by)}, each a corpus of the mix {mix}"))
     if result.normalizer is not None:
         lines.append(("normalizer", f"{result.normalizer}: text is changed before it is encoded"))
     lines += _shard_lines(result)
