@@ -38,7 +38,8 @@ from tokshard.errors import TokshardError
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, TokenizerInfo, recipe_fingerprint
 from tokshard.format.opening import open_corpus
-from tokshard.inspect.verify.safe_read import SparseImage
+from tokshard.inspect.verify import safe_read
+from tokshard.inspect.verify.safe_read import ByteCounter, SafeFile, SparseImage, hash_chunks
 from tokshard.inspect.verify.verification import verify_corpus
 
 FIRST = "shard-00-0000000-000000-0000.arrow"
@@ -388,7 +389,7 @@ def test_running_out_of_address_space_is_not_damage(tmp_path, monkeypatch):
     def refuse(*_args: object, **_kwargs: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr("tokshard.inspect.verify.safe_read.mmap.mmap", refuse)
+    monkeypatch.setattr(safe_read.mmap, "mmap", refuse)
     with pytest.raises(TokshardError, match="no address space for a file of"):
         verify_corpus(write_two(tmp_path, ""))
 
@@ -452,7 +453,7 @@ def test_documents_and_faults_on_the_boundaries_of_chunks_are_checked_correctly(
     tmp_path, monkeypatch, chunk_bytes, start
 ):
     """Chunks of 4 tokens and more; batches start at multiples of 64 bytes, so every length here ends some chunk."""
-    monkeypatch.setattr("tokshard.inspect.verify.safe_read.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(safe_read, "CHUNK_BYTES", chunk_bytes)
     lengths = [5, *[4] * 9, 3, 92, *range(2, 40), 8, 32, 64]
     documents = [[*start, *[1] * (length - 1 - len(start)), 0] for length in lengths]
     bos = {0: "<eos>", 3: "three"}.get(sum(start)) if start else None
@@ -466,3 +467,27 @@ def test_documents_and_faults_on_the_boundaries_of_chunks_are_checked_correctly(
         "document 13 of the corpus: id 9 is outside the vocabulary of 4 ids",
     ]
     assert problems(tmp_path) == [f"{FIRST} batch 0, {one}" for one in expected]
+
+
+def test_parts_that_lie_outside_of_a_file_are_loaded_and_freed_as_far_as_they_are_in_it(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"a" * 50_000)
+    with path.open("rb", buffering=0) as file:
+        image = SparseImage(SafeFile(file), 50_000, lambda _: None)
+        image.load(-5, 90_000)
+    for start, stop in ((-9_000, 9_000), (60_000, 90_000), (40_000, 90_000), (-90_000, -60_000)):
+        image.unload(start, stop)
+    assert set(bytes(image.buffer)[10_000:40_000]) == set(b"a")
+
+
+def test_what_follows_the_place_where_a_file_was_cut_for_a_moment_is_not_taken_for_tokens(tmp_path, monkeypatch):
+    class CutForAMoment(SafeFile):
+        def fill(self, buffer, position):
+            return min(5, filled) if (filled := super().fill(buffer, position)) and position == 8 else filled
+
+    monkeypatch.setattr(safe_read, "CHUNK_BYTES", 8)
+    (tmp_path / "shard").write_bytes(bytes(32))
+    seen = []
+    with (tmp_path / "shard").open("rb", buffering=0) as file:
+        hash_chunks(CutForAMoment(file), 32, ByteCounter(32, lambda *_: None), lambda place, _: seen.append(place))
+    assert seen == [0]
