@@ -199,7 +199,6 @@ SOURCES = [
     ("argument", 1, RECIPE),
     ("path", "x.jsonl", RECIPE),
     ("num_bytes", 999, RECIPE),
-    ("argument", 2, "sources.arrow source 0 comes from argument 2, the manifest has 2"),
 ]
 MANIFEST = [
     ("document_lengths longest", 8, f"{SAYS} document_lengths is (2, 8, *"),
@@ -212,7 +211,6 @@ MANIFEST = [
     ("fingerprints recipe", "0" * 64, f"{SAYS} fingerprints.recipe is 000*"),
     ("build text_field", "body", RECIPE),
     ("num_tokens", 23, "shards.arrow column num_tokens adds up to 22 *"),
-    ("format_version", 2, "manifest.json has format version 2; this tokshard reads up to 1"),
     ("tokenizer sha256", "0" * 64, f"{SAYS} tokenizer.sha256 is 000*"),
     ("tokenizer canonical_sha256", "0" * 64, f"{SAYS} tokenizer.canonical_sha256 is 000*"),
     ("tokenizer vocab_size", 5, f"{SAYS} tokenizer.vocab_size is 5, expected 4*"),
@@ -244,12 +242,11 @@ OTHERS = [
     (names.MANIFEST, "files that are none", Edit(no_files), NO_FILES),
     (names.MANIFEST, "a pipe", Edit(becomes_a_pipe), "manifest.json is not a regular file"),
 ]
-LATER, LATER_SHARD = "generation-01/manifest.json", "generation-01/shard-01-0000000-000000-0000.arrow"
+LATER = "generation-01/manifest.json"
 GROWN = [
     (LATER, "content", manifest_says("generation content", "0" * 64), f"{LATER} gives the content fingerprint 000*"),
     (LATER, "number", manifest_says("generation number", 2), f"{LATER} is of generation 2 *, expected generation 1 *"),
     (LATER, "missing", None, f"{LATER} is missing, and no build has begun there"),
-    (LATER_SHARD, "longer", grown, f"{LATER_SHARD} has * bytes, expected *"),
 ]
 
 DAMAGE = [

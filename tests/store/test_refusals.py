@@ -100,6 +100,11 @@ def cached_in(name: str) -> Callable[[Path], Any]:
     return call
 
 
+def cached_where_nothing_may_be_written(directory: Path) -> Any:
+    with mock.patch("os.access", return_value=False):  # the superuser may write everywhere
+        return RecordCache(str(directory), 1 << 30)
+
+
 SCHEMES = "expected one of s3://, gs://, az://, https://, http://"
 UNKNOWN = f"a URI of a scheme that tokshard does not know, {SCHEMES}"
 QUERY = "comes with a query (after '?') or a fragment (after '#'), which tokshard does not send"
@@ -190,6 +195,13 @@ REFUSALS = [
             ("whose folder is a file", "file", "File exists"),
             ("in a folder that is a file", "file/cache", "Not a directory"),
         )
+    ),
+    Refusal(
+        "a cache in a directory that may not be written",
+        cached_where_nothing_may_be_written,
+        UsageError,
+        "DIR cannot be written",
+        "give another directory for the cache",
     ),
 ]
 
