@@ -34,6 +34,13 @@ def test_a_store_elsewhere_is_asked_many_things_at_a_time(remote):
     assert len(list(side_by_side(remote, lambda _: meeting.wait(), range(16)))) == 16
 
 
+def test_no_more_than_256_answers_wait(remote):
+    asked = []
+    answers = side_by_side(remote, asked.append, itertools.count())
+    for number, _ in enumerate(itertools.islice(answers, 2_000), 1):
+        assert len(asked) <= number + 256
+
+
 def test_a_store_on_this_machine_is_asked_in_this_thread(tmp_path):
     asked = side_by_side(open_store(tmp_path), lambda _: threading.get_ident(), range(5))
     assert set(asked) == {threading.get_ident()}
