@@ -350,6 +350,12 @@ def test_the_two_corpora_of_a_split_are_checked_against_each_other(tmp_path):
     assert verify_corpus(tmp_path / "whole" / names.TRAIN).is_ok
 
 
+def test_a_view_of_documents_of_nothing_but_eos_passes_verification(tmp_path):
+    write_corpus(tmp_path / "base", documents_of([1, 1, 1]), tokenizer=TINY_TOKENIZER)
+    select_corpus(tmp_path / "base", out=tmp_path / "corpus", hash_range=(0, 1), workers=1)
+    assert problems(tmp_path) == []
+
+
 def test_a_corpus_with_many_kept_columns_passes_verification(tmp_path):
     """The description of its record batch is as long as there are columns."""
     columns = dict.fromkeys((f"column-{number}" for number in range(3_000)), "string")
