@@ -85,9 +85,7 @@ def test_duckdb_queries_shards(corpus: Any) -> None:
 
 @pytest.mark.interop
 @pytest.mark.filterwarnings("default")  # of the other project
-def test_hugging_face_datasets_loads_shards(
-    corpus: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hugging_face_datasets_loads_shards(corpus: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     datasets = pytest.importorskip("datasets")
