@@ -365,16 +365,22 @@ def test_a_corpus_with_many_kept_columns_passes_verification(tmp_path):
     assert verify_corpus(corpus, is_quick=True).is_ok
 
 
-def test_a_check_holds_the_kept_columns_of_one_record_batch(tmp_path, monkeypatch):
+def test_a_check_holds_the_kept_columns_of_one_record_batch_and_no_tokens(tmp_path, monkeypatch):
     small.shrink(monkeypatch.setattr, batch_tokens=10)
     source = Source(documents=documents_of([8] * 4), metadata={"url": ["a" * 200_000] * 4})
     write_corpus(tmp_path / "corpus", sources=[source], columns={"url": "string"}, tokenizer=TINY_TOKENIZER)
     freed: list[tuple[int, int]] = []
+    loaded: list[tuple[int, int]] = []
+    load = SparseImage.load
+    monkeypatch.setattr(SparseImage, "load", lambda image, *bounds: loaded.append(bounds) or load(image, *bounds))
     monkeypatch.setattr(SparseImage, "unload", lambda _, *bounds: freed.append(bounds))
     assert problems(tmp_path) == []
     assert len(freed) == 3
     assert all(stop - start > 100_000 for start, stop in freed)
     assert [start for start, _ in freed] == sorted({start for start, _ in freed})
+    with open_corpus(tmp_path / "corpus") as corpus:
+        tokens = [place.values_position for place in corpus.shards.batch_places(0)[1:]]
+    assert [at for at in tokens if any(start <= at < stop for start, stop in loaded)] == []
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError("of the caller"), MemoryError(), KeyboardInterrupt()])
