@@ -39,7 +39,7 @@ RUN := quickstart/run
 # These files run again with the lowest versions, the first and the last case of each test. They use every package that
 # tokshard needs: formats, compression, tokenizers, JSON and msgpack, templates, the command line, arrays.
 LIBRARIES := $(addprefix tests/,format/test_arrow_file.py format/test_content.py format/test_documents.py \
-	format/test_interop.py format/test_loss.py format/test_manifest.py format/test_partial_file.py \
+	format/test_loss.py format/test_manifest.py format/test_partial_file.py \
 	format/test_shards.py format/test_stride_hashes.py format/test_whole_corpus.py \
 	contract/test_promise_02_builder.py contract/test_promise_02_round_trip.py \
 	contract/test_promise_10_any_arrow_reader.py cli/test_build.py cli/test_main.py cli/test_plan.py \

@@ -1,6 +1,5 @@
 """The summary of a corpus, which ``inspect`` and ``build`` print."""
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,23 +24,6 @@ def test_the_summary_fits_the_terminal(tmp_path_factory, width):
     corpus = open_corpus(directory)
     lines = summary_text(corpus.manifest, corpus.sources(), width=width).splitlines()
     assert max(map(len, lines)) <= width
-
-
-@pytest.mark.parametrize(
-    ("lengths", "arguments", "documents", "sources"),
-    [
-        ([3], "a", "1, of 3 tokens", "a"),
-        ([3, 3], "abc", "2, of 3 tokens each", "a, b, c"),
-        ([2, 3], "abcd", "2, of 2 to 3 tokens, mean 2.5", "a, b, c, ..."),
-    ],
-)
-def test_a_summary_says_how_long_documents_are_and_names_up_to_three_sources(
-    tmp_path, lengths, arguments, documents, sources
-):
-    corpus = open_corpus(write_corpus(tmp_path / "corpus", documents_of(lengths), tokenizer=TINY_TOKENIZER))
-    manifest = msgspec.structs.replace(corpus.manifest, arguments=[*arguments])
-    shown = {line[:12].strip(): line[12:] for line in summary_text(manifest, corpus.sources(), width=200).splitlines()}
-    assert (shown["documents"], shown["sources"]) == (documents, f"1 file, 1 kB: {sources}")
 
 
 LENGTHS = DocumentLengths(shortest=2, longest=20, counts=[0, 1, 0, 100, 50])

@@ -60,14 +60,3 @@ def test_every_row_of_every_rank_is_what_the_loader_gives_to_that_rank(deal):
                 assert samples == set(zip(range(2), batch["sample_index"].tolist(), names, strict=True))
                 for row in range(2):
                     assert tokens_of(mine, rank, row) == batch["input_ids"][row].tolist()
-
-
-def test_a_document_is_found_at_the_steps_whose_trace_shows_it_and_at_no_other():
-    traced = rows("mix.toml", "--sample", "0:400")
-    keys = ("sample", "step", "rank", "row", "start", "stop")
-    for name, documents in (("code", range(0, 60, 21)), ("prose", range(0, 90, 31))):
-        for document in documents:
-            (found,) = rows("mix.toml", "--document", f"{name}:{document}", "--epochs", "0:20")
-            places = sorted(tuple(one[key] for key in keys) for one in found["occurrences"] if one["sample"] < 400)
-            shown = [one for one in traced if (one["corpus"], one["document"]) == (name, document)]
-            assert places == sorted(tuple(one[key] for key in keys) for one in shown)

@@ -80,10 +80,11 @@ def test_every_batch_of_a_file_is_read_without_a_copy():
     assert most[0] < 1_000
 
 
-def test_dictionaries_are_refused():
+def test_what_is_too_short_and_dictionaries_are_refused():
     batch = pa.record_batch({"a": pa.array(["x", "y"]).dictionary_encode()})
-    with pytest.raises(ValueError, match="has dictionaries"):
-        ArrowFile(pa.py_buffer(arrow_bytes(batch))).batch(0)
+    for content, problem in ((b"short", "ends with a footer of 0 bytes and b''"), (arrow_bytes(batch), "dictionaries")):
+        with pytest.raises(ValueError, match=problem):
+            ArrowFile(pa.py_buffer(content)).batch(0)
 
 
 @pytest.mark.parametrize("value", [1 << 40, (1 << 63) - 1, -8])

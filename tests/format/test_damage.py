@@ -137,6 +137,10 @@ MANIFESTS = [
 SHARD_TABLES = [
     ("name", "../" + SHARD, f"FILE names the shard '../{SHARD}', which is not a shard's name"),
     ("name", "/etc/passwd", "FILE names the shard '/etc/passwd', which is not a shard's name"),
+    *(
+        ("name", wrong, f"FILE names the shard {wrong!r}, which is not a shard's name")
+        for wrong in (SHARD + "\n", SHARD.replace("arrow", "parquet"), SHARD.replace("00-", "\u0660\u0660-", 1))
+    ),
     ("num_tokens", 8, f"FILE: column num_tokens {ADDS} 23 with a smallest entry of 7; *, {TOTAL}"),
     ("num_documents", 0, f"FILE: column num_documents {ADDS} 3 with a smallest entry of 0; *, {TOTAL}"),
     ("num_bytes", -1, f"FILE: column num_bytes {ADDS} * with a smallest entry of -1; the manifest says *, {TOTAL}"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tests.refusals import Refusal, check, refused
-from tokshard.errors import MissingCorpusError, UnfinishedCorpusError, UsageError
+from tokshard.errors import MissingCorpusError, UnfinishedCorpusError
 from tokshard.format import names
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 from tokshard.format.opening import open_corpus
@@ -74,7 +74,6 @@ NO_SPANS = [
     ([1, 2, 2, 3], "has the span 2 to 3, expected ascending spans that do not touch, within 1 to 4"),
     ([1, 2, 3], "has an odd number of values"),
 ]
-KNOWN = "expected one of s3://, gs://, az://, https://, http://"
 
 REFUSALS = [
     *(
@@ -98,13 +97,6 @@ REFUSALS = [
         MissingCorpusError,
         "DIR is not a corpus, but holds two: a build with a validation split wrote them",
         "give DIR/train or DIR/validation",
-    ),
-    Refusal(
-        "a URI of an unknown kind",
-        lambda _: open_corpus("ftp://server/corpus"),
-        UsageError,
-        f"ftp://server/corpus is a URI of a scheme that tokshard does not know, {KNOWN}",
-        "copy it to one of these, or to this machine",
     ),
     *(
         Refusal(f"{read} of {index!r}", of_a_corpus(read, index), error, said)

@@ -25,7 +25,7 @@ from tokshard.format.corpus import Provenance
 from tokshard.format.files import HashingFile
 from tokshard.format.manifest import shard_schema
 from tokshard.format.opening import open_corpus
-from tokshard.format.schema import HASH_STRIDE, ORDINAL_STRIDE
+from tokshard.format.schema import HASH_STRIDE
 from tokshard.format.tables import Table, write_table
 from tokshard.format.writer import ShardWriter
 from tokshard.store import open_store
@@ -169,20 +169,6 @@ def test_the_batches_of_a_table_are_full_but_for_the_last_and_none_is_empty(rows
     assert table.numbers("n").tolist() == [number for count in rows for number in range(count)]
 
 
-def test_the_table_names_the_document_at_every_stride(tmp_path):
-    rng = random.Random(5)
-    lengths = [rng.choice([1, 100, ORDINAL_STRIDE - 1, ORDINAL_STRIDE, 3 * ORDINAL_STRIDE + 7]) for _ in range(40)]
-    with batches_of(150_000):
-        directory = write_tiny(tmp_path / "corpus", documents_of(lengths), shard_tokens=500_000)
-    corpus = open_corpus(directory)
-    first = 0
-    for index, shard in enumerate(corpus.shards):
-        document_of_token = np.repeat(np.arange(shard.num_documents), lengths[first : first + shard.num_documents])
-        assert corpus.shards.stride_documents(index).tolist() == document_of_token[::ORDINAL_STRIDE].tolist()
-        first += shard.num_documents
-    assert first == len(lengths)
-
-
 @pytest.mark.parametrize(("tokenizer", "dtype"), [(TINY_TOKENIZER, "uint16"), (LARGE_VOCABULARY, "uint32")])
 def test_documents_are_read_only_views_that_outlive_the_corpus_of_as_few_bytes_as_the_vocabulary_fits(
     tmp_path, tokenizer, dtype
@@ -229,24 +215,6 @@ def test_a_short_write_is_continued():
     trickle = Trickle()
     HashingFile(trickle).write(b"all of these bytes")
     assert trickle.content == b"all of these bytes"
-
-
-@pytest.mark.parametrize(
-    ("name", "is_one"),
-    [
-        (names.shard_name(generation=0, first_input=12, segment=3, part=4), True),
-        ("shard-00-0000012-000003-0004.arrow", True),
-        (names.shard_name(generation=100, first_input=123_456_789, segment=1_000_000, part=99_999), True),
-        ("../shard-00-0000000-000000-0000.arrow", False),
-        ("/shard-00-0000000-000000-0000.arrow", False),
-        ("shard-00-0000000-000000-0000.arrow\n", False),
-        ("shard-00-0000000-000000-0000.parquet", False),
-        ("shard-\u0660\u0660-0000000-000000-0000.arrow", False),  # digits too, but not ours
-        ("manifest.json", False),
-    ],
-)
-def test_a_name_that_could_leave_the_directory_is_not_a_shard_name(name, is_one):
-    assert names.is_shard_name(name) == is_one
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def test_every_step_before_and_after_a_checkpoint_has_the_samples_that_the_loop_
             skipped |= set(range(cursor.sample, cursor.sample + event))
             cursor = cursor.skipping(event)
     run = replace(run_of(plan, size, cursor, len(starts)), ramp=ramp)
+    assert [run.samples_in(steps) for steps in range(40)] == [sum(sizes[:steps]) for steps in range(40)]
     sample = cursor.sample
     for _ in range(after):
         starts.append(sample)

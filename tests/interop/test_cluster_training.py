@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from tests.interop.real_text import environment
+from tests.interop.test_cluster_manifests import pods as pods_of
 from tests.ranks import free_port
 from tests.trainer.runs import ROOT, as_toml, configuration, corpora, steps_of
 
@@ -151,17 +152,6 @@ def start(command: list[str], environment: Mapping[str, str]) -> subprocess.Pope
     return subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True, **streams)
 
 
-def containers(node: Any) -> Iterator[dict[str, Any]]:
-    """The containers of a manifest."""
-    if isinstance(node, dict):
-        yield from node.get("containers", [])
-        for value in node.values():
-            yield from containers(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from containers(value)
-
-
 def manifest(name: str) -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((RECIPES / "kubernetes" / name).read_text(encoding="utf-8"))
     return found
@@ -169,7 +159,7 @@ def manifest(name: str) -> dict[str, Any]:
 
 def job_set(recipe: Path, port: str) -> list[Machine]:
     """The command and the variables of each pod of the JobSet, of which there are as many as `NODES`."""
-    (container,) = containers(manifest("jobset.yaml"))
+    ((container,),) = (pod["containers"] for pod in pods_of(manifest("jobset.yaml")))
     values = {entry["name"]: entry["value"] for entry in container["env"]} | {"MASTER_ADDR": "localhost"}
     changes = {
         "--nnodes=8": f"--nnodes={NODES}",
@@ -191,7 +181,7 @@ def kubelet(word: str, known: Mapping[str, str]) -> str:
 
 def train_job(recipe: Path, port: str) -> list[Machine]:
     """The same for the TrainJob, with the variables that Kubeflow Trainer gives to the container `node`."""
-    (container,) = containers(manifest("training-runtime.yaml"))
+    ((container,),) = (pod["containers"] for pod in pods_of(manifest("training-runtime.yaml")))
     trainer = manifest("train-job.yaml")["spec"]["trainer"]
     changes = {"recipes/train_7b.toml": str(recipe), "parallel.replicas=8": f"parallel.replicas={NODES}"}
     assert changes.keys() == {*trainer["args"]}

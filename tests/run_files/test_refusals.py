@@ -44,10 +44,14 @@ def reading_a_mix(text: str) -> Callable[[Path], object]:
     return read
 
 
-def reading_a_checkpoint_without_torch(_: Path) -> object:
+def reading_without_torch(_: Path) -> object:
     Path("ck.pt").write_bytes(b"PK")
     with patch.dict(sys.modules, {"torch": None}):
         return read_state("ck.pt")
+
+
+def a_small_vocabulary(_: Path) -> object:
+    return model_shape(Model(vocab_size=63), 64)
 
 
 def on_two_ranks(**data: Any) -> Callable[[Path], object]:
@@ -99,6 +103,33 @@ SHARES = "for example: weights = { code = 0.7, prose = 0.3 }"
 SCHEDULE = "for example: schedule = [[1_000_000, { code = 0.5, prose = 0.5 }]]"
 NO_FILE = "nowhere.toml: No such file or directory"
 
+DECAY = "of decay do not fit in 10"
+TWO_AND_NINE = ("optimizer.decay_steps=9", "optimizer.warmup_steps=2")
+TWO_LOADS = "recipe.toml: checkpoint.load and checkpoint.load_weights are given"
+SIXTEEN = "float8 needs a multiple of 16"
+NO_FLOAT8 = "change it, or leave compute.float8 out"
+LENGTH = "for example: seq_len = 4096"
+NO_FIELD = "recipe.toml: Object missing required field `seq_len` - at `data`"
+WITHOUT_LENGTH = RECIPE.replace("seq_len = 64", "")
+MICRO = "train.micro_batch_size is 3, but a rank's batches have"
+VOCABULARY = "model.vocab_size is 63, the corpora have 64 ids"
+OF_TORCH = "ck.pt was saved by torch, which is not installed"
+ZERO_BYTE = "recipes/mix.toml: the path 'a\\x00b' has a zero byte"
+ONE_OR_TWO = "give a divisor: 1, 2"
+A_PATH = "give the path of a file or directory"
+
+OTHERS: list[tuple[str, Callable[[Path], object], str, str]] = [
+    ("a vocabulary of fewer ids than the corpora", a_small_vocabulary, VOCABULARY, "leave it out, or raise it"),
+    ("a missing recipe", lambda _: load_config("nowhere.toml"), NO_FILE, "give a recipe, such as recipes/*.toml"),
+    ("a recipe without a length of samples", reading_a_recipe(text=WITHOUT_LENGTH), NO_FIELD, ALL_KEYS),
+    ("micro-batches of 3 of 4 rows", on_two_ranks(global_batch_size=8), f"{MICRO} 4 rows", "give a divisor: 1, 2, 4"),
+    ("micro-batches of 3 of 6 rows", on_two_ranks(batch_ramp=[[9, 16]]), f"{MICRO} 6 and 8 rows", ONE_OR_TWO),
+    ("a plan that does not exist", lambda _: load_mix("nowhere"), "nowhere does not exist", A_PLAN),
+    ("a checkpoint of torch, without torch", reading_without_torch, OF_TORCH, "pip install 'tokshard[torch]'"),
+    ("a missing mix", lambda _: load_mix("nowhere.toml"), NO_FILE, A_MIX),
+    ("a path with a zero byte in a TOML file", lambda _: path_beside("recipes/mix.toml", "a\0b"), ZERO_BYTE, A_PATH),
+]
+
 REFUSALS = [
     of_value("train.steps=many", "Expected `int`, got `str`"),
     of_value("train.steps=0", "Expected `int` >= 1"),
@@ -130,75 +161,22 @@ REFUSALS = [
     of_recipe("train.profile_steps=[13, 10]", "recipe.toml: train.profile_steps has the range [13, 10]", A_RANGE),
     of_recipe("train.out=s3://b/run", "recipe.toml: train.out is s3://b/run, expected a directory", A_DIRECTORY),
     of_recipe("data.batch_ramp=[[5, 4], [3, 8]]", "recipe.toml: data.batch_ramp is [(5, 4), (3, 8)]", ASCENDING),
-    of_recipe(
-        "optimizer.warmup_steps=11", "recipe.toml: 11 steps of warmup and 0 of decay do not fit in 10", FEWER_STEPS
-    ),
-    of_recipe(
-        "optimizer.schedule=wsd",
-        "recipe.toml: 2 steps of warmup and 9 of decay do not fit in 10",
-        FEWER_STEPS,
-        "optimizer.decay_steps=9",
-        "optimizer.warmup_steps=2",
-    ),
-    of_recipe(
-        "checkpoint.load=a",
-        "recipe.toml: checkpoint.load and checkpoint.load_weights are given",
-        "give one of them",
-        "checkpoint.load_weights=b",
-    ),
+    of_recipe("optimizer.warmup_steps=11", f"recipe.toml: 11 steps of warmup and 0 {DECAY}", FEWER_STEPS),
+    of_recipe("optimizer.schedule=wsd", f"recipe.toml: 2 steps of warmup and 9 {DECAY}", FEWER_STEPS, *TWO_AND_NINE),
+    of_recipe("checkpoint.load=a", TWO_LOADS, "give one of them", "checkpoint.load_weights=b"),
     of_recipe("model.preset=9B", "no preset '9B'", "known: 10M, 160M, 1B, 7B, 8B, 11B"),
     of_recipe("model.num_kv_heads=3", "256 wide, 4 heads, 3 KV heads do not divide", DIVISIBLE),
     of_recipe("model.dim=250", "250 wide, 4 heads, 2 KV heads do not divide", DIVISIBLE),
     of_recipe("model.head_dim=7", "256 wide, 4 heads, 2 KV heads do not divide", DIVISIBLE),
     of_recipe("model.rope_low_freq_factor=4", "model.rope_low_freq_factor is 4.0, rope_high_freq_factor 4.0", LOW),
-    Refusal(
-        "a vocabulary that is smaller than that of the corpora",
-        lambda _: model_shape(Model(vocab_size=63), 64),
-        UsageError,
-        "model.vocab_size is 63, the corpora have 64 ids",
-        "leave it out, or raise it",
-    ),
     *(
-        of_recipe(
-            override,
-            f"recipe.toml: {problem}, float8 needs a multiple of 16",
-            "change it, or leave compute.float8 out",
-            "compute.float8=rowwise",
-            *more,
-        )
+        of_recipe(override, f"recipe.toml: {problem}, {SIXTEEN}", NO_FLOAT8, "compute.float8=rowwise", *more)
         for override, problem, *more in (
             ("data.seq_len=72", "data.seq_len is 72"),
             ("model.dim=200", "model.dim is 200"),
             ("model.hidden_dim=264", "model.hidden_dim is 264"),
             ("model.head_dim=6", "model.head_dim * num_heads is 24"),
             ("model.dim=96", "model.head_dim * num_kv_heads is 24", "model.num_kv_heads=1"),
-        )
-    ),
-    Refusal(
-        "a missing recipe",
-        lambda _: load_config("nowhere.toml"),
-        UsageError,
-        NO_FILE,
-        "give a recipe, such as recipes/*.toml",
-    ),
-    Refusal(
-        "a recipe without a length of samples",
-        reading_a_recipe(text=RECIPE.replace("seq_len = 64", "")),
-        UsageError,
-        "recipe.toml: Object missing required field `seq_len` - at `data`",
-        ALL_KEYS,
-    ),
-    *(
-        Refusal(
-            f"micro-batches of 3 rows where a rank has {rows}",
-            on_two_ranks(**data),
-            UsageError,
-            f"train.micro_batch_size is 3, but a rank's batches have {rows} rows",
-            f"give a divisor: {divisors}",
-        )
-        for data, rows, divisors in (
-            ({"global_batch_size": 8}, "4", "1, 2, 4"),
-            ({"batch_ramp": [[9, 16]]}, "6 and 8", "1, 2"),
         )
     ),
     Refusal(
@@ -219,12 +197,7 @@ REFUSALS = [
     of_mix("without corpora", "seq_len = 8", ": no corpora", NO_CORPORA),
     of_mix("without a length of samples", "corpora = {}\nglobal_batch_size = 2", ": no seq_len", NO_LENGTH),
     of_mix("without a batch size", "corpora = {}\nseq_len = 2", ": no global_batch_size", NO_SIZE),
-    of_mix(
-        "with a seq_len of 0",
-        MIX.replace("= 8", "= 0"),
-        ": Expected `int` >= 1 - at `seq_len`",
-        "for example: seq_len = 4096",
-    ),
+    of_mix("with a seq_len of 0", MIX.replace("= 8", "= 0"), ": Expected `int` >= 1 - at `seq_len`", LENGTH),
     *(
         of_mix(f"in a recipe with {text}", f"[data]\n{mix}{text}", f": {problem}", hint)
         for mix, text, problem, hint in (
@@ -237,22 +210,7 @@ REFUSALS = [
     of_mix("that is not valid TOML", "[corpora", " is not valid TOML: *", OF_TOML),
     of_mix("that is nested deeply", f"seed = {'[' * 5_000}", " is not valid TOML: *", OF_TOML),
     of_mix("with a number of 5,000 digits", f"seed = {'1' * 5_000}", " is not valid TOML: *", OF_TOML),
-    Refusal("a plan that does not exist", lambda _: load_mix("nowhere"), UsageError, "nowhere does not exist", A_PLAN),
-    Refusal(
-        "a checkpoint that torch saved, without torch",
-        reading_a_checkpoint_without_torch,
-        UsageError,
-        "ck.pt was saved by torch, which is not installed",
-        "pip install 'tokshard[torch]'",
-    ),
-    Refusal("a missing mix", lambda _: load_mix("nowhere.toml"), UsageError, NO_FILE, A_MIX),
-    Refusal(
-        "a path with a zero byte in a TOML file",
-        lambda _: path_beside("recipes/mix.toml", "a\0b"),
-        UsageError,
-        "recipes/mix.toml: the path 'a\\x00b' has a zero byte",
-        "give the path of a file or directory",
-    ),
+    *(Refusal(what, call, UsageError, problem, hint) for what, call, problem, hint in OTHERS),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -59,20 +58,7 @@ def s3_port(s3: str) -> int:
 @pytest.fixture
 def s3_proxy(s3: str, s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
     """A proxy between the S3 server and all stores that are opened from now on."""
-    with proxy_to(s3_port, monkeypatch) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def small_s3_proxy(small_s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """The same for `small_s3`."""
-    with proxy_to(int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]), monkeypatch) as proxy:
-        yield proxy
-
-
-@contextlib.contextmanager
-def proxy_to(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    with FaultyProxy(("127.0.0.1", port)).running() as proxy:
+    with FaultyProxy(("127.0.0.1", s3_port)).running() as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
         yield proxy
 

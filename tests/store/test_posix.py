@@ -114,6 +114,14 @@ def test_a_disk_that_is_full_leaves_nothing(store, monkeypatch):
     assert list(store.names()) == []
 
 
+@pytest.mark.timeout(20)
+def test_a_short_read_is_continued(store, monkeypatch):
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, length, start: pread(file, min(length, 3), start))
+    store.put("a", b"all of these bytes")
+    assert list(store.read("a", [(4, 10)])) == [b"of these b"]
+
+
 def test_links_to_folders_are_followed_when_a_folder_is_listed_unless_they_lead_back(store, theirs):
     (theirs / "back").symlink_to(store.location)
     store.put("a/b", b"")

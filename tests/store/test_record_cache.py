@@ -111,8 +111,13 @@ def test_the_records_of_another_file_are_not_there(tmp_path, cache):
 
 def test_the_limit_holds_and_what_was_used_last_stays(tmp_path):
     cache = RecordCache(str(tmp_path / "cache"), 40 * SIZE)
-    files = [file_of(character, num_records=8) for character in "0123456789abcdef"]
+    files = [file_of(character, num_records=8) for character in "123456789abcdef"]
     (tmp_path / "cache" / "notes.txt").write_text("not of the cache")
+    (tmp_path / "theirs").mkdir()
+    theirs = tmp_path / "theirs" / f"{'0' * 64}-{SIZE}-0"
+    theirs.write_bytes(bytes(SIZE))
+    os.utime(theirs, (1, 1))
+    (tmp_path / "cache" / "00").symlink_to("../theirs")
     for age, file in enumerate(files):
         cache.write(file, 0, records(file, 0, 8))
         assert allocated(tmp_path / "cache") <= 42 * SIZE + 10 * SIZE
@@ -123,6 +128,7 @@ def test_the_limit_holds_and_what_was_used_last_stays(tmp_path):
     assert cache.read(files[-1], 0, 8) == records(files[-1], 0, 8)
     assert cache.read(files[0], 0, 8) == [None] * 8
     assert (tmp_path / "cache" / "notes.txt").read_text() == "not of the cache"
+    assert theirs.exists()
 
 
 def test_a_file_that_is_read_counts_as_used(tmp_path, cache):

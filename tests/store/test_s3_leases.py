@@ -167,6 +167,10 @@ def test_a_put_that_is_tried_again_stops_when_the_lease_is_lost(s3, s3_proxy):
 # stores that cannot keep a second holder out
 
 
+on_small_s3 = pytest.mark.parametrize("s3", ["small_s3"], indirect=True)  # it checks no signatures
+
+
+@on_small_s3
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -177,17 +181,18 @@ def test_a_put_that_is_tried_again_stops_when_the_lease_is_lost(s3, s3_proxy):
         (faults.refusing("if-none-match"), "the store cannot do what was asked: 501 .*NotImplemented"),
     ],
 )
-def test_a_store_without_conditional_writes_is_refused_and_nothing_is_left(small_s3, small_s3_proxy, fault, message):
-    small_s3_proxy.fail(for_ever=fault)
-    store = remote_store(small_s3, OPTIONS)
+def test_a_store_without_conditional_writes_is_refused_and_nothing_is_left(s3, s3_proxy, fault, message):
+    s3_proxy.fail(for_ever=fault)
+    store = remote_store(s3, OPTIONS)
     with pytest.raises(StoreError, match=message) as refused, store.hold("work/lock", "this one"):
         pytest.fail("the lease was given")
     assert "build into a directory, and copy its files there" in refused.value.hint
-    assert list(files_below(open_store(small_s3), "")) == []
+    assert list(files_below(open_store(s3), "")) == []
 
 
-def test_of_two_processes_whose_creates_both_won_one_has_the_lease(small_s3, small_s3_proxy):
-    other = remote_store(small_s3, OPTIONS)
+@on_small_s3
+def test_of_two_processes_whose_creates_both_won_one_has_the_lease(s3, s3_proxy):
+    other = remote_store(s3, OPTIONS)
     others = []
 
     def let_both_win(proxy, request, client) -> None:
@@ -198,8 +203,8 @@ def test_of_two_processes_whose_creates_both_won_one_has_the_lease(small_s3, sma
         other.put("work/lock", others[0])
         client.sendall(answer)
 
-    small_s3_proxy.fail(let_both_win, matches="PUT .*lock")
-    with pytest.raises(BlockingIOError), remote_store(small_s3, OPTIONS).hold("work/lock", "this one"):
+    s3_proxy.fail(let_both_win, matches="PUT .*lock")
+    with pytest.raises(BlockingIOError), remote_store(s3, OPTIONS).hold("work/lock", "this one"):
         pytest.fail("the lease was given")
     assert other.get("work/lock") == others[0]
 
