@@ -205,10 +205,10 @@ def read_config(folder: Store) -> tuple[dict[str, Any], str | None]:
         ) from error
 
 
-def _has(folder: Store, name: str) -> bool:
+def _has(store: Store, name: str) -> bool:
     """Whether a folder has a file. It is asked for, as web servers list nothing."""
     try:
-        folder.stat(name)
+        store.stat(name)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
