@@ -77,7 +77,7 @@ def test_an_engine_with_other_ids_for_a_text_of_an_input_is_refused_before_anyth
     write(tmp_path / "a.jsonl", TEXTS)
     for other in ("b.txt", "c.csv"):
         (tmp_path / other).write_text("text\nplain\n")
-    text = "now _Q_".ljust(80, ".")
+    text = "now _Q_".ljust(61, ".")  # one more than is shown
     with (tmp_path / name).open("a") as file:
         file.write(f'{{"text": "{text}"}}\n' if name == "a.jsonl" else f"{text}\n")
     shown = re.escape(repr((f"text\nplain\n{text}" if name == "b.txt" else text)[:60]))
