@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -244,6 +244,7 @@ def info_of(*special: int, vocab_size: int = 9, eos_id: int = 0, bos_id: int | N
     )
 
 
+@example(documents=[[4]], special={3, 4}, eos_id=0, bos_id=None, vocab_size=20)
 @given(
     documents=st.lists(st.lists(st.integers(0, 19), max_size=6) | st.just("x"), max_size=6),
     special=st.sets(st.integers(0, 19), max_size=12),
