@@ -112,11 +112,6 @@ class Bench:
         outcomes = [self.run(each, fault if index == victim else None) for index, each in enumerate(commands)]
         return outcomes[-1]
 
-    def array(self, words: Words, jobs: int) -> list[Outcome]:
-        """Run the jobs of an array at once, and then the commit."""
-        running = [self.start(job_words(words, index, jobs)) for index in range(jobs)]
-        return [*[each.end() for each in running], self.run(commit_words(self.out))]
-
     def reference(self, command: Command) -> tuple[State, list[str]]:
         """What one process makes that nothing happens to, and its steps."""
         if command not in self._references:

@@ -19,7 +19,6 @@ import fcntl
 import io
 import json
 import os
-import random
 import re
 import runpy
 import select
@@ -55,19 +54,13 @@ class Fault:
         is_after: it happens when that step is done, rather than before.
         act: ``kill`` all processes; ``orphan``: kill the coordinator alone; ``die``: kill the process at that step
             alone; ``error``: the step fails; ``full``: from this step on nothing more fits on the disk; ``SIGINT`` (to
-            all), ``SIGTERM`` (to the coordinator); ``SIGSTOP`` (to the process at that step); ``hold``: the process
-            waits for `until`, `lingers` seconds at most; ``run``: it runs `command`;
-            ``clock``: from there on the wall clock of that process is off by `jumps`.
-        until: a regular expression that finds the step waited for.
+            all), ``SIGTERM`` (to the coordinator); ``SIGSTOP`` (to the process at that step); ``hold``: nothing but
+            that it `lingers`; ``run``: it runs `command`; ``clock``: from there on the wall clock of that process is
+            off by `jumps`.
         command: a command of the shell.
         jumps: seconds, below 0 to the past.
         error: the name of the error of a step that fails.
-        lingers: seconds that the process at which it happened sleeps then, or holds at most.
-        pauses: seconds that a process sleeps before a step.
-        pause_share: of the steps before which it does; if not all, a tenth of that time up to all of it.
-        pause_on: a pause is made only before steps that this expression finds.
-        in_coordinator: pauses are made there too, rather than in workers alone.
-        seed: of the pauses.
+        lingers: seconds that the process at which it happened sleeps then.
         outlives: seconds that a worker lives on when its coordinator is gone, as one may that gets no CPU.
         reads: opening a file of the output directory to read it is a step, too.
     """
@@ -77,16 +70,10 @@ class Fault:
     times: int = 1
     is_after: bool = False
     act: str = "kill"
-    until: str = ""
     command: str = ""
     jumps: float = 0.0
     error: str = "EIO"
     lingers: float = 0.0
-    pauses: float = 0.0
-    pause_share: float = 1.0
-    pause_on: str = ""
-    in_coordinator: bool = False
-    seed: int = 0
     outlives: float = 0.0
     reads: bool = False
 
@@ -515,8 +502,6 @@ class _Steps:
         if not str(path).startswith(self.out):
             yield
             return
-        for fault in self.faults:
-            self._pause(fault, f"{kind} {path}")
         number, found = self._count(f"{kind} {path}")
         here = [
             fault
@@ -568,7 +553,6 @@ class _Steps:
             "SIGINT": lambda: os.killpg(os.getpgid(0), signal.SIGINT),
             "SIGTERM": lambda: os.kill(self.coordinator, signal.SIGTERM),
             "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-            "hold": lambda: self._hold(fault.until, fault.lingers),
             "run": lambda: subprocess.run(["sh", "-c", fault.command], check=True),
             "clock": lambda: _set_clock(fault.jumps),
         }
@@ -577,24 +561,7 @@ class _Steps:
             raise OSError(number, os.strerror(number), path)
         if fault.act in acts:
             acts[fault.act]()
-        if fault.act != "hold":
-            time.sleep(fault.lingers)
-
-    def _hold(self, until: str, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not any(re.search(until, step) for step in _steps(Path(self.log))):
-            time.sleep(0.002)
-
-    def _pause(self, fault: Fault, step: str) -> None:
-        if not fault.pauses or not re.search(fault.pause_on, step):
-            return
-        if os.getpid() == self.coordinator and not fault.in_coordinator:
-            return
-        rng = random.Random(f"{fault.seed} {os.getpid()} {time.monotonic_ns()}")
-        if fault.pause_share == 1:
-            time.sleep(fault.pauses)
-        elif rng.random() < fault.pause_share:
-            time.sleep(rng.uniform(0.1, 1) * fault.pauses)
+        time.sleep(fault.lingers)
 
 
 def _set_clock(seconds: float) -> None:

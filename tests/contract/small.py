@@ -292,7 +292,6 @@ FACES: Mapping[str, str] = {
     "tokshard.format.schema": "the limits and the version of the format",
     "tokshard.inspect.plan.run": "opens the plan of a job as the commands do",
     "tokshard.inspect.verify.verification": "verifies a corpus",
-    "tokshard.pipeline.progress": "what a build tells whoever watches it",
     "tokshard.run_files.checkpoint_directory": "the checkpoints of the trainer",
     "tokshard.run_files.model_shape": "the sizes of a model",
     "tokshard.run_files.recipe": "the recipe of a run",

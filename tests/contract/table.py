@@ -253,7 +253,6 @@ class Table(Bench):
                 is_after=bool(at % 2) and act != "error",
                 command=shell,
                 jumps=(-1e9, 3_600.0, 1e9)[at % 3],
-                until="no such step",
                 lingers=0.2 * (act == "hold"),
                 outlives=0.5 * (executor == "local 2"),
             )

@@ -144,14 +144,12 @@ def test_a_worker_that_outlives_its_build_changes_nothing_of_the_next(bench: Mee
     bench.steps(command)
     bench.clear()
     # one worker is slow with the first task; when another is about to leave the receipt of the second, the build dies
-    receipt = r"open .*/\.0000000-000001\.receipt"
-    slow = {"pauses": 0.8, "pause_on": "open .*shard-00-0000000-000000"}
-    killed = bench.start(
-        [*words, "--workers", "2"], Fault(on=receipt, act="orphan", lingers=0.5, outlives=3, **slow)
-    ).end()
+    slow = Fault(on="open .*shard-00-0000000-000000", act="hold", lingers=2)
+    dies = Fault(on=r"open .*/\.0000000-000001\.receipt", act="orphan", lingers=0.5, outlives=3)
+    killed = bench.start([*words, "--workers", "2"], [slow, dies]).end()
     assert killed.exit_code == -9
     # the next build has done that task in another way, and is about to read the receipts, when the worker continues
-    late = Fault(pauses=1, pause_on=r"open .*/\.shards\.arrow", in_coordinator=True)
+    late = Fault(on=r"open .*/\.shards\.arrow", act="hold", lingers=1)
     assert bench.run([*words, "--workers", "1"], late).exit_code == 0
     killed.wait()
     bench.check(command)

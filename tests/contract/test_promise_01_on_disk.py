@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.commands import Command, build_words, shards, state
+from tests.contract.commands import Command, build_words, shards
 from tests.contract.faults import Fault
 from tests.contract.table import KINDS, TOGETHER, WITH_SHARDS, Table
 from tests.refusals import tokshard
@@ -136,14 +136,3 @@ def test_starting_over_removes_the_manifest_before_anything_else(table: Table) -
         "shards go last: where there are some, other settings are refused"
     )
     assert len(removed) > 5
-
-
-def test_a_work_folder_without_what_was_asked_for_belongs_to_no_build(table: Table, command: Command) -> None:
-    table.run(alone(command), Fault(on=r"open .*/\.manifest\.json"))
-    (table.out / names.WORK / "build.json").unlink()
-    before = state(table.out)
-    for force in ([], ["--force"]):
-        refused = table.run(alone(command, *force))
-        assert refused.exit_code == 2
-        assert "was not made by a build" in refused.errors
-    assert state(table.out) == before

@@ -128,6 +128,7 @@ MOMENTS: list[tuple[str, str, Fault, tuple[str, ...]]] = [
         ("build", "plain", Fault(on=rf"open .*(?<!/{names.WORK})/\.{name}\.", is_after=True), ())
         for name in (names.TOKENIZER, names.REPORT, names.MANIFEST)
     ],
+    ("build", "dedup", Fault(on=rf"open .*/\.{names.MANIFEST}"), ()),
     ("build", "split", Fault(on=rf"replace .*/{names.MANIFEST}$", is_after=True), ()),
     ("build", "append", Fault(on=rf"unlink .*/{names.WORK}/build\.json", is_after=True), ()),
     ("build", "append", Fault(on="unlink .*generation-01/", is_after=True), ("--force",)),

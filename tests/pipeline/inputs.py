@@ -127,11 +127,6 @@ def patch_chunk_bytes(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None
     small.shrink(monkeypatch.setattr, chunk_bytes=chunk_bytes)
 
 
-def patch_merges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the tasks that look for duplicates so small that a few texts need every step of them."""
-    small.shrink(monkeypatch.setattr, **small.MERGES)
-
-
 def build(sources: Sequence[Path | str] | Path | str, out: Path, **options: Any) -> Corpus:
     """Build in this process with the tokenizer of bytes, and open the result."""
     arguments = [sources] if isinstance(sources, Path | str) else list(sources)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.contract import small
@@ -93,6 +93,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("is_of_two", [False, True], ids=["of one corpus", "of two corpora"])
 @settings(max_examples=examples(40))
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=2, max_size=60),
@@ -109,21 +110,24 @@ OPTIONS: dict[str, Any] = {
         }
     ),
 )
-def test_a_copy_with_any_options_holds_the_documents_once(lengths, repeats, options, sizes, tmp_path_factory):
-    """A shuffled one in the order of the keys, which the seed and the number of a document in its corpus decide."""
+def test_a_copy_with_any_options_holds_the_documents_once(
+    lengths, repeats, options, is_of_two, sizes, tmp_path_factory
+):
+    """A shuffled one in the order of the keys, which the seed and the number of a document in all corpora decide."""
     place = tmp_path_factory.mktemp("copied")
     documents = documents_of(lengths)
     documents += [documents[number % len(documents)] for number in repeats]
     languages = [LANGUAGES[number % 3] for number in range(len(documents))]
     half = len(lengths) // 2
+    assume(not is_of_two or documents[:half] != documents[half:])
     sources = [
         Source(documents=documents[start:stop], path=name, metadata={"lang": languages[start:stop]})
         for name, start, stop in (("a.jsonl", 0, half), ("b.jsonl", half, len(documents)))
     ]
-    write_corpus(
-        place / "corpus", sources=sources, columns={"lang": "string"}, tokenizer=TINY_TOKENIZER, shard_tokens=90
-    )
-    before = rows(place / "corpus")
+    settings = {"columns": {"lang": "string"}, "tokenizer": TINY_TOKENIZER, "shard_tokens": 90}
+    parts = [[source] for source in sources] if is_of_two else [sources]
+    given = [write_corpus(place / str(number), sources=part, **settings) for number, part in enumerate(parts)]
+    before = [row for corpus in given for row in rows(corpus)]
     taken = list(range(len(before)))
     if "dedup" in options:
         taken = [*{before[number][0]: number for number in reversed(taken)}.values()][::-1]
@@ -133,7 +137,7 @@ def test_a_copy_with_any_options_holds_the_documents_once(lengths, repeats, opti
         taken.sort(key=keys.__getitem__)
     with pytest.MonkeyPatch.context() as patch:
         small.shrink(patch.setattr, **{**small.MERGES, **sizes})
-        copy_corpus(place / "corpus", out=place / "copy", shard_tokens=60, **options)
+        copy_corpus(given, out=place / "copy", shard_tokens=60, **options)
     assert rows(place / "copy") == [before[number] for number in taken]
 
 
@@ -158,10 +162,9 @@ def test_a_split_divides_a_copy_and_keeps_the_order_of_each_part(corpus, tmp_pat
 @given(tokens=st.lists(st.integers(0, 50), max_size=40), most=st.integers(1, 60))
 def test_groups_hold_every_item_once_and_no_more_tokens_than_they_may(tokens, most):
     found = list(planning.groups(tokens, most))
-    ends = [stop for _, stop in found]
-    assert [start for start, _ in found] == [0, *ends[:-1]] if found else not any(tokens)
+    assert [index for start, stop in found for index in range(start, stop)] == list(range(len(tokens)))
+    assert all(start < stop for start, stop in found)
     assert all(sum(tokens[start:stop]) <= most or np.count_nonzero(tokens[start:stop]) == 1 for start, stop in found)
-    assert not found or not any(tokens[ends[-1] :])
 
 
 @pytest.mark.soak
@@ -295,7 +298,7 @@ def test_the_status_of_a_copy_that_was_stopped_names_the_command_that_continues_
     expected = rows(tmp_path / "expected")
     status = read_status(tmp_path / "copy")
     assert (status.state, status.stage, status.documents) == ("unfinished", "writing", len(expected))
-    assert seed is not None or 0.99 < status.bytes_done / status.total_bytes <= 1
+    assert 0.99 * (seed is None) < status.bytes_done / status.total_bytes <= 1
     assert run(["status", str(tmp_path / "copy")]) == 0
     assert "{'" not in capsys.readouterr().out
     assert run(list(status.command)[1:]) == 0

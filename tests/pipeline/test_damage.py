@@ -341,7 +341,7 @@ TOKENS: dict[str, Callable[[Path], Any]] = {
     "litdata": _litdata,
     **{
         name: lambda folder, name=name: (folder / name).write_bytes(
-            FORMATS[name]([{"tokens": document} for document in DOCUMENTS], 2)
+            FORMATS[name]([{"tokens": document, "labels": document} for document in DOCUMENTS], 2)
         )
         for name in ("plain.jsonl", "members.jsonl.gz", *TABLES)
     },

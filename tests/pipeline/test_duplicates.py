@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.contract import small
 from tests.examples import examples
-from tests.pipeline.inputs import patch_chunk_bytes, patch_merges, texts_of, write_byte_tokenizer
-from tests.pipeline.places import TEXTS, build, write
+from tests.pipeline.inputs import patch_chunk_bytes, texts_of, write_byte_tokenizer
+from tests.pipeline.places import build, write
 from tokshard import open_corpus
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
@@ -81,21 +81,3 @@ def test_a_task_deals_a_text_once_for_each_part_however_often_it_occurs(tmp_path
         receipt = writer.finish(Receipt(key=(0, 0)))
     dealt = exchange.Dealt.by(store, duplicates.hash_levels(), HASH, [receipt])
     assert 100 < sum(dealt.sizes()) <= 100 + 400 // 50
-
-
-def test_a_build_that_goes_on_makes_nothing_again(place, stop, monkeypatch):
-    """No file that a task has left is written a second time."""
-    patch_chunk_bytes(monkeypatch, 64)
-    patch_merges(monkeypatch)
-    write(place / "a.jsonl", [*TEXTS, *TEXTS])
-
-    def left() -> dict[Path, int]:
-        folders = ("receipts", "files", "rejects")
-        found = [path for path in (place / "out").rglob("*") if path.parent.name in folders or path.suffix == ".arrow"]
-        return {path: path.stat().st_ino for path in found if path.is_file() and path.name != "inputs.arrow"}
-
-    stop(dedup="exact", task_bytes=64)
-    before = left()
-    assert len({path.parent.parent.name for path in before}) > 3, "tasks that hash, join, find and write"
-    stop(dedup="exact", task_bytes=64)
-    assert left() == before

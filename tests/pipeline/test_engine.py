@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -76,9 +77,11 @@ def test_an_engine_with_other_ids_for_a_text_of_an_input_is_refused_before_anyth
     write(tmp_path / "a.jsonl", TEXTS)
     for other in ("b.txt", "c.csv"):
         (tmp_path / other).write_text("text\nplain\n")
+    text = "now _Q_".ljust(61, ".")  # one more than is shown
     with (tmp_path / name).open("a") as file:
-        file.write('{"text": "now _Q_"}\n' if name == "a.jsonl" else "now _Q_\n")
-    expected = rf"fastokens \S+ gives other ids than tokenizers \S+ for .*_Q_.* in .*/{name}"
+        file.write(f'{{"text": "{text}"}}\n' if name == "a.jsonl" else f"{text}\n")
+    shown = re.escape(repr((f"text\nplain\n{text}" if name == "b.txt" else text)[:60]))
+    expected = rf"fastokens \S+ gives other ids than tokenizers \S+ for {shown}\.\.\. in .*/{name}"
     with pytest.raises(TokenizerError, match=expected) as caught:
         build(tmp_path, tmp_path.parent / "out", **ENGINE)
     assert caught.value.hint.startswith("leave out --engine;")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import functools
 import gzip
 import lzma
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -47,15 +49,10 @@ def build(tmp_path) -> Run:
             [*command, *fixed, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         ) as process:
             watched, peak = psutil.Process(process.pid), 0
-            while process.poll() is None:
-                try:
+            with contextlib.suppress(psutil.Error):  # it has ended
+                while process.poll() is None:
                     peak = max(peak, watched.memory_info().rss)
-                except psutil.Error:
-                    break
-                try:
-                    process.wait(0.02)
-                except subprocess.TimeoutExpired:
-                    continue
+                    time.sleep(0.02)
             _, err = process.communicate(timeout=60)
         return Outcome(process.returncode, err.decode(), peak, tmp_path / "out")
 

@@ -1,12 +1,12 @@
 """Jobs of an array: who runs what, what becomes of failures, and which processes may take part.
 
-That their bytes and errors are those of one process is in tests/contract, in test_promise_01_product.py and _order.py.
+That their bytes and errors are those of one process is in test_any_order.py, and in tests/contract, in
+test_promise_01_product.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gzip
 import importlib.metadata
 import shlex
 import shutil
@@ -35,7 +35,7 @@ from tokshard.pipeline.progress import Note, Report, StageStarted
 from tokshard.pipeline.tasks import running
 from tokshard.pipeline.workspace import ownership
 from tokshard.pipeline.workspace.lease import running_job
-from tokshard.pipeline.workspace.places import HASH, open_workspace
+from tokshard.pipeline.workspace.places import open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt
 from tokshard.store import open_store
 
@@ -161,22 +161,6 @@ def test_a_job_that_has_to_wait_says_for_what(place, start, monkeypatch):
         start(1, 2, dedup="exact", observer=observe)
     assert notes == ["waiting for 1 task of other jobs; running: job 0"]
     commit_corpus(place / "out")
-
-
-@pytest.mark.timeout(60)
-def test_a_segment_of_a_stream_that_is_void_is_made_again_by_a_job_that_waits_for_all(place, start):
-    """Its later segments hold, and the last one says that the stream has ended."""
-    stream = place / "b.jsonl.gz"
-    stream.write_bytes(gzip.compress(jsonl([{"text": f"text {number}"} for number in range(40)])))
-    sources = [stream, place / "a.jsonl"]  # the first task is of the job that does not run again
-    expected = files(build(place, *sources, out=place / "expected", task_bytes=64, dedup="exact"))
-    start(0, 2, *sources, dedup="exact")
-    hashes = sorted((place / "out" / names.WORK / HASH / "files").glob("0000000-*.bin"))
-    assert len(hashes) > 2
-    hashes[1].unlink()
-    start(1, 2, *sources, dedup="exact")
-    commit_corpus(place / "out")
-    assert files(place / "out") == expected
 
 
 def test_jobs_append_where_the_commit_before_was_killed_while_it_cleaned_up(place, start):

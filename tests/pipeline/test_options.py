@@ -1,4 +1,4 @@
-"""Options of builds: limits of bad records, the hash of a split, special tokens in text, and names and help of all."""
+"""Options of builds: limits of bad records, special tokens in text, and names and help of all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tokshard import build_corpus, copy_corpus, import_corpus, select_corpus
 from tokshard.cli import main
-from tokshard.pipeline.encode.documents import validation_mask
 from tokshard.pipeline.encode.maker import SpecialText
 from tokshard.pipeline.judge import is_exceeded, loss_warning
 from tokshard.pipeline.options import (
@@ -25,12 +24,6 @@ from tokshard.pipeline.options import (
 from tokshard.pipeline.sources.discover import COMPRESSIONS
 from tokshard.pipeline.sources.formats import formats_of
 from tokshard.pipeline.sources.inputs import RECORDS
-
-
-def test_the_hash_that_splits_is_fixed():
-    # golden: a change moves documents between the corpora of saved builds; see _SPLIT_PERSON
-    mask = validation_mask([f"text {number}".encode() for number in range(20)], 0.25)
-    assert mask.nonzero()[0].tolist() == [4, 5, 12, 17]
 
 
 def test_a_share_of_bad_records_is_judged_at_the_end_and_before_once_there_are_enough():

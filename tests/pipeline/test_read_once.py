@@ -290,27 +290,6 @@ def test_the_first_job_spools_for_all(kind, monkeypatch):
 # iterables
 
 
-class Dataset:
-    """What `datasets.Dataset` has in common with any other: it has a length, and iterating gives dicts."""
-
-    def __len__(self) -> int:
-        return len(RECORDS)
-
-    def __iter__(self) -> Any:
-        return iter(RECORDS)
-
-
-SOURCES = {"<generator>": (record for record in RECORDS), "<list_iterator>": iter(TEXTS), "<list>": RECORDS}
-
-
-@pytest.mark.parametrize(("name", "sources"), [*SOURCES.items(), ("<Dataset>", Dataset())])
-def test_an_iterable_of_records_or_texts_is_a_source(sources: Iterable[Any], name):
-    build(sources)
-    with open_corpus("out") as corpus:
-        assert texts_of(corpus) == TEXTS
-        assert corpus.manifest.arguments == [name]
-
-
 class Text(str):
     """What other libraries make of strings."""
 
@@ -331,7 +310,9 @@ KEPT: list[tuple[list[Any], list[Any]]] = [
 NO_UTF_8 = "'utf-8' codec can't encode character '\\ud800' in position 0: surrogates not allowed"
 BAD: list[tuple[Any, str]] = [
     (7, "malformed: the record has type int, expected a mapping or a string"),
+    (b"x", "malformed: the record has type bytes, expected a mapping or a string"),
     ({}, "missing text: no text in field 'text'; it has no fields"),
+    ({"text": None, "url": "y"}, "missing text: no text in field 'text'; it has text, url"),
     ({"\udc80": 1, "b": True}, "missing text: no text in field 'text'; it has \udc80, b"),
     ({"text": [1]}, "text is not a string: field 'text' is [1]"),
     ({"text": b"\xff"}, "invalid UTF-8: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),

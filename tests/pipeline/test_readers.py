@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.pipeline.inputs import (
     FORMATS,
     TABLES,
     arrow_stream_bytes,
     build,
     csv_bytes,
+    jsonl,
     patch_chunk_bytes,
     table,
     texts_of,
@@ -35,14 +39,14 @@ TEXTS = [
     "Größe, résumé, 数据, עברית, 🙂👩‍👩‍👧",
     "null\x00byte and \x1f",
     " spaces around ",
-    "long " * 200,
+    "long " * 20,
     "x",
     *(f"{number}" for number in range(12)),
 ]
 RECORDS = [{"text": text, "n": number} for number, text in enumerate(TEXTS)]
 
 
-LONG = "x" * 2_000
+LONG = "x" * 300
 
 
 def record_numbers(corpus: Corpus) -> list[int]:
@@ -50,8 +54,12 @@ def record_numbers(corpus: Corpus) -> list[int]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_record_of_every_format_is_a_document_or_left_out_under_its_number(name, tmp_path, monkeypatch):
-    patch_chunk_bytes(monkeypatch, 256)
+@settings(max_examples=examples(14))
+@given(less=st.integers(0, 244), chunks_per_task=st.integers(1, 4), size=st.sampled_from([5, 1, 2, 9]))
+def test_every_record_of_every_format_is_a_document_or_left_out_under_its_number_wherever_it_is_cut(
+    name, less, chunks_per_task, size, tmp_path_factory
+):
+    tmp_path, chunk_bytes = tmp_path_factory.mktemp("cut"), 256 - less
     path = tmp_path / name
     records = [dict(record) for record in RECORDS]
     empty, long = range(1, len(TEXTS), 5), (3, 13, 25)
@@ -59,16 +67,14 @@ def test_every_record_of_every_format_is_a_document_or_left_out_under_its_number
         for number in numbers:
             records[number]["text"] = text
     kept = [number for number in range(len(TEXTS)) if number not in (*empty, *long)]
-    path.write_bytes(FORMATS[name](records, 5))
-    options = {
-        "task_bytes": 256,
-        "shard_tokens": 300,
-        "keep_field": ["n:int64", "text"],
-        "max_document_bytes": 1_500,
-    }
-    with pytest.raises(BadRecordError, match=rf"{name}, (line|record) 4: over max-document-bytes"):
-        build(path, tmp_path / "out", **options)
-    corpus = build(path, tmp_path / "out", on_bad_record="skip", **options)
+    path.write_bytes(FORMATS[name](records, size))
+    options = {"shard_tokens": 300, "keep_field": ["n:int64", "text"], "max_document_bytes": 200}
+    options["task_bytes"] = chunk_bytes * chunks_per_task
+    with pytest.MonkeyPatch.context() as patch:
+        patch_chunk_bytes(patch, chunk_bytes)
+        with pytest.raises(BadRecordError, match=rf"{name}, (line|record) 4: over max-document-bytes"):
+            build(path, tmp_path / "out", **options)
+        corpus = build(path, tmp_path / "out", on_bad_record="skip", **options)
     assert texts_of(corpus) == [TEXTS[number] for number in kept]
     assert record_numbers(corpus) == [number + 1 for number in kept]
     metadata = [corpus.metadata(index) for index in range(len(corpus))]
@@ -79,11 +85,27 @@ def test_every_record_of_every_format_is_a_document_or_left_out_under_its_number
     assert (source.records_read, source.documents) == (len(TEXTS), len(kept))
     assert source.left_out == {"empty": len(empty), "over max-document-bytes": len(long)}
     assert (source.num_bytes, source.text_bytes) == (path.stat().st_size, sum(map(bytes_of, texts_of(corpus))))
-    assert len({shard.name[:24] for shard in corpus.shards}) > 2  # small tasks are many tasks
+    assert num_tasks(corpus) > 2 or options["task_bytes"] > 256
 
 
 def bytes_of(text: str) -> int:
     return len(text.encode())
+
+
+def num_tasks(corpus: Corpus) -> int:
+    """Tasks and segments that wrote a shard."""
+    return len({shard.name.rpartition("-")[0] for shard in corpus.shards})
+
+
+@pytest.mark.parametrize("line_bytes", [31, 32, 33])
+def test_lines_that_start_or_end_where_a_task_does_are_read_once(line_bytes, tmp_path, monkeypatch):
+    patch_chunk_bytes(monkeypatch, 64)
+    documents = [f"{number:02d}".ljust(line_bytes - len('{"text": ""}\n'), ".") for number in range(20)]
+    (tmp_path / "a.jsonl").write_bytes(jsonl([{"text": text} for text in documents]))
+    corpus = build(tmp_path / "a.jsonl", tmp_path / "out", task_bytes=64)
+    assert texts_of(corpus) == documents
+    # a line belongs to the task in which it begins
+    assert num_tasks(corpus) == len({number * line_bytes // 64 for number in range(20)})
 
 
 def test_a_kept_field_that_some_records_of_one_task_have_is_kept(tmp_path, monkeypatch):

@@ -8,14 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.spec import builder
 from tokshard.pipeline.sources.json_lines import JsonLinesParser
 from tokshard.pipeline.sources.records import (
     EMPTY,
-    INVALID_UTF8,
-    MALFORMED,
-    MISSING_TEXT,
-    NOT_A_STRING,
-    TOO_LONG,
     WRONG_TYPE,
     LineChunk,
     Records,
@@ -51,38 +47,10 @@ def outcomes(records: Records) -> list[str | tuple[str]]:
 # the model: what the stdlib makes of a line
 
 
-def refuse_constant(name: str) -> None:
-    raise ValueError(name)  # NaN and Infinity are not JSON
-
-
 def expected(line: bytes, path: str) -> str | tuple[str]:
-    line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark is dropped
-    if not line.strip():
-        return (EMPTY,)
-    pairs: list[Any] = []  # also of the keys that a later one replaces
-    try:
-        found: Any = json.loads(
-            line.decode(),
-            parse_constant=refuse_constant,
-            object_pairs_hook=lambda some: pairs.extend(some) or dict(some),
-        )
-    except UnicodeDecodeError:
-        return (INVALID_UTF8,)
-    except (ValueError, RecursionError):
-        return (MALFORMED,)
-    if any("\ud800" <= c <= "\udfff" for c in json.dumps([found, pairs], ensure_ascii=False)):
-        return (INVALID_UTF8,)
-    return expected_text(found, path) if isinstance(found, dict) else (MALFORMED,)
-
-
-def expected_text(found: Any, path: str) -> str | tuple[str]:
-    for key in path.split("."):
-        found = found.get(key) if isinstance(found, dict) else None
-    if not isinstance(found, str):
-        return (MISSING_TEXT,) if found is None else (NOT_A_STRING,)
-    if len(found.encode()) > MAX_BYTES:
-        return (TOO_LONG,)
-    return found or (EMPTY,)
+    said = builder.Options(encode=list, eos=0, text_field=path, max_document_bytes=MAX_BYTES)
+    record = builder.record_of_line(1, line.removeprefix(builder.MARK), said)
+    return (record.problem,) if record.problem else record.text
 
 
 keys = st.sampled_from(["text", "data", "body", "other", "", "te", "text.body", "tëxt"])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -204,9 +204,7 @@ def chat_tokenizer(tmp_path) -> Path:
     return write_vocabulary(tmp_path / ".chat", KINDS["byte-level BPE with chat tokens"][1](), {"eos_token": EOS})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_special_tokens_that_are_asked_for_are_read_where_a_text_spells_them(workers, chat_tokenizer, tmp_path):
+def test_special_tokens_that_are_asked_for_are_read_where_a_text_spells_them(chat_tokenizer, tmp_path):
     meant = [f"<|im_start|>user\n{number} ü<|im_end|>\n<|im_start|><|im_start|>x" for number in range(50)]
     others = [f"{EOS} <s> <tool> <|im_start <|im_ end|>", "<|IM_START|>"]
     texts = [*meant, *others, f"<|im_start|>{EOS}"]
@@ -216,12 +214,11 @@ def test_special_tokens_that_are_asked_for_are_read_where_a_text_spells_them(wor
     assert all({16384, 16385} <= {*ids} for ids in expected[:50])
     assert 16387 in expected[50], "an added token that is not special"
     expected.append([16384, *as_text(EOS)])
-    options = {"workers": workers, "task_bytes": 1 << 9}
-    assert documents(texts, chat_tokenizer, special_tokens=PARSED, **options) == [[*ids, 0] for ids in expected]
+    assert documents(texts, chat_tokenizer, special_tokens=PARSED) == [[*ids, 0] for ids in expected]
     with open_corpus(tmp_path / "out") as corpus:
         assert corpus.manifest.tokenizer.special_ids == {EOS: 0, "<s>": 16386}
         assert corpus.manifest.records.with_special_text == 2
-    assert documents(texts, chat_tokenizer, **options) == [[*as_text(text), 0] for text in texts]
+    assert documents(texts, chat_tokenizer) == [[*as_text(text), 0] for text in texts]
 
 
 class GivenIds:
@@ -247,6 +244,7 @@ def info_of(*special: int, vocab_size: int = 9, eos_id: int = 0, bos_id: int | N
     )
 
 
+@example(documents=[[4]], special={3, 4}, eos_id=0, bos_id=None, vocab_size=20)
 @given(
     documents=st.lists(st.lists(st.integers(0, 19), max_size=6) | st.just("x"), max_size=6),
     special=st.sets(st.integers(0, 19), max_size=12),

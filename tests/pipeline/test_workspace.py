@@ -14,13 +14,13 @@ from typing import Any, get_args
 import pytest
 
 from tests.contract import small
-from tests.pipeline.inputs import patch_chunk_bytes, patch_merges, texts_of
+from tests.pipeline.inputs import patch_chunk_bytes, texts_of
 from tests.pipeline.places import TEXTS, at, build, interrupt, write
 from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import BuildError, TokshardError
 from tokshard.format import names
-from tokshard.pipeline.progress import Note, Report, StageStarted
+from tokshard.pipeline.progress import Note, Progress, Report, StageEnded, StageStarted
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.workspace import lease
 from tokshard.pipeline.workspace.lease import lock, lock_holder
@@ -146,7 +146,7 @@ def test_a_receipt_that_goes_while_the_status_is_read_is_passed_over(place, stop
 
 
 def test_the_status_names_the_search_for_duplicates(place, monkeypatch, capsys):
-    patch_merges(monkeypatch)
+    small.shrink(monkeypatch.setattr, **small.MERGES)
     write(place / "a.jsonl", [*TEXTS, *TEXTS])
     with pytest.raises(KeyboardInterrupt):
         build(place, dedup="exact", observer=at(Receipt, interrupt, stage=FIND))
@@ -190,7 +190,11 @@ def test_a_build_reports_to_its_observer_and_prints_nothing(place, capfd):
     damaged = place / "b.jsonl.gz"
     damaged.write_bytes(gzip.compress((place / "a.jsonl").read_bytes())[:-8])
     reports: list[Report] = []
-    build(place, place / "a.jsonl", damaged, dedup="exact", on_bad_source="skip", observer=reports.append)
+    out = build(place, place / "a.jsonl", damaged, dedup="exact", on_bad_source="skip", observer=reports.append)
     assert {type(report) for report in reports} == set(get_args(Report)) - {Note}
     assert [report.name for report in reports if isinstance(report, StageStarted)] == [HASH, FIND, WRITE]
+    assert isinstance(reports[-1], StageEnded)
+    progress = [report for report in reports if isinstance(report, Progress)]
+    assert sum(report.tokens for report in progress) == open_corpus(out).manifest.num_tokens
+    assert all(report.documents <= report.records for report in progress)
     assert capfd.readouterr() == ("", "")

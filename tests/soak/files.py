@@ -19,7 +19,7 @@ from tests.contract.builds import text
 from tests.pipeline import foreign
 from tests.runtime.states import sealed, values_of
 from tests.soak.corpora import check_command, outcome
-from tests.soak.mutations import other_array, other_bytes, other_content, other_json
+from tests.soak.mutations import other_bytes, other_content, other_json
 from tests.trainer.runs import SMALL, configuration, toml
 from tokshard.errors import TokshardError
 from tokshard.inspect.verify.verification import verify_corpus
@@ -48,7 +48,7 @@ def prepare(folder: Path, stack: ExitStack) -> Callable[[int], None]:
         *[toml_files(here, kind) for kind in ("mix", "recipe", "build")],
         *[checkpoints(here)] * 2,
         lists(here),
-        *[chats(here), tables(here)],
+        chats(here),
     ]
 
     def try_(seed: int) -> None:
@@ -264,25 +264,12 @@ def lists(here: Path) -> Attempt:
 # sources
 
 
-def check_build(rng: random.Random, here: Path, place: Path, words: list[str]) -> None:
-    """A build or an import of a source that was changed: it is refused, or what it makes passes `verify`."""
-    words += ["--out", str(place / "out"), "--workers", "1", "--quiet", "--shard-tokens", "300"]
-    if words[0] == "import":
-        words += ["--tokenizer", str(here / "tokenizer"), "--eos", "</s>"]
-    if rng.random() < 0.3:
-        words += ["--on-bad-record", "skip", "--on-bad-source", "skip"]
-    if check_command(words) == 0:
-        for corpus in {manifest.parent for manifest in (place / "out").rglob("manifest.json")}:
-            problems = verify_corpus(corpus).problems
-            assert problems == (), problems
-
-
 OPTIONS = "", "--loss last", "--loss all", "--max-tokens 30 --overlong head", "--dedup exact"
 OPTIONS += "--validation-fraction 0.3", "--document-end <pad>", "--keep-field messages.0.role"
 
 
 def chats(here: Path) -> Attempt:
-    """Conversations, their template and their tokenizer."""
+    """Conversations, their template and their tokenizer: they are refused, or what is built passes `verify`."""
     records: Any = conversations.conversations(12, seed=9)
     records[3] |= {"tools": [{"name": "f", "parameters": {"x": 1}}], "chat_template_kwargs": {"a": True}}
 
@@ -296,37 +283,11 @@ def chats(here: Path) -> Attempt:
             path = source if act == 2 else file
             path.write_bytes(other_content(rng, path.read_bytes()))
         words = ["build", str(source), "--chat", "--tokenizer", str(place / "tokenizer")]
-        check_build(rng, here, place, [*words, *rng.choice(OPTIONS).split()])
-
-    return attempt
-
-
-def tables(here: Path) -> Attempt:
-    """Tables of other tools, with labels and masks."""
-    rng = random.Random(5)
-    documents = [[rng.randint(1, 250) for _ in range(rng.randint(1, 20))] + [262] for _ in range(30)]
-    masks = [[rng.random() < 0.5 for _ in document] for document in documents]
-    labels = [[t if m else -100 for t, m in zip(*pair, strict=True)] for pair in zip(documents, masks, strict=True)]
-    whole = [
-        pa.table({"input_ids": documents, "labels": labels}),
-        pa.table({"input_ids": documents, "loss_mask": [[float(m) / 2 for m in mask] for mask in masks]}),
-        pa.table({"tokens": documents, "loss_mask": [[int(m) for m in mask] for mask in masks], "url": ["x"] * 30}),
-    ]
-
-    def attempt(rng: random.Random, place: Path) -> None:
-        found, act, column = rng.choice(whole), rng.randrange(3), rng.randrange(2)
-        path = place / rng.choice(["labels.arrow", "labels.parquet"])
-        if act < 2:
-            kind = pa.large_list(found.column(column).type.value_type)
-            changed = other_array(rng, found.column(column).combine_chunks().cast(kind))
-            found = found.set_column(column, found.column_names[column], changed)
-        if path.suffix == ".arrow":
-            with pa.ipc.new_file(str(path), found.schema) as writer:
-                writer.write_table(found, 7)
-        else:
-            pq.write_table(found, path, row_group_size=7)
-        if act == 2:
-            path.write_bytes(other_bytes(rng, path.read_bytes()))
-        check_build(rng, here, place, ["import", str(path)])
+        words += ["--out", str(place / "out"), "--workers", "1", "--quiet", "--shard-tokens", "300"]
+        if rng.random() < 0.3:
+            words += ["--on-bad-record", "skip"]
+        if check_command([*words, *rng.choice(OPTIONS).split()]) == 0:
+            for corpus in {manifest.parent for manifest in (place / "out").rglob("manifest.json")}:
+                assert verify_corpus(corpus).problems == ()
 
     return attempt

@@ -156,14 +156,23 @@ def units_of(content: bytes, unit: str) -> list[bytes]:
 def record_of_line(number: int, line: bytes, options: Options) -> Record:
     if not line.strip():
         return Record(number, problem="empty")
+    pairs: list[Any] = []  # also of the keys that a later one replaces
+
+    def dict_of(some: list[tuple[str, Any]]) -> dict[str, Any]:
+        pairs.extend(some)
+        return dict(some)
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)  # NaN and Infinity are not JSON
+
     try:
-        line.decode()
+        fields = json.loads(line.decode(), parse_constant=refuse, object_pairs_hook=dict_of)
     except UnicodeDecodeError:
         return Record(number, problem="invalid UTF-8")
-    try:
-        fields = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Record(number, problem="malformed")
+    if re.search("[\ud800-\udfff]", json.dumps([fields, pairs], ensure_ascii=False)):
+        return Record(number, problem="invalid UTF-8")
     if not isinstance(fields, dict):
         return Record(number, problem="malformed")
     return record_of_fields(number, fields, options)

@@ -68,10 +68,11 @@ class TokenPasser:
         is_ended = np.zeros(len(ends), np.bool_)
         has_tokens = lengths > 0
         is_ended[has_tokens] = is_delimiter[ends[has_tokens] - 1]
-        is_doubled = is_ended & (lengths == 1)
         bad = self._bad(batch, records, lengths)
-        is_kept = has_tokens & ~is_doubled
-        is_kept[[record.position for record in bad]] = False
+        is_good = np.ones(len(ends), np.bool_)
+        is_good[[record.position for record in bad]] = False
+        is_doubled = is_good & is_ended & (lengths == 1)
+        is_kept = is_good & has_tokens & ~is_doubled
         positions = np.flatnonzero(is_kept)
         kept = tokens if is_kept.all() else tokens[np.repeat(is_kept, lengths)]
         kept_ends, loss = np.cumsum(lengths[is_kept]), None

@@ -1,34 +1,41 @@
-"""Promise 1: whatever runs when, fails, is killed or lost, a build ends as one process does that runs in order.
+"""Whatever ends when, fails, is stopped or lost, a build ends as one process does that runs its tasks in order.
 
-What that is, a model of twenty lines says from the records; and a build by one process that nothing happens to.
+What that is, a model of twenty lines says from the records; and a build by one process that nothing happens to. That
+it holds for processes that are killed is in tests/contract, in test_promise_01_product.py.
 """
 
 from __future__ import annotations
 
 import bz2
+import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract import small
-from tests.contract.commands import DEDUP, Bench, messages, shards, state
-from tests.contract.faults import Fault, Launcher, Outcome
+from tests.contract.commands import shards
 from tests.examples import examples
-from tests.pipeline.inputs import texts_of
+from tests.pipeline.arrays import commit_corpus, run_job
+from tests.pipeline.inputs import texts_of, write_byte_tokenizer
+from tests.pipeline.places import StoppedError, files
+from tokshard import build_corpus, open_corpus
+from tokshard.errors import TokshardError
 from tokshard.format import names
-from tokshard.format.opening import open_corpus
 from tokshard.inspect.verify.verification import verify_corpus
-
-pytestmark = pytest.mark.timeout(900)
+from tokshard.pipeline import build as local
+from tokshard.pipeline.executors.base import Ended, Event, WorkerUsage
+from tokshard.pipeline.request import Build
+from tokshard.pipeline.tasks.planning import AnyTask, Run
+from tokshard.pipeline.tasks.running import Stage, TaskRunner
+from tokshard.pipeline.workspace.receipts import Receipt
 
 DOCUMENT, REPEATED, EMPTY, BAD = "d", "r", "-", "x"
 """What a record is: a text of its own, a text that others have, too, none, or malformed."""
@@ -65,13 +72,11 @@ class Case:
     task_bytes: int = 512
 
     @property
-    def options(self) -> list[str]:
-        found = ["--task-bytes", str(self.task_bytes), "--shard-tokens", "600"]
-        found += ["--max-documents", str(self.limit)] if self.limit else []
-        found += ["--on-bad-record", "skip"] if self.skips_records else []
-        found += ["--on-bad-source", "skip"] if self.skips_sources else []
-        found += ["--max-bad-records", str(self.max_bad_records)] if self.max_bad_records is not None else []
-        return [*found, *(DEDUP if self.dedup else ())]
+    def options(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"task_bytes": self.task_bytes, "shard_tokens": 600, "max_documents": self.limit}
+        found |= {"on_bad_record": "skip" if self.skips_records else "fail"}
+        found |= {"on_bad_source": "skip" if self.skips_sources else "fail"}
+        return found | {"max_bad_records": self.max_bad_records, "dedup": "exact" if self.dedup else "none"}
 
     def text(self, source: int, number: int) -> str:
         """The text of a record."""
@@ -241,128 +246,151 @@ def cases(
     )
 
 
-def shard(source: int, segment: int | None = None) -> str:
-    """A pattern of the shards of a source, or of one of its segments."""
-    return f"shard-00-{source:07d}-" + ("" if segment is None else f"{segment:06d}-")
+# who runs the tasks
 
 
-@st.composite
-def holds(draw: st.DrawFn) -> Fault:
-    """A segment that waits until a later one, or one of a later source, is done, if it comes to that."""
-    source, segment = draw(st.integers(0, 2)), draw(st.integers(0, 2))
-    later = draw(st.sampled_from([shard(source, segment + 1), shard(source + 1), shard(source + 2)]))
-    return Fault(on=f"open .*{shard(source, segment)}", until=f"replace .*{later}", act="hold", lingers=0.3)
+class AnyOrder:
+    """An executor whose workers end their tasks in any order; what is drawn may stop it after any receipt."""
+
+    usage = WorkerUsage()
+
+    def __init__(self, build: Build, stage: Stage, draw: st.DataObject, *, may_stop: bool) -> None:
+        self._build, self._stage, self._draw, self._may_stop = build, stage, draw, may_stop
+        self._running: dict[AnyTask, Iterator[Receipt]] = {}
+        self.num_workers = draw.draw(st.integers(1, 4), label="workers")
+        self.run_shared = self._shared if draw.draw(st.booleans(), label="streams are shared") else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def has_room(self) -> bool:
+        return len(self._running) < self.num_workers
+
+    def submit(self, run: Run) -> None:
+        self._running[run.task] = self._run(run)
+
+    def events(self) -> Iterator[Event]:
+        task = self._draw.draw(st.sampled_from(list(self._running)), label="next")
+        receipt = next(self._running[task], None)
+        if receipt is None:
+            del self._running[task]
+        yield Ended(task) if receipt is None else receipt
+        self._perhaps_stop()
+
+    def _run(self, run: Run) -> Iterator[Receipt]:
+        return TaskRunner(self._build, self._stage, lambda _: None).run(run)
+
+    def _shared(self, run: Run) -> Iterator[Receipt]:
+        assert not self._running, "all workers are needed"
+        for receipt in self._run(run):
+            yield receipt
+            self._perhaps_stop()
+
+    def _perhaps_stop(self) -> None:
+        if self._may_stop and self._draw.draw(st.integers(0, 9), label="0: stopped") == 0:
+            raise StoppedError
 
 
-PAUSES = st.builds(
-    Fault,
-    pauses=st.sampled_from([0.01, 0.03]),
-    pause_share=st.sampled_from([0.1, 0.5]),
-    pause_on=st.sampled_from([r"open .*/\.?shard-", small.RECEIPT, "replace", ""]),
-    seed=st.integers(0, 1 << 30),
-)
-"""What makes workers slow at drawn steps, and so ends tasks in another order."""
-
-ORDERS = st.lists(PAUSES | holds(), min_size=1, max_size=3).map(tuple)
-"""In which order tasks end."""
-
-STOPS = st.builds(
-    Fault,
-    act=st.sampled_from(["kill", "kill", "orphan", "die", "error"]),
-    at=st.integers(1, 150),
-    is_after=st.booleans(),
-)
+@contextlib.contextmanager
+def any_order(draw: st.DataObject, *, may_stop: bool) -> Iterator[None]:
+    """Builds of this process run their tasks so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "_local", lambda build, stage, *_: AnyOrder(build, stage, draw, may_stop=may_stop))
+        yield
 
 
-EXECUTORS = st.sampled_from(["local 1", "local 2", "local 2", "local 2", "local 3", "array of 3", "array at once"])
-HISTORIES = st.lists(st.tuples(EXECUTORS, ORDERS, STOPS, st.none() | st.integers(0, 20)), max_size=2)
-"""Runs that may not come to their end: by whom, in which order, what stops them, which shard is gone then."""
+@dataclass(frozen=True)
+class Place:
+    """Where a case is built."""
 
+    path: Path
+    sources: list[Path]
+    case: Case
 
-class Ordered(Bench):
-    """A place where builds of cases are compared."""
+    @classmethod
+    def of(cls, path: Path, case: Case) -> Place:
+        write_byte_tokenizer(path / "tok")
+        return cls(path, case.write(path / "sources"), case)
 
-    def begin_case(self, case: Case) -> Outcome:
-        """Write the sources of a case, and build it by one process: how that ends is what the model says."""
-        self.clear()
-        shutil.rmtree(self.place / "sources", ignore_errors=True)
-        self.words = self.build_words(case.write(self.place / "sources"), *case.options)
-        alone = self.run([*self.words, "--workers", "1"])
-        found = expected(case)
-        if isinstance(found, str):
-            assert alone.exit_code == 1, alone.errors
-            assert found in messages(alone, self.out)[0]
-        elif found is not None:
-            assert alone.exit_code == 0, alone.errors
-            with open_corpus(self.out) as corpus:
-                assert texts_of(corpus) == found
-        if alone.exit_code == 0:
-            assert verify_corpus(self.out).problems == ()
-        self.expected = state(self.out)
-        self.clear()
-        return alone
+    def build(self, out: str, *, num_jobs: int = 0) -> None:
+        """Build alone, or as an array of jobs, one after another; any of them may fail or stop."""
+        options = {"tokenizer": self.path / "tok", "workers": 1, "out": self.path / out, **self.case.options}
+        if not num_jobs:
+            build_corpus(self.sources, **options)
+            return
+        for index in range(num_jobs):
+            with contextlib.suppress(TokshardError, StoppedError):
+                run_job(list(map(str, self.sources)), job_index=index, num_jobs=num_jobs, **options)
+        commit_corpus(self.path / out)
 
-    def go(self, executor: str, faults: Sequence[Fault]) -> Outcome:
-        kind, *_, number = executor.split()
-        if kind == "local":
-            return self.run([*self.words, "--workers", number], faults)
-        if number == "once":
-            return self.array(self.words, 3)[-1]
-        return self.run_by(executor, self.words, faults[-1], victim=len(faults) % 4)
+    def ended(self, out: str, **how: int) -> Any:
+        """How a build ends: its files, or its error."""
+        try:
+            self.build(out, **how)
+        except TokshardError as error:
+            said = f"{error.problem}\n{error.hint}".replace(str(self.path / out), "OUT")
+            return said.replace("remove OUT and run the jobs again", "start over with --force")  # jobs have no --force
+        return files(self.path / out)
 
     def lose(self, number: int | None) -> None:
-        """Remove one of the shards of an unfinished build."""
-        found = shards(self.out)
-        if number is not None and found and not (self.out / names.MANIFEST).exists():
+        """Remove a shard of an unfinished build, or a file that a task left for later stages."""
+        found = [*shards(self.path / "out"), *sorted((self.path / "out").rglob("files/*.bin"))]
+        if number is not None and found and not (self.path / "out" / names.MANIFEST).exists():
             found[number % len(found)].unlink()
 
-    def check_ended(self, done: Outcome, alone: Outcome) -> None:
-        """A build ended as the one by one process did."""
-        assert (done.exit_code, messages(done, self.out)) == (alone.exit_code, messages(alone, self.out))
-        if done.exit_code == 0:
-            assert state(self.out) == self.expected
+
+NUM_JOBS = st.sampled_from([0, 0, 0, 3])
+RUNS = st.lists(st.tuples(NUM_JOBS, st.none() | st.integers(0, 20)), max_size=2)
+"""Runs that may not come to their end: of how many jobs, and which file is gone then."""
 
 
-@pytest.fixture(scope="module")
-def bench(launcher: Launcher, byte_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Ordered:
-    return Ordered(launcher, tmp_path_factory.mktemp("bench"), byte_tokenizer)
+@pytest.fixture(autouse=True)
+def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    small.shrink(monkeypatch.setattr, **small.TINY)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("theme", THEMES)
-@settings(
-    max_examples=examples(5),
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(data=st.data(), history=HISTORIES, executor=EXECUTORS, order=ORDERS)
-def test_whatever_ends_when_and_was_killed_or_lost_before_a_build_ends_as_one_in_order(
-    bench: Ordered, theme: str, data: st.DataObject, history: list[Any], executor: str, order: tuple[Fault, ...]
+@settings(max_examples=examples(80))
+@given(data=st.data(), before=RUNS, num_jobs=NUM_JOBS)
+def test_whatever_ends_when_and_was_stopped_or_lost_before_a_build_ends_as_one_in_order(
+    theme: str,
+    data: st.DataObject,
+    before: list[tuple[int, int | None]],
+    num_jobs: int,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    alone = bench.begin_case(data.draw(cases(**THEMES[theme]), label="case"))
-    for other, slow, stop, lost in history:
-        bench.go(other, [*slow, stop])
-        bench.lose(lost)
-    bench.check_ended(bench.go(executor, order), alone)
+    case = data.draw(cases(**THEMES[theme]), label="case")
+    place = Place.of(tmp_path_factory.mktemp("place"), case)
+    alone, found = place.ended("alone"), expected(case)
+    if isinstance(found, str):
+        assert found in alone
+    elif found is not None:
+        assert verify_corpus(place.path / "alone").problems == ()
+        with open_corpus(place.path / "alone") as corpus:
+            assert texts_of(corpus) == found
+    for jobs, lost in before:
+        with any_order(data, may_stop=True), contextlib.suppress(TokshardError, StoppedError):
+            place.build("out", num_jobs=jobs)
+        place.lose(lost)
+    with any_order(data, may_stop=False):
+        assert place.ended("out", num_jobs=num_jobs) == alone
 
 
-def test_what_a_stream_left_no_room_for_is_in_the_corpus_when_the_stream_is_left_out(bench: Ordered) -> None:
+def test_what_a_stream_left_no_room_for_is_in_the_corpus_when_the_stream_is_left_out(tmp_path: Path) -> None:
     """The last source was cut at the limit while the stream counted. Then a part of the stream has to be read again."""
     case = Case((Source(STREAM, "d" * 4), Source(LINES, "d" * 6)), limit=6, skips_sources=True)
-    bench.begin_case(case)
     broken = replace(case, sources=(replace(case.sources[0], is_damaged=True), case.sources[1]))
-    words = [*bench.words, "--workers", "1"]
-    assert bench.run(words, Fault(on=r"open .*manifest\.json")).exit_code == -9
-    assert sum(shard(1) in path.name for path in shards(bench.out)) == 1
-    lost = [path for path in shards(bench.out) if shard(0, 1) in path.name]
-    assert lost
-    for path in lost:
-        path.unlink()
-    source = Path(words[1])
-    before = os.stat(source)
-    shutil.rmtree(bench.place / "later", ignore_errors=True)
-    source.write_bytes(broken.write(bench.place / "later")[0].read_bytes())
-    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))  # a disk that forgets changes no time
-    done = bench.run(words)
-    assert done.exit_code == 0, done.errors
-    with open_corpus(bench.out) as corpus:
+    place = Place.of(tmp_path, case)
+    with small.stopped_before_the_corpus(StoppedError()), pytest.raises(StoppedError):
+        place.build("out")
+    written = [path.name[9:23] for path in shards(tmp_path / "out")]
+    assert written.count("0000001-000000") == 1
+    next(path for path in shards(tmp_path / "out") if "0000000-000001" in path.name).unlink()
+    stream, before = place.sources[0], os.stat(place.sources[0])
+    stream.write_bytes(broken.write(tmp_path / "later")[0].read_bytes())
+    os.utime(stream, ns=(before.st_atime_ns, before.st_mtime_ns))  # a disk that forgets changes no time
+    place.build("out")
+    with open_corpus(tmp_path / "out") as corpus:
         assert texts_of(corpus) == expected(broken) == [case.text(1, number) for number in range(6)]
