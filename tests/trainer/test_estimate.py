@@ -154,4 +154,5 @@ def test_the_command_prints_lines_or_json(tmp_path: Path, capsys: pytest.Capture
     found = json.loads(capsys.readouterr().out)
     assert found["collectives"]["all-reduce"]["count"] == 4
     assert found["rows"] == 3  # of the largest batch
-    assert main([]) == 2
+    assert (main([]), main(["--help"])) == (2, 0)
+    assert capsys.readouterr().out.startswith("usage: python -m tokshard.trainer.estimate")
