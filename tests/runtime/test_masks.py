@@ -1,6 +1,6 @@
 """Documents that are taken out of the loss in mid-run: exactly their labels, from exactly this batch on, on record.
 
-What is refused as a list of documents, whatever the run: test_refusals.py.
+What is refused as a list of documents, whatever the run: test_refusals.py. Masks that are damaged: test_state.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from tests.runtime.loaders import take
 from tests.runtime.sources import ListSource
-from tests.runtime.states import edited, values_of
+from tests.runtime.states import values_of
 from tests.runtime.transforms import reverse
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.runtime import NumpyLoader, StreamPlan
@@ -169,29 +169,6 @@ def test_a_state_has_few_bytes_for_each_call_however_much_a_list_has(tmp_path: P
     assert len(loaded.masks[0].calls) == 300
     for name in ("documents", "since"):
         assert np.array_equal(getattr(loaded.masks[0], name), getattr(cursor.masks[0], name))
-
-
-DAMAGED: list[dict[str, Any]] = [
-    {"calls": [[99, 4]]},
-    {"calls": [["0", 4]]},
-    {"calls": [[0, 0]]},
-    {"calls": []},
-    {"calls": [[0, 2], [0, 4]]},
-    {"calls": "AAAA"},
-    {"sha256": "0"},
-    {"name": ...},
-    {"file": ...},
-]
-
-
-@pytest.mark.parametrize("change", DAMAGED, ids=str)
-def test_a_damaged_mask_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    (tmp_path / "list").write_text("1\n2\n")
-    loader = loader_of()
-    loader.mask("code", tmp_path / "list")
-    mask = {key: value for key, value in {**masks_of(loader)[0], **change}.items() if value is not ...}
-    with pytest.raises(PlanMismatchError, match="the state is damaged"):
-        loader.load_state_dict(edited(loader.state_dict(), masks=[mask]))
 
 
 def test_a_transform_that_changes_the_pieces_of_a_row_with_a_masked_document_is_refused(tmp_path: Path) -> None:

@@ -87,6 +87,10 @@ def test_changes_without_a_batch_in_between_leave_no_batches_behind() -> None:
 # what is damaged
 
 
+MASK = {"fingerprint": "0" * 64, "name": "a", "file": "/nowhere", "calls": [[0, 4]], "sha256": "0" * 64}
+"""Of a list that is not there any more, which is no damage."""
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -127,6 +131,20 @@ def test_changes_without_a_batch_in_between_leave_no_batches_behind() -> None:
         {"counts": [[1, 1]], "remainders": [[2**64]]},
         {"counts": [[2**62 + 2, 1]], "remainders": [[1]]},
         {"masks": [5]},
+        *(
+            {"masks": [{key: value for key, value in (MASK | change).items() if value is not ...}]}
+            for change in (
+                {"calls": [[99, 4]]},
+                {"calls": [["0", 4]]},
+                {"calls": [[0, 0]]},
+                {"calls": []},
+                {"calls": [[0, 2], [0, 4]]},
+                {"calls": "AAAA"},
+                {"sha256": "0"},
+                {"name": ...},
+                {"file": ...},
+            )
+        ),
         {"corpora": []},
         {"unknown": 5},
     ],
