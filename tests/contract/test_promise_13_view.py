@@ -24,7 +24,7 @@ from tokshard import TokshardError, copy_corpus, open_corpus, select_corpus
 from tokshard.errors import CorpusError, DamagedCorpusError, PlanError
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
-from tokshard.runtime import CorpusSource, NumpyLoader, StreamingLoader, StreamPlan
+from tokshard.runtime import CorpusSource, NumpyLoader, StreamPlan
 from tokshard.testing import assert_exact_resume, assert_token_source
 
 WIDE = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
@@ -276,13 +276,3 @@ def test_a_run_that_masks_what_a_view_leaves_out_learns_from_the_others_alone_al
         labels = next(iter(before if step < 2 else after))["labels"]
         assert np.array_equal(labels, np.where(of_them, -100, batch["labels"]))
     assert found == sum(len(documents[number]) - 1 for number in ((2, 9, 32) if reads == "base" else (2, 32)))
-
-
-def test_a_mask_of_a_view_counts_its_own_documents(chats, tmp_path):
-    view, documents = chats
-    (tmp_path / "out.txt").write_text("0\n5\n")
-    with StreamingLoader(plan_of(view, "cut"), global_batch_size=6) as loader:
-        loader.mask("chat", tmp_path / "out.txt")
-        num_labels = sum(int((batch["labels"] != -100).sum()) for batch in loader)
-    expected = targets_of([hand for number, hand in enumerate(documents) if number not in {0, 5}])
-    assert num_labels == expected.total()

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,7 @@ from tokshard.runtime import (
     NumpyLoader,
     Sample,
     SampleRandom,
-    StreamingLoader,
     StreamPlan,
-    expand,
 )
 
 TEXT = ListSource([9, 4, 30, 1, 12, 3, 21] * 12)
@@ -46,40 +43,11 @@ PLANS: dict[str, Callable[..., StreamPlan]] = {
     "streams that share corpora": partial(plan_of, num_streams=3, **CUT),
     "a pass that ends in the middle of a step": lambda: StreamPlan(CHAT, seq_len=8, seed=3, epochs=1, **CUT),
 }
-SPREAD = [(1, 6, "refuse"), (3, 6, "refuse"), (4, 9, "pad"), (16, 6, "pad")]
-"""Ranks, and samples of a step; 16 ranks of 6 samples are mostly padding."""
 
 
 def check(batches: list[Any]) -> None:
     found = {(int(batch["step_targets"]), np.float32(batch["step_weight"])) for batch in batches}
     assert found == {targets_in(batches)}
-
-
-@pytest.mark.parametrize("spread", SPREAD, ids=str)
-@pytest.mark.parametrize("plan", PLANS)
-def test_each_rank_knows_the_targets_of_the_whole_step(plan: str, spread: tuple[int, int, Any], tmp_path: Path) -> None:
-    ranks, size, uneven = spread
-    (tmp_path / "out.txt").write_text("0\n3\n7\n8\n20\n")
-    options: dict[str, Any] = {
-        "global_batch_size": size,
-        "dp_world_size": ranks,
-        "uneven": uneven,
-        "prefetch_factor": 0,
-    }
-    form: Any
-    for form in (NumpyLoader, partial(StreamingLoader, compact=True)):
-        with ExitStack() as stack:
-            loaders = [stack.enter_context(form(PLANS[plan](), dp_rank=rank, **options)) for rank in range(ranks)]
-            loops, steps = list(map(iter, loaders)), 0
-            for batches in zip(*loops, strict=True):
-                check([expand(batch) if "next_tokens" in batch else batch for batch in batches])
-                steps += 1
-                if steps == 3:
-                    for loader in loaders:
-                        loader.mask(loader.plan.names[-1], tmp_path / "out.txt")
-                if steps == 12:
-                    break
-            assert steps > 4
 
 
 def test_targets_are_left_out_where_a_rank_cannot_know_them() -> None:

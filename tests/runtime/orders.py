@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,11 +155,6 @@ LARGER = Shelf(lengths=_lengths(), long_documents=_LONG, seq_len=4, block_tokens
 def order_of(rows: NDArray[Any]) -> Order:
     """Samples in the order of the corpus, each known by its first token."""
     return ranked(rows[:, 0])
-
-
-def orders_within(order: Order, size: int) -> Iterator[Order]:
-    """The order within each window."""
-    return (ranked(part) for part in order.reshape(-1, size))
 
 
 def places_of(rows: NDArray[Any], start: int, stop: int) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ That these are the samples of the pages, for every rank and history: test_page_m
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import math
 import random
@@ -32,8 +33,6 @@ from tokshard.runtime import NumpyLoader, expand, prefetch
 from tokshard.runtime.locality import steps_per_window
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows import narrow
-from tokshard.runtime.rows.expand import full_batch
-from tokshard.runtime.rows.narrow import PADDING_INDEX
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader, belong_to_the_loop
 
 SOAK = pytest.mark.soak
@@ -92,10 +91,16 @@ def change(data: st.DataObject, plan: StreamPlan, loader: Any, folder: Path) -> 
     plan=st.sampled_from(sorted(TRANSFORMS)).flatmap(lambda name: plans(transforms=TRANSFORMS[name])),
     ranks=st.integers(1, 3),
     rounds=st.integers(1, 4),
+    read_tokens=st.sampled_from([1, 50, 1 << 20]),
     data=st.data(),
 )
 def test_loaders_of_every_kind_give_the_same_batches_and_states_which_continue_each_other(
-    plan: StreamPlan, ranks: int, rounds: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+    plan: StreamPlan,
+    ranks: int,
+    rounds: int,
+    read_tokens: int,
+    data: st.DataObject,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("lists").resolve()
     sizes: dict[str, Any] = {
@@ -108,7 +113,8 @@ def test_loaders_of_every_kind_give_the_same_batches_and_states_which_continue_e
     for _ in range(data.draw(st.integers(1, 5))):
         kind, compact = data.draw(st.sampled_from(["arrays", "tensors", "data set"])), data.draw(st.booleans())
         ahead, steps = data.draw(st.integers(0, 4)), data.draw(st.integers(0, 5))
-        with NumpyLoader(plan, prefetch_factor=0, **sizes) as plain:
+        with NumpyLoader(plan, prefetch_factor=0, **sizes) as plain, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(narrow, "READ_TOKENS", read_tokens)
             plain.load_state_dict(state)
             change(data, plan, plain, folder)
             options = {"compact": compact, "prefetch_factor": ahead, **sizes}
@@ -124,28 +130,11 @@ def test_loaders_of_every_kind_give_the_same_batches_and_states_which_continue_e
                     assert batch[key][row].tolist() == alone[key].tolist(), (key, sample)
 
 
-@given(
-    plan=plans(),
-    samples=st.sets(st.integers(0, 60), min_size=1, max_size=20),
-    num_padding=st.integers(0, 3),
-    read_tokens=st.sampled_from([1, 50, 1 << 20]),
-    data=st.data(),
-)
-def test_rows_that_are_laid_out_together_are_read_in_any_stretches(
-    plan: StreamPlan, samples: set[int], num_padding: int, read_tokens: int, data: st.DataObject
-) -> None:
-    rows = sorted({sample % (plan.num_samples or 100) for sample in samples}) + [PADDING_INDEX] * num_padding
-    layout = plan.lay_out(plan.cursor(), np.array(rows))
-    stretch = st.lists(st.integers(0, len(rows)), min_size=2, max_size=2, unique=True).map(sorted)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(narrow, "READ_TOKENS", read_tokens)
-        for start, stop in data.draw(st.lists(stretch, min_size=1, max_size=5)):
-            batch = full_batch(plan.read(layout, start, stop))
-            assert batch["sample_index"].tolist() == rows[start:stop]
-            for row, sample in enumerate(rows[start:stop]):
-                alone = plan.sample(sample) if sample != PADDING_INDEX else {"input_ids": np.zeros(plan.seq_len)}
-                for key in {"input_ids", "labels", "loss_weights"} & set(alone):
-                    assert batch[key][row].tolist() == alone[key].tolist(), (key, sample)
+def test_loaders_of_every_kind_have_the_same_defaults() -> None:
+    arrays, *others = (inspect.signature(kind).parameters for kind in (NumpyLoader, StreamingLoader, StreamDataset))
+    for of_kind in others:
+        both = of_kind.keys() & arrays.keys()
+        assert {name: of_kind[name].default for name in both} == {name: arrays[name].default for name in both}
 
 
 def test_batches_have_the_documented_arrays() -> None:

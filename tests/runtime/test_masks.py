@@ -1,6 +1,6 @@
 """Documents that are taken out of the loss in mid-run: exactly their labels, from exactly this batch on, on record.
 
-What is refused as a list of documents, whatever the run: test_refusals.py.
+What is refused as a list of documents, whatever the run: test_refusals.py. Masks that are damaged: test_state.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from tests.runtime.loaders import take
 from tests.runtime.sources import ListSource
-from tests.runtime.states import edited, values_of
+from tests.runtime.states import values_of
 from tests.runtime.transforms import reverse
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.runtime import NumpyLoader, StreamPlan
@@ -88,62 +88,49 @@ def test_a_list_has_digits_in_lines_of_any_system_or_is_an_array(tmp_path: Path,
 # lists that changed since
 
 CHANGED = r"list, which lists documents that the run masks in corpus 'code' already, has other changes than appended"
+GREW = "has grown, but its last line had no line end when it was masked"
+OTHER = r"list was changed: the SHA-256 of its first .* bytes is"
+
+
+def to(content: bytes) -> Callable[[Path], Any]:
+    return lambda path: path.write_bytes(content)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "on_mask"),
+    ("before", "change", "on_mask", "on_load"),
     [
-        (b"4\n0\n", b"4\n", CHANGED),
-        (b"4\n0\n", b"4\n1\n", CHANGED),
-        (b"4\n0\n", b"9\n4\n0\n", CHANGED),
-        (b"4\n1", b"4\n12\n", "has grown, but its last line had no line end when it was masked"),
-        (b"4\n1", b"4\n1\n2\n", "has grown, but its last line had no line end when it was masked"),
-        (np.array([4, 0]), b"2\n", CHANGED),
-        (np.array([4, 0]), ..., CHANGED),
+        (b"4\n0\n", to(b"4\n"), CHANGED, OTHER),
+        (b"4\n0\n", to(b"4\n1\n"), CHANGED, OTHER),
+        (b"4\n0\n", to(b"9\n4\n0\n"), CHANGED, OTHER),
+        (b"4\n1", to(b"4\n12\n"), GREW, ""),  # what was masked is still there
+        (b"4\n1", to(b"4\n1\n2\n"), GREW, ""),
+        (np.array([4, 0]), to(b"2\n"), CHANGED, OTHER),
+        (np.array([4, 0]), lambda path: to(path.read_bytes() + b"2\n")(path), CHANGED, OTHER),
+        (b"4\n", to(b""), "", OTHER),
+        (b"4\n", Path.unlink, "", "list .*No such file or directory"),
+        (b"4\n", lambda path: [path.unlink(), path.mkdir()], "", "list .*Is a directory"),
+        (b"4\n", lambda path: [path.unlink(), path.symlink_to("/dev/zero")], "", "list .*not a regular file"),
     ],
 )
 def test_other_changes_of_a_list_than_appended_lines_are_refused(
-    tmp_path: Path, before: Any, after: Any, on_mask: str
+    tmp_path: Path, before: Any, change: Callable[[Path], Any], on_mask: str, on_load: str
 ) -> None:
     path = tmp_path / "list"
     with path.open("wb") as file:
         file.write(before) if isinstance(before, bytes) else np.save(file, before)
     loader = loader_of()
     loader.mask("code", path)
-    state, content = loader.state_dict(), path.read_bytes()
-    path.write_bytes(content + b"2\n" if after is ... else after)
-    with pytest.raises(PlanError, match=on_mask) as refused:
-        loader.mask("code", path)
-    assert "append lines only" in refused.value.hint
-    assert loader.state_dict() == state
-    if not path.read_bytes().startswith(content) or after is ...:  # else what was masked is still there
-        with pytest.raises(
-            PlanMismatchError, match=r"list was changed: the SHA-256 of its first .* bytes is"
-        ) as caught:
+    state = loader.state_dict()
+    change(path)
+    if on_mask:
+        with pytest.raises(PlanError, match=on_mask) as refused:
+            loader.mask("code", path)
+        assert "append lines only" in refused.value.hint
+        assert loader.state_dict() == state
+    if on_load:
+        with pytest.raises(PlanMismatchError, match=on_load) as caught:
             loader.load_state_dict(state)
-        assert "put the file of that run back" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("spoil", "problem"),
-    [
-        (lambda path: None, "No such file or directory"),
-        (lambda path: path.mkdir(), "Is a directory"),
-        (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
-        (lambda path: path.write_bytes(b""), "was changed"),
-    ],
-)
-def test_a_state_whose_list_is_no_file_any_more_is_refused(
-    tmp_path: Path, spoil: Callable[[Path], Any], problem: str
-) -> None:
-    path = tmp_path / "list"
-    path.write_text("4\n")
-    loader = loader_of()
-    loader.mask("code", path)
-    path.unlink()
-    spoil(path)
-    with pytest.raises(PlanMismatchError, match=f"list .*{problem}"):
-        loader_of(state=loader.state_dict())
+        assert on_load != OTHER or "put the file of that run back" in caught.value.hint
 
 
 def test_a_list_that_moved_is_found_if_it_is_masked_at_its_new_place_before_the_state_is_loaded(tmp_path: Path) -> None:
@@ -182,29 +169,6 @@ def test_a_state_has_few_bytes_for_each_call_however_much_a_list_has(tmp_path: P
     assert len(loaded.masks[0].calls) == 300
     for name in ("documents", "since"):
         assert np.array_equal(getattr(loaded.masks[0], name), getattr(cursor.masks[0], name))
-
-
-DAMAGED: list[dict[str, Any]] = [
-    {"calls": [[99, 4]]},
-    {"calls": [["0", 4]]},
-    {"calls": [[0, 0]]},
-    {"calls": []},
-    {"calls": [[0, 2], [0, 4]]},
-    {"calls": "AAAA"},
-    {"sha256": "0"},
-    {"name": ...},
-    {"file": ...},
-]
-
-
-@pytest.mark.parametrize("change", DAMAGED, ids=str)
-def test_a_damaged_mask_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    (tmp_path / "list").write_text("1\n2\n")
-    loader = loader_of()
-    loader.mask("code", tmp_path / "list")
-    mask = {key: value for key, value in {**masks_of(loader)[0], **change}.items() if value is not ...}
-    with pytest.raises(PlanMismatchError, match="the state is damaged"):
-        loader.load_state_dict(edited(loader.state_dict(), masks=[mask]))
 
 
 def test_a_transform_that_changes_the_pieces_of_a_row_with_a_masked_document_is_refused(tmp_path: Path) -> None:

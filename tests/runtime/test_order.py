@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.runtime.sources import PeriodicSource
 from tests.spec import order as spec
-from tests.spec.order import Used
 from tokshard.runtime.order import permutation as permutations
 from tokshard.runtime.order.permutation import KEY_WORDS, MAX_SORTED, Permutation, derive_key
 from tokshard.runtime.order.pieces import PieceReader
@@ -103,40 +102,6 @@ def test_items_of_equal_hashes_stay_in_their_order(monkeypatch: pytest.MonkeyPat
 
 
 # windows
-
-
-FIVE_STREAMS: dict[str, Any] = {"block": 16, "window_blocks": 3, "take": 1.0, "num_streams": 5, "position": 7}
-
-
-@example(tokens=4 * 5 * 3 * 16 + 3, **FIVE_STREAMS)  # each gets four windows, and the last one the tail
-@example(tokens=4 * 5 * 3 * 16 - 1, **FIVE_STREAMS)
-@given(
-    tokens=st.integers(1, 60) | st.integers(1, 10**15),
-    block=st.integers(1, 10) | st.integers(1, 10**6),
-    window_blocks=st.integers(1, 100),
-    take=st.just(1.0) | st.floats(0.01, 1),
-    num_streams=st.integers(1, 4),
-    position=st.integers(0, 200) | st.integers(0, 2**70),
-)
-def test_windows_and_their_blocks_are_those_of_the_rules(
-    tokens: int, block: int, window_blocks: int, take: float, num_streams: int, position: int
-) -> None:
-    assume(take == 1 or take * (tokens // block) >= 1)
-    source = PeriodicSource(tokens, 7)
-    shape = Shape(seq_len=4, block_tokens=block, window_blocks=window_blocks)
-    order = CorpusOrder(source=source, shape=shape, seed=1, take=take, num_streams=num_streams)
-    content = bytes.fromhex(source.fingerprint)
-    documents = spec.Documents(content, range(0, tokens, 7), tokens, int)
-    model = spec.Corpus(Used(documents, take=take), 1, num_streams, block, window_blocks, 4)
-    assert (order.num_parts, order.num_tokens) == (len(model.parts), model.tokens_read)
-    assert order.num_windows == sum(part.num_windows for part in model.parts)
-    for number, part in enumerate(model.parts):
-        window, expected = order.window_at(number, position), part.window_at(position)
-        assert (window.epoch, window.index, window.start, window.stop) == expected
-        assert order.window_at(number, window.stop).start == window.stop
-        blocks = zip(*(bound.tolist() for bound in order.blocks(window)), strict=True)
-        assert [range(start, stop) for start, stop in blocks] == part.blocks(expected)
-        assert (order.part_tokens(number), order.part_windows(number)) == (part.H, part.num_windows)
 
 
 def reader_of(source: Any, shape: Shape) -> PieceReader:

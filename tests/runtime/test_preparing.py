@@ -8,6 +8,7 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,12 @@ from numpy.typing import NDArray
 
 from tests.examples import some
 from tests.ranks import forked, worst_of
+from tests.runtime.disk import small_units, write
 from tests.runtime.loaders import expected_rows, rows_of, take
 from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import DamagedCorpusError
+from tokshard.runtime.bytes import mapped
+from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.loader import NumpyLoader, narrow_batches
 from tokshard.runtime.order import pieces
 from tokshard.runtime.order.pieces import AHEAD, PieceReader
@@ -116,8 +120,15 @@ def test_samples_that_are_asked_for_alone_prepare_nothing(watch: Watch) -> None:
 
 
 @pytest.mark.slow
-def test_another_thread_and_another_loader_that_read_anywhere_change_nothing() -> None:
-    plan = plan_of(ListSource([9, 14, 30, 1, 12] * 100), ListSource([17, 5] * 150, name="other", first_token=9000))
+def test_other_threads_and_another_loader_that_read_anywhere_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They push each other's record batches out."""
+    monkeypatch.setattr(mapped, "MAX_BATCHES", 1)
+    sources = {"one": ListSource([9, 14, 30, 1, 12] * 100), "other": ListSource([17, 5] * 150, first_token=9000)}
+    with small_units(batch_tokens=30, stride=16):
+        paths = [write(tmp_path / name, source, shard_tokens=60) for name, source in sources.items()]
+        plan = plan_of(*map(CorpusSource, paths))
     expected = expected_rows(plan.copy(), range(800))
 
     def ask(seed: int) -> None:
@@ -127,13 +138,13 @@ def test_another_thread_and_another_loader_that_read_anywhere_change_nothing() -
     with (
         NumpyLoader(plan, global_batch_size=4) as one,
         NumpyLoader(plan, global_batch_size=4) as other,
-        ThreadPoolExecutor(2) as pool,
+        ThreadPoolExecutor(4) as pool,
     ):
         other.skip(400)
-        asked = pool.map(ask, range(2))
+        asked = pool.map(ask, range(4))
         assert rows_of(take(one, 100)) == expected[:400]
         assert rows_of(take(other, 100)) == expected[400:]
-        assert list(asked) == [None, None]
+        assert list(asked) == [None] * 4
 
 
 class BrokenSource(ListSource):
@@ -264,11 +275,13 @@ def test_where_reading_begins_a_source_of_two_windows_is_told_all_of_its_blocks_
     assert sorted(block for _, blocks in source.asked[2:] for block in blocks) == sorted(told)
 
 
-def test_a_slow_source_is_told_the_blocks_of_a_window_little_by_little_and_asked_for_them_later(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("is_in_memory", [False, True])
+def test_a_source_is_asked_for_the_next_window_late_in_small_steps_and_told_its_blocks_before_if_it_is_slow(
+    monkeypatch: pytest.MonkeyPatch, is_in_memory: bool
 ) -> None:
     monkeypatch.setattr(pieces, "STEP_TOKENS", 4 * 50)
     source = AskedSource([9] * 800)
+    source.is_in_memory = is_in_memory
     reader = reader_of(source, 48)
     samples = 48 * 50 // 8
     blocks = [
@@ -288,13 +301,17 @@ def test_a_slow_source_is_told_the_blocks_of_a_window_little_by_little_and_asked
             start = done[-1][0] if done else 0
             assert stretches == blocks[start : start + len(stretches)]
             done.append((start + len(stretches), sample / samples))
-    assert (told[-1][0], asked[-1][0]) == (48 * AHEAD, 48)
+    assert asked[-1][0] == 48
+    assert 0.6 <= asked[0][1] < asked[-1][1] < 0.82
+    assert max(now - before for (before, _), (now, _) in itertools.pairwise(asked)) == 4, "in small steps"
+    assert len({at for _, at in asked}) == 12, "and one step at a time"
+    if is_in_memory:
+        assert not told
+        return
+    assert told[-1][0] == 48 * AHEAD
     assert max(now - before for (before, _), (now, _) in itertools.pairwise(told)) == 1
     assert min(at for number, at in told if number >= 48) < 0.52
     assert all(number <= 48 * min(2 * at, at + AHEAD - 1) + 1.5 for number, at in told)
-    assert 0.65 <= asked[0][1] < asked[-1][1] < 0.82
-    assert max(now - before for (before, _), (now, _) in itertools.pairwise(asked)) == 4, "in small steps"
-    assert len({at for _, at in asked}) == 12, "and one step at a time"
     source.asked.clear()
     for sample in range(samples, samples + 3):
         read_on(reader, sample)
@@ -302,24 +319,6 @@ def test_a_slow_source_is_told_the_blocks_of_a_window_little_by_little_and_asked
     assert len(released) == 1
     assert len(released[0]) == 48
     assert not set(released[0]) & set(blocks), "the window that is read now stays, and what is ahead"
-
-
-def test_a_source_in_memory_is_asked_for_the_ends_of_documents_in_small_steps_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pieces, "STEP_TOKENS", 4 * 50)
-    source = AskedSource([9] * 800)
-    source.is_in_memory = True
-    reader = reader_of(source, 48)
-    reader.table(reader.order.window(0, 0, 0))
-    asked: dict[int, int] = {}
-    for sample in range(48 * 50 // 8):
-        source.asked.clear()
-        read_on(reader, sample)
-        if stretches := [stretch for _, stretches in source.asked for stretch in stretches]:
-            asked[sample] = len(stretches)
-    assert list(asked.values()) == [4] * 12
-    assert min(asked) > 0.6 * 300
 
 
 def test_nothing_beyond_the_end_of_a_finite_pass_is_announced() -> None:

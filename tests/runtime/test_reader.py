@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
-import random
 import resource
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -257,23 +255,6 @@ def test_pread_reads_a_step_when_it_is_made_with_few_tokens_of_the_steps_that_ar
     for _, narrow in zip(range(100), steps, strict=False):
         assert sum(asked) <= max(narrow.num_read_tokens, at_once)
         del asked[:]
-
-
-def test_threads_that_push_each_others_batches_out_read_what_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mapped, "MAX_BATCHES", 1)
-    with small_units(batch_tokens=30, stride=16):
-        source = CorpusSource(write(tmp_path / "corpus", ListSource([6] * 120), shard_tokens=60))
-    plan = StreamPlan(source, seq_len=24, block_tokens=96)
-    expected = [plan.sample(sample)["input_ids"].tolist() for sample in range(60)]
-
-    def ask(seed: int) -> None:
-        for sample in random.Random(seed).choices(range(60), k=60):
-            assert plan.sample(sample)["input_ids"].tolist() == expected[sample]
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(ask, range(4))) == [None] * 4
 
 
 @pytest.mark.parametrize("access", ACCESS)

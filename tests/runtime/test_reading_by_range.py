@@ -268,6 +268,10 @@ def test_corpora_of_16_and_32_bits_share_one_memory(local, tmp_path):
     for directory in (local, wide, local):
         assert rows_of(CorpusSource(directory, access="pread", cache=cache)) == rows_of(CorpusSource(directory))
     assert cache._memory.content.nbytes <= 6 * ONE_WINDOW, "of both, not of each"
+    source = CorpusSource(wide, access="pread", cache=Cache())
+    source.will_read(np.array([BLOCK]), np.array([2 * BLOCK]))
+    of_block = range(2 * BLOCK // STRIDE, 2 * (2 * BLOCK // STRIDE + 1))  # to the stride of the label behind it
+    assert sorted(source.cache._current()._readers) == list(of_block), "two chunks for each stride"
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

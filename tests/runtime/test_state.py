@@ -5,9 +5,7 @@ That states are those of STATE.md: test_histories.py. What is refused: test_refu
 
 from __future__ import annotations
 
-import json
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -65,24 +63,6 @@ def long_schedule(num_segments: int, num_corpora: int, every: int) -> StreamPlan
     return StreamPlan(sources, schedule=schedule, seq_len=16, block_tokens=64, window_blocks=4, seed=2)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(("num_corpora", "num_changes"), [(5, 2_000), (50, 5_000)])
-def test_thousands_of_planned_changes_are_a_small_state_that_is_saved_and_loaded_at_once(
-    num_corpora: int, num_changes: int
-) -> None:
-    plan = long_schedule(num_changes, num_corpora, 8)
-    for place in (0, 8, 4 * num_changes, 8 * num_changes):
-        with NumpyLoader(plan, global_batch_size=8) as loader:
-            loader.skip(place)
-            started = time.process_time()
-            state = loader.state_dict()
-            loader.load_state_dict(state)
-            assert loader.state_dict() == state
-            assert time.process_time() - started < 10  # 0.1 s on a quiet machine
-            assert len(state["cursor"]) < 3_000 + (240 + 16 * 22) * num_corpora  # 16 weights, of up to 20 digits
-            assert rows_of(take(loader, 2)) == expected_rows(plan, range(place, place + 16))
-
-
 def test_the_samples_of_a_long_schedule_count_its_past_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []
     count = Mixture._advanced
@@ -91,27 +71,6 @@ def test_the_samples_of_a_long_schedule_count_its_past_once(monkeypatch: pytest.
     for sample in range(1_300, 1_400):
         plan.sample(sample)
     assert len(counted) < 310
-
-
-def test_the_last_16_weights_are_in_a_state_whenever_it_was_saved_and_the_samples_since_are_traced() -> None:
-    plan, starts = two_corpora(), list(range(0, 60, 3))
-    kept, stopped = (NumpyLoader(plan, global_batch_size=1) for _ in range(2))
-    for start in starts:
-        for loader in (kept, stopped):
-            loader.skip(start - loader.cursor.sample)
-            loader.set_weights({"a": 1 + start, "b": 7})
-        stopped = NumpyLoader(plan, global_batch_size=1)
-        stopped.load_state_dict(kept.state_dict())
-        assert stopped.state_dict() == kept.state_dict()
-        assert [at for at, _ in values_of(kept.state_dict())["weights"]] == starts[: start // 3 + 1][-16:]
-    first = starts[-16]
-    as_planned = two_corpora(
-        weights={"a": 1, "b": 7}, schedule=[(start, {"a": 1 + start, "b": 7}) for start in starts[1:]]
-    )
-    for sample in range(first, 80):
-        assert plan.trace(sample, stopped.cursor) == as_planned.trace(sample)
-    with pytest.raises(IndexError, match="it keeps those from sample 12 on"):
-        plan.trace(first - 1, stopped.cursor)
 
 
 def test_changes_without_a_batch_in_between_leave_no_batches_behind() -> None:
@@ -126,6 +85,10 @@ def test_changes_without_a_batch_in_between_leave_no_batches_behind() -> None:
 
 
 # what is damaged
+
+
+MASK = {"fingerprint": "0" * 64, "name": "a", "file": "/nowhere", "calls": [[0, 4]], "sha256": "0" * 64}
+"""Of a list that is not there any more, which is no damage."""
 
 
 @pytest.mark.parametrize(
@@ -168,6 +131,20 @@ def test_changes_without_a_batch_in_between_leave_no_batches_behind() -> None:
         {"counts": [[1, 1]], "remainders": [[2**64]]},
         {"counts": [[2**62 + 2, 1]], "remainders": [[1]]},
         {"masks": [5]},
+        *(
+            {"masks": [{key: value for key, value in (MASK | change).items() if value is not ...}]}
+            for change in (
+                {"calls": [[99, 4]]},
+                {"calls": [["0", 4]]},
+                {"calls": [[0, 0]]},
+                {"calls": []},
+                {"calls": [[0, 2], [0, 4]]},
+                {"calls": "AAAA"},
+                {"sha256": "0"},
+                {"name": ...},
+                {"file": ...},
+            )
+        ),
         {"corpora": []},
         {"unknown": 5},
     ],
@@ -214,7 +191,7 @@ def long_state(folder: Path) -> tuple[StreamPlan, State]:
     return plan, after.state_dict()
 
 
-def test_a_state_of_which_any_byte_or_key_was_changed_is_refused(tmp_path: Path) -> None:
+def test_a_state_of_which_any_byte_was_changed_is_refused(tmp_path: Path) -> None:
     plan, state = long_state(tmp_path)
     loader, line = resumed(plan, state), state["cursor"]
     assert loader.state_dict() == state
@@ -223,13 +200,6 @@ def test_a_state_of_which_any_byte_or_key_was_changed_is_refused(tmp_path: Path)
         for other in (line[:at], *(line[:at] + other + line[at + 1 :] for other in others)):
             with pytest.raises(PlanMismatchError):
                 loader.load_state_dict({"cursor": other})
-    values = json.loads(line)
-    assert all(values.values()), values
-    changed = [{key: values[key] for key in values if key != gone} for gone in values if gone != "tokshard_cursor"]
-    changed += [{**values, key: other} for key in values for other in (0, [], "", None, -1) if key != "tokshard_cursor"]
-    for one in [*changed, {**values, "sample": values["sample"] + 2}, {**values, "more": 1}]:
-        with pytest.raises(PlanMismatchError, match="was changed after it was saved"):
-            loader.load_state_dict({"cursor": json.dumps(one, separators=(",", ":"))})
 
 
 # what was read

@@ -167,8 +167,9 @@ def test_losses_in_chunks_are_equal_and_never_have_all_logits_in_memory(chunk: i
     whole, chunked = model(), model(loss_chunk=chunk)
     losses = sum_of_losses(chunked, batch)
     torch.testing.assert_close(losses, sum_of_losses(whole, batch), atol=1e-6, rtol=1e-6)
-    with torch.no_grad():
+    with torch.no_grad(), Calls() as calls:
         assert torch.equal(sum_of_losses(chunked, batch), losses)
+    assert calls.count["aten.mm.default"] == 14 + -(-64 // chunk)  # of the forward pass alone
     expected = gradients(whole, batch)
     with Calls() as calls:
         found = gradients(chunked, batch)

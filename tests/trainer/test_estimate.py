@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -141,7 +143,10 @@ def test_memory_is_within_3_percent_of_what_7b_took_on_a_gpu(recompute: str, gib
     assert sum(found.peak_bytes.values()) / GIB == pytest.approx(gib, rel=0.03)
 
 
-def test_the_command_prints_lines_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+def test_the_command_prints_lines_or_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = tmp_path / "recipe.toml"
     fields = configuration({"code": "nowhere"}, tmp_path, data__weights={}, data__global_batch_size=8)
     recipe.write_text(as_toml(fields | {"model": SMALL}))
@@ -155,3 +160,8 @@ def test_the_command_prints_lines_or_json(tmp_path: Path, capsys: pytest.Capture
     assert found["collectives"]["all-reduce"]["count"] == 4
     assert found["rows"] == 3  # of the largest batch
     assert main([]) == 2
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["estimate", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("tokshard.trainer.estimate", run_name="__main__")
+    assert capsys.readouterr().out.startswith("usage: python -m tokshard.trainer.estimate")

@@ -18,7 +18,7 @@ from tokshard.run_files.recipe import Optimizer, vocabulary_of
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer.losses import micro_batches, sum_of_losses
-from tokshard.trainer.model import Transformer
+from tokshard.trainer.model import Transformer, rotations
 from tokshard.trainer.optimizer import decay_groups, learning_rate, make_optimizer
 
 CPU = torch.device("cpu")
@@ -48,6 +48,14 @@ def test_parts_of_a_compact_batch_have_the_content_and_the_losses_of_the_full_on
         losses = sum_of_losses(net, batch)
         torch.testing.assert_close(torch.cat([sum_of_losses(net, part) for part in parts]), losses)
         assert (losses[batch["sample_index"] < 0] == 0).all()
+
+
+def test_slow_rotations_of_llama_3_are_slower_by_its_factor_and_those_between_on_a_line() -> None:
+    cos, sin = rotations(torch.arange(40), replace(SHAPE, rope_factor=8.0, rope_original_length=100))
+    for index, kept in enumerate([1.0, (100 * 0.1 / (2 * math.pi) - 1) / (4 - 1), 0.0, 0.0]):
+        angles = torch.arange(40) * 0.1**index * (kept + (1 - kept) / 8)
+        torch.testing.assert_close(cos[:, 0, index], angles.cos())
+        torch.testing.assert_close(sin[:, 0, index], angles.sin())
 
 
 def test_initial_values_depend_on_seed_and_name_alone() -> None:

@@ -7,7 +7,6 @@ They are read by a test and may be by other implementations, so the file explain
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from recipes.fill_in_the_middle import FillInTheMiddle
 from tests.runtime.sources import ListSource, PeriodicSource, SpannedSource
+from tokshard.runtime import TokenSource
 from tokshard.runtime.order.permutation import ORDER_VERSION
 from tokshard.runtime.plan import StreamPlan
 
@@ -22,34 +22,6 @@ FILE = Path(__file__).with_name("order.json")
 
 FACTS: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 """The file itself says what is planned: another plan is a new entry, whose values the program fills in."""
-
-
-class _Documents(ListSource):
-    def __init__(self, content: str, document_lengths: Sequence[int], first_token: int) -> None:
-        super().__init__(document_lengths, first_token=first_token)
-        self.content = content
-
-    @property
-    def fingerprint(self) -> str:
-        return self.content
-
-
-class _Spanned(SpannedSource):
-    def __init__(self, content: str, **facts: Any) -> None:
-        super().__init__(target_weights(facts), first_token=facts["first_token"])
-        self.content = content
-
-    @property
-    def fingerprint(self) -> str:
-        return self.content
-
-
-class _Periodic(PeriodicSource):
-    dtype = np.dtype(np.uint32)
-
-    def __init__(self, content: str, num_tokens: int, document_tokens: int) -> None:
-        super().__init__(num_tokens, document_tokens)
-        self.fingerprint = content
 
 
 def target_weights(facts: dict[str, Any]) -> list[list[float]]:
@@ -62,17 +34,26 @@ def target_weights(facts: dict[str, Any]) -> list[list[float]]:
     return found
 
 
+def source_of(facts: dict[str, Any]) -> TokenSource:
+    """A corpus of the file, with its fingerprint."""
+    if "num_tokens" in facts:
+        periodic = PeriodicSource(facts["num_tokens"], facts["document_tokens"])
+        periodic.dtype, periodic.fingerprint = np.dtype(np.uint32), facts["content"]
+        return periodic
+    kind, documents = (
+        (SpannedSource, target_weights(facts)) if "loss" in facts else (ListSource, facts["document_lengths"])
+    )
+    of_content: Any = type("OfContent", (kind,), {"fingerprint": facts["content"]})
+    source: TokenSource = of_content(documents, first_token=facts["first_token"])
+    return source
+
+
 def plan_of(facts: dict[str, Any]) -> StreamPlan:
     """A plan of the file."""
     entries = facts["corpora"]
-    sources: dict[str, Any] = {}
-    for name, entry in entries.items():
-        corpus = FACTS["corpora"][entry["corpus"]]
-        kind: Any = _Spanned if "loss" in corpus else _Documents if "document_lengths" in corpus else _Periodic
-        sources[name] = kind(**corpus)
     names = list(entries)
     return StreamPlan(
-        sources,
+        {name: source_of(FACTS["corpora"][entry["corpus"]]) for name, entry in entries.items()},
         weights={name: entry.get("weight", 1.0) for name, entry in entries.items()},
         take={name: entry.get("take", 1.0) for name, entry in entries.items()},
         start_epoch={name: entry.get("start_epoch", 0) for name, entry in entries.items()},

@@ -201,7 +201,7 @@ def main(arguments: list[str]) -> int:
     """Print an estimate. Exit codes: 0; 1 a corpus is damaged; 2 a wrong recipe."""
     given = [argument for argument in arguments if argument != "--json"]
     if not given or given[0] in ("-h", "--help"):
-        sys.stderr.write(
+        (sys.stdout if given else sys.stderr).write(
             "usage: python -m tokshard.trainer.estimate RECIPE.toml [ranks=N] [section.key=value ...] [--json]\n"
         )
         return 0 if given else 2
