@@ -291,6 +291,10 @@ def test_columns_of_mds_are_kept(place):
     result = imported(place, folder, id_field="id", keep_field=["n:int64"])
     assert metadata_of(result) == [{"id": "abc", "n": 7}] * 5
     assert not any("left out" in note for note in result.notes)
+    index = folder / "index.json"
+    index.write_text(index.read_text().replace('"int"', '"int32"'))
+    with pytest.raises(BadSourceError, match="a value of a column is not stored as int32"):
+        imported(place, folder, out=place / "narrow", keep_field=["n:int64"])
 
 
 # the rest of an import

@@ -74,6 +74,12 @@ def test_delimiters_that_are_added_are_not_trained_and_shift_what_follows(name, 
     assert found_in(place / "out") == (documents, [[[2, 3]], [[2, 3]], [[1, 3]]])
 
 
+def test_a_document_that_starts_at_the_end_of_its_pack_is_empty(place):
+    result = imported(place, table(place, "a.parquet", {"seq_start_id": [[0, 3], [0]]}, [[1, 2, EOS], [3, EOS]]))
+    assert documents_of(result) == [[1, 2, EOS], [3, EOS]]
+    assert result.manifest.records.left_out == {"empty": 1}
+
+
 def test_packs_of_megatron_bridge_are_cut_and_shifted_back_with_their_mask_or_without(place):
     shifted = [[*mask[1:], 0] for mask in MASKS]
     columns = {
