@@ -261,6 +261,23 @@ def test_a_file_with_numbers_is_read_by_row_groups(with_ids, tmp_path, monkeypat
         assert ids(tmp_path / "again") == [*range(0, 60, 2)]
 
 
+@pytest.mark.parametrize("form", ["metadata", "column", "dictionary"])
+def test_scores_by_number_stay_valid_when_the_corpus_grows(corpus, tmp_path, form):
+    with open_corpus(corpus) as opened:
+        count, fingerprint = len(opened), opened.fingerprint
+    table = pa.table({"document": range(count), "score": np.arange(count) / count})
+    if form == "metadata":
+        table = table.replace_schema_metadata({"fingerprint": fingerprint})
+    else:
+        column = pa.array([fingerprint] * count)
+        table = table.append_column("fingerprint", column if form == "column" else column.dictionary_encode())
+    parquet.write_table(table, tmp_path / "scores.parquet")
+    grow(corpus)
+    select_corpus(corpus, out=tmp_path / "view", join=tmp_path / "scores.parquet", where="score>=0.5")
+    with open_corpus(tmp_path / "view") as view:
+        assert [view.in_base(number) for number in range(len(view))] == [*range((count + 1) // 2, count)]
+
+
 @pytest.mark.parametrize("action", ["changes", "goes"])
 def test_a_joined_file_that_changes_between_two_row_groups_selects_nothing_else(
     with_ids, tmp_path, monkeypatch, action

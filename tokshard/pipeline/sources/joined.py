@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokshard.errors import BuildError, UsageError
-from tokshard.format.arrays import number_array, numbers_of
+from tokshard.format.arrays import number_array, numbers_of, value_array
 from tokshard.format.corpus import Corpus
 from tokshard.format.document_list import ID, MAX_ROWS
 from tokshard.format.files import file_sha256
@@ -49,8 +49,9 @@ class Joined:
     """The columns of a file, by document.
 
     The file has a column `id`, as ``--id-field`` kept them, or `document`: a number in the corpus whose content
-    fingerprint is in the column `fingerprint` or in the metadata of the file. Without a fingerprint, the numbers are of
-    this corpus if the file has a row for each of its documents.
+    fingerprint is in the column `fingerprint` or in the metadata of the file. That of an earlier generation counts, too:
+    its documents have kept their numbers. Without a fingerprint, the numbers are of this corpus if the file has a row
+    for each of its documents.
 
     Of a file with numbers, only the row groups that may have the documents asked for are read: two or three at a time,
     if the file is sorted by number. A file with ids is read whole. What is read stays in memory, at 24 bytes a row or
@@ -71,7 +72,7 @@ class Joined:
     """
 
     def __init__(self, file: str, corpus: Corpus, sha256: str) -> None:
-        self._file, self._fingerprint = file, corpus.fingerprint
+        self._file, self._fingerprints = file, list(corpus.content_fingerprints)
         self._version = _version_of(file)  # before the hash: what is read later must be what was hashed
         unchanged(file, sha256)
         with self._opened() as table:
@@ -121,10 +122,10 @@ class Joined:
         given = {metadata[key].decode() for key in (b"fingerprint", b"tokshard.fingerprint") if key in metadata}
         if FINGERPRINT in table.schema_arrow.names:
             batches = table.iter_batches(columns=[FINGERPRINT])
-            is_there = any(corpus.fingerprint in batch.column(0).unique().to_pylist() for batch in batches)
-            given |= {corpus.fingerprint} if is_there else {""}
+            found = (set(batch.column(0).unique().to_pylist()) & set(self._fingerprints) for batch in batches)
+            given |= next(filter(None, found), {""})
         num_rows = table.metadata.num_rows
-        if given and corpus.fingerprint not in given:
+        if given and given.isdisjoint(self._fingerprints):
             raise UsageError(
                 f"{self._file} is for {min(given)[:12] or 'another corpus'}, and this corpus is "
                 f"{corpus.fingerprint[:12]}",
@@ -190,7 +191,8 @@ class Joined:
             if FINGERPRINT in table.schema.names:
                 import pyarrow.compute as pc
 
-                table = table.filter(pc.equal(table.column(FINGERPRINT), self._fingerprint))
+                ours = value_array(self._fingerprints, pa.string())
+                table = table.filter(pc.is_in(table.column(FINGERPRINT).cast(pa.string()), ours))
             kinds = {name: SUPPORTED_COLUMN_TYPES[self.columns[name]] for name in names}
             values = {name: table.column(name).cast(kind).combine_chunks() for name, kind in kinds.items()}
         self._check_version()  # nobody knows when a change began
