@@ -49,8 +49,8 @@ class Joined:
     """The columns of a file, by document.
 
     The file has a column `id`, as ``--id-field`` kept them, or `document`: a number in the corpus whose content
-    fingerprint is in the column `fingerprint` or in the metadata of the file. That of an earlier generation counts, too:
-    its documents have kept their numbers. Without a fingerprint, the numbers are of this corpus if the file has a row
+    fingerprint is in the column `fingerprint` or in the metadata of the file. That of an earlier generation will do,
+    because documents keep their numbers. Without a fingerprint, the numbers are of this corpus if the file has a row
     for each of its documents.
 
     Of a file with numbers, only the row groups that may have the documents asked for are read: two or three at a time,
