@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tests.contract import small
@@ -110,6 +110,7 @@ OPTIONS: dict[str, Any] = {
         }
     ),
 )
+@example(lengths=[*range(1, 13)], repeats=[], options={"shuffle": 7}, sizes={"copy_fan_out": 3})
 def test_a_copy_with_any_options_holds_the_documents_once(
     lengths, repeats, options, is_of_two, sizes, tmp_path_factory
 ):
@@ -157,6 +158,14 @@ def test_a_split_divides_a_copy_and_keeps_the_order_of_each_part(corpus, tmp_pat
     held = {row[0] for row in validation}
     assert validation == [row for row in rows(tmp_path / "all") if row[0] in held]
     assert train == [row for row in rows(tmp_path / "all") if row[0] not in held]
+
+
+def test_a_task_of_a_copy_reads_as_much_as_one_of_its_shards_holds_if_that_is_more_than_a_task(tmp_path, monkeypatch):
+    write_corpus(tmp_path / "corpus", documents_of([40] * 6), tokenizer=TINY_TOKENIZER, shard_tokens=40)
+    small.shrink(monkeypatch.setattr, copy_task_tokens=1)
+    copy_corpus(tmp_path / "corpus", out=tmp_path / "copy", shard_tokens=60)
+    with open_corpus(tmp_path / "copy") as copy:
+        assert [shard.num_tokens for shard in copy.shards] == [40] * 6
 
 
 @given(tokens=st.lists(st.integers(0, 50), max_size=40), most=st.integers(1, 60))
