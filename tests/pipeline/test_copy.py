@@ -161,7 +161,7 @@ def test_a_split_divides_a_copy_and_keeps_the_order_of_each_part(corpus, tmp_pat
 
 
 def test_a_task_of_a_copy_reads_as_much_as_one_of_its_shards_holds_if_that_is_more_than_a_task(tmp_path, monkeypatch):
-    write_corpus(tmp_path / "corpus", documents_of([40] * 6), tokenizer=TINY_TOKENIZER, shard_tokens=40)
+    write_corpus(tmp_path / "corpus", documents_of([20] * 12), tokenizer=TINY_TOKENIZER, shard_tokens=40)
     small.shrink(monkeypatch.setattr, copy_task_tokens=1)
     copy_corpus(tmp_path / "corpus", out=tmp_path / "copy", shard_tokens=60)
     with open_corpus(tmp_path / "copy") as copy:
