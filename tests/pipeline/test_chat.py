@@ -12,12 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.contract.small import shrink
+from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.encode.chat import chats
 from tests.pipeline.encode.chat.chats import said
 from tests.pipeline.encode.chat.templates import CHATML
-from tests.pipeline.inputs import jsonl
+from tests.pipeline.inputs import jsonl, zstd
 from tokshard import build_corpus, copy_corpus, open_corpus
+from tokshard.format import names
 from tokshard.runtime import NumpyLoader, StreamPlan
+from tokshard.store import files_below, open_store
 
 RECORDS = [said("q", "one", "r", "two"), said("what is <|im_end|>?", "a ü 🧪"), said("x", "three")]
 LEARNED = [["one<|im_end|>", "two<|im_end|>"], ["a ü 🧪<|im_end|>"], ["three<|im_end|>"]]
@@ -145,3 +148,40 @@ def test_weights_of_messages_are_those_of_their_targets(tmp_path, tokenizer):
     assert read == expected
     build(path, tokenizer, tmp_path / "skipped", on_bad_record="skip")
     assert learned(tmp_path / "skipped") == [["three<|im_end|>"]], "weights are no targets of every loss"
+
+
+# who runs it
+
+
+def many(count: int) -> list[dict[str, Any]]:
+    """Conversations of which some are equal, some bad, and some have nothing to learn."""
+    found = [said("q" * (n % 5), "one 🧪 " * (n % 7), f"{n % 13}", "<|im_end|> two") for n in range(count)]
+    for n in range(0, count, 9):
+        found[n]["messages"][3]["weight"], found[n]["messages"][1]["weight"] = 0, 1
+    for n in range(0, count, 11):
+        found[n]["messages"].pop(n % 4)["role"] = "nobody"
+    return [{"messages": []} if n % 10 == 3 else {**record, "pad": "x" * 30_000} for n, record in enumerate(found)]
+
+
+@pytest.mark.slow
+def test_workers_and_jobs_in_a_store_make_the_bytes_of_one_process_of_conversations(in_memory, tmp_path, tokenizer):
+    options: dict[str, Any] = {"chat": "own", "on_bad_record": "skip", "task_bytes": 1 << 20, "dedup": "exact"}
+    options |= {"max_tokens": 40, "overlong": "head", "min_tokens": 25, "loss": "weighted", "validation_fraction": 0.3}
+    records = many(40)  # so large, since workers know nothing of smaller chunks
+    content = {f"in/{n}.jsonl": jsonl(records[n:]) for n in range(2)} | {"in/c.jsonl.zst": zstd(jsonl(records[:30]))}
+    content |= {f"tok/{path.name}": path.read_bytes() for path in tokenizer.iterdir()}
+    found = []
+    for root in (str(tmp_path / "alone"), str(tmp_path / "workers"), in_memory):
+        for path, data in content.items():
+            open_store(root).put(path, data)
+        here: dict[str, Any] = {"tokenizer": f"{root}/tok", "out": f"{root}/out", **options}
+        if root == in_memory:
+            for index in (2, 0, 1):
+                run_job(f"{root}/in", job_index=index, num_jobs=3, workers=1, **here)
+            commit_corpus(here["out"])
+        else:
+            build_corpus(f"{root}/in", **here, workers=2 if root.endswith("workers") else 1)
+        store = open_store(here["out"])
+        found.append({path: store.get(path) for path in files_below(store, "") if Path(path).name != names.REPORT})
+    assert found[0] == found[1] == found[2]
+    assert sum(names.is_shard_name(Path(path).name) for path in found[0]) > 1

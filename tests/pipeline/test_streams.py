@@ -116,6 +116,20 @@ def test_bytes_after_the_last_frame_are_refused_but_for_zeros_after_gzip(suffix,
         read_all(data, path)
 
 
+@pytest.mark.parametrize("suffix", ["gz", "zst", "bz2", "xz"])
+def test_a_flipped_bit_anywhere_under_a_checksum_is_refused_or_harmless(suffix, tmp_path):
+    data = COMPRESSED[suffix, "a checksum" if suffix == "zst" else "one frame"]
+    refused = 0
+    for position in range(len(data)):
+        flipped = bytearray(data)
+        flipped[position] ^= 1 << position % 8
+        try:
+            assert read_all(bytes(flipped), tmp_path / f"a.jsonl.{suffix}") == LINES, position  # a time stamp
+        except SourceError:
+            refused += 1
+    assert refused > 0.9 * len(data)
+
+
 def test_zeros_behind_an_xz_stream_come_in_fours(tmp_path):
     data, path = COMPRESSED["xz", "one frame"], tmp_path / "a.jsonl.xz"
     assert read_all(data + bytes(1 << 18), path) == LINES
