@@ -32,10 +32,12 @@ from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline import build as local
 from tokshard.pipeline.executors.base import Ended, Event, WorkerUsage
+from tokshard.pipeline.judge import Judge
 from tokshard.pipeline.request import Build
-from tokshard.pipeline.tasks.planning import AnyTask, Run
+from tokshard.pipeline.sources.division import Span
+from tokshard.pipeline.tasks.planning import AnyTask, Run, Task
 from tokshard.pipeline.tasks.running import Stage, TaskRunner
-from tokshard.pipeline.workspace.receipts import Receipt
+from tokshard.pipeline.workspace.receipts import Failure, Receipt
 
 DOCUMENT, REPEATED, EMPTY, BAD = "d", "r", "-", "x"
 """What a record is: a text of its own, a text that others have, too, none, or malformed."""
@@ -394,3 +396,16 @@ def test_what_a_stream_left_no_room_for_is_in_the_corpus_when_the_stream_is_left
     place.build("out")
     with open_corpus(tmp_path / "out") as corpus:
         assert texts_of(corpus) == expected(broken) == [case.text(1, number) for number in range(6)]
+
+
+def test_what_failed_in_an_input_that_is_left_out_then_keeps_no_later_task_from_running() -> None:
+    tasks = [
+        Task(key=(0, 0), stop=1, span=Span(0, 9)),
+        Task(key=(0, 1), stop=1, span=Span(9)),
+        Task(key=(1, 0), stop=2),
+    ]
+    judge = Judge(tasks=tasks, is_leaving_out=True)
+    judge.add(Receipt(key=(0, 1), failure=Failure(kind="record", source=0, problem="bad")))
+    assert judge.is_pointless(tasks[2]), "the build fails, as far as is known"
+    judge.add(Receipt(key=(0, 0), failure=Failure(kind="input", source=0, problem="damaged")))
+    assert [*judge.missing()] == tasks[2:]
