@@ -61,7 +61,7 @@ DESCRIBE_OTHERS = ("manifest.json", "generation-01/manifest.json", "shards.arrow
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of two generations with all kinds of files but those of a search for duplicates, and a view of it."""
+    """A corpus of two generations, with every kind of file but those of a search for duplicates; and a view of it."""
     rng, place = random.Random(3), tmp_path_factory.mktemp("damage")
     lengths = [rng.randint(1, 400) for _ in range(60)]
     metadata = {

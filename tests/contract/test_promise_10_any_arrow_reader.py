@@ -1,4 +1,4 @@
-"""Promise 10: any Arrow reader reads a shard, those of other projects, too."""
+"""Promise 10: any Arrow reader can read a shard. The readers of other projects are tried as well."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class BadRecord:
     Args:
         what: the record is.
         file: the name of the source.
-        content: of the file.
+        content: the bytes of the file.
         said: the reason, as it is counted, and the detail. ``*`` stands for what depends on versions.
         options: of the build.
         run: the build, or import.

@@ -1,7 +1,7 @@
-"""Whatever ends when, fails, is stopped or lost, a build ends as one process does that runs its tasks in order.
+"""A build ends as if one process had run its tasks in order, whatever fails, stops or is lost, and whenever it does.
 
-What that is, a model of twenty lines says from the records; and a build by one process that nothing happens to. That
-it holds for processes that are killed is in tests/contract, in test_promise_01_product.py.
+A short model says from the records how it has to end, and so does an undisturbed build by one process. For processes
+that are killed, tests/contract/test_promise_01_product.py shows the same.
 """
 
 from __future__ import annotations
@@ -406,6 +406,6 @@ def test_what_failed_in_an_input_that_is_left_out_then_keeps_no_later_task_from_
     ]
     judge = Judge(tasks=tasks, is_leaving_out=True)
     judge.add(Receipt(key=(0, 1), failure=Failure(kind="record", source=0, problem="bad")))
-    assert judge.is_pointless(tasks[2]), "the build fails, as far as is known"
+    assert judge.is_pointless(tasks[2]), "so far, the build fails"
     judge.add(Receipt(key=(0, 0), failure=Failure(kind="input", source=0, problem="damaged")))
     assert [*judge.missing()] == tasks[2:]

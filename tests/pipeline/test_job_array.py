@@ -1,7 +1,7 @@
 """Jobs of an array: who runs what, what becomes of failures, and which processes may take part.
 
-That their bytes and errors are those of one process is in test_any_order.py, and in tests/contract, in
-test_promise_01_product.py.
+Their bytes and errors are compared with those of one process in test_any_order.py and
+tests/contract/test_promise_01_product.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Seeds never change, so neither does the outcome, unless the order changes. The g
 short orders are measured by default, and the rest in the soak. A uniform permutation fails one check with the chance
 `scores.FALSE_ALARM`, by theory; no bound was chosen for what passes. The same checks are shown to catch bad orders.
 `python -m benchmark.shuffle` measures more kinds of orders, whole plans and ranks among them, and how windows shuffle a
-corpus sorted by topic. Whole plans need no check here: each sample is that of the page by test_page_model.py.
+corpus sorted by topic. Whole plans need no check here: test_page_model.py compares each of their samples with the page.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def test_changes_without_a_batch_in_between_leave_no_batches_behind() -> None:
 
 
 MASK = {"fingerprint": "0" * 64, "name": "a", "file": "/nowhere", "calls": [[0, 4]], "sha256": "0" * 64}
-"""Of a list that is not there any more, which is no damage."""
+"""A valid mask. That its list is missing does not matter: damage is found first."""
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def check_type(name: str, kind: str) -> None:
     """
     if kind not in SUPPORTED_COLUMN_TYPES:
         raise UsageError(
-            f"the column {name!r} is {kind}", hint="numbers, texts, dates, and true or false can be compared"
+            f"the column {name!r} is {kind}, which cannot be compared",
+            hint="name another column, or convert this one to numbers, texts, dates, or true and false",
         )
 
 

@@ -95,7 +95,7 @@ def open_base(store: Store, base: Base) -> Corpus:
 
 
 def _beside(store: Store) -> Iterator[str]:
-    """The places beside a view, listed when they are asked for."""
+    """The places beside a view. Their folder is listed only if the first of them is needed."""
     above, _ = locate(store.location)
     yield from map(above.where, sorted(present(above)))
 

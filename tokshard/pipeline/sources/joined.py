@@ -63,7 +63,8 @@ class Joined:
         sha256: of the file that the view began with, in hexadecimal digits.
 
     Attributes:
-        columns: its other columns: name to the type of its values, or what it is if no condition can compare it.
+        columns: its other columns, name to type: a type of kept columns, or the name of Arrow for one that cannot be
+            compared.
         by_id: whether documents are found by their ids.
 
     Raises:
