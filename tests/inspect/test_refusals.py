@@ -65,7 +65,7 @@ OTHER = "give another --out FILE"
 WITHOUT = "give a mix.toml, or leave --tokens out"
 COMMANDS = [
     ("inspect corpus --grep ( --regex", "'(' is not a regular expression: *", "leave out --regex *"),
-    ("inspect corpus --grep a --where b=c", "the corpora have no kept column 'b'", "kept columns: id, score"),
+    ("inspect corpus --grep a --where b=c", "the corpora have no kept column 'b'", "columns: id, score"),
     ("inspect corpus --grep main --where score", "'score' is not a condition", "give one such as lang=en, *"),
     ("inspect corpus --where id=a", "--where is for --grep", HELP),
     ("inspect corpus --workers 2", "--workers is for --grep", HELP),

@@ -32,6 +32,13 @@ def parse_conditions(texts: Sequence[str], columns: Mapping[str, str]) -> list[C
     return [_condition(text, columns) for text in texts]
 
 
+def columns_there(columns: Mapping[str, str]) -> str:
+    """The hint for a column that is missing: those that are there, or how to get one."""
+    if columns:
+        return f"columns: {', '.join(columns)}"
+    return "a build keeps columns with --keep-field, and tokshard select takes others with --join"
+
+
 def check_type(name: str, kind: str) -> None:
     """Refuse a column whose values cannot be compared.
 
@@ -104,7 +111,7 @@ def _condition(text: str, columns: Mapping[str, str]) -> Condition:
             f"{text!r} is not a condition",
             hint="give one such as lang=en, lang!=en, score<0.5, score>=0.5 or 'lang in en,fr'",
         )
-    raise UsageError(f"the corpora have no kept column {name!r}", hint=f"kept columns: {', '.join(columns) or 'none'}")
+    raise UsageError(f"the corpora have no kept column {name!r}", hint=columns_there(columns))
 
 
 def _unknown_sign(text: str, name: str, sign: str, given: str) -> UsageError:

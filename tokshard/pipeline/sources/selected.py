@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
 from tokshard.forking import cached_property
-from tokshard.format.conditions import Condition, are_met, check_type, parse_conditions
+from tokshard.format.conditions import Condition, are_met, check_type, columns_there, parse_conditions
 from tokshard.format.corpus import Corpus
 from tokshard.format.document_list import ID, read_document_list
 from tokshard.format.loss import kept_columns
@@ -207,7 +207,7 @@ def _named_columns(
     where = parse_conditions(selected.where, known)
     for name in selected.by:
         if name not in known:
-            raise UsageError(f"no column {name!r} to divide by", hint=f"columns: {', '.join(known) or 'none'}")
+            raise UsageError(f"no column {name!r} to divide by", hint=columns_there(known))
         check_type(name, known[name])
     named = list(dict.fromkeys([*(name for name, *_ in where), *selected.by]))
     of_files = [[name for name in named if name in of_one] for of_one in columns[1:]]
