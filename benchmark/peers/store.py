@@ -17,8 +17,17 @@ QUICK_TIMEOUT = 10
 """Seconds that MosaicML streaming waits for an answer in the quick form; its default is 60."""
 
 BUCKET, KEY, SECRET = "bucket", "test", "the-secret"  # as the server of tests/store is configured
-PEERS = {"tokshard_loading": "tokshard", "streaming_loading": "MosaicML streaming", "litdata_loading": "litdata"}
-WORKERS = (0, 2)
+PEERS = ("tokshard_loading", "streaming_loading", "litdata_loading")
+READERS: dict[tuple[str, str], dict[str, Any]] = {
+    ("tokshard_loading", "tokshard full"): {"mode": "full"},  # a thread of its reads ahead: it has no workers
+    ("tokshard_loading", "tokshard compact"): {"mode": "compact"},
+    ("streaming_loading", "MosaicML streaming"): {"workers": 0},
+    ("streaming_loading", "MosaicML streaming, 2 workers"): {"workers": 2},
+    ("litdata_loading", "litdata"): {"workers": 0},
+    ("litdata_loading", "litdata, 2 workers"): {"workers": 2},
+}
+"""Program and label to what the program is told."""
+
 TIMEOUT = (
     "Workers of MosaicML streaming are forks, which share the connection that fetched the index. When two of them use"
     " it at once, answers are lost: a worker asks again, sometimes only after its `download_timeout`."
@@ -27,17 +36,11 @@ TIMEOUT = (
 
 def run(frame: Frame) -> Section:
     num_tokens = (1 << 23) if frame.quick else (1 << 27)
-    labels = {
-        (peer, workers): _label(name, workers)
-        for peer, name in PEERS.items()
-        for workers in WORKERS
-        if not (workers and peer == "tokshard_loading")  # a thread of its reads ahead
-    }
-    found: dict[tuple[str, int], list[Found]] = {key: [] for key in labels}
+    found: dict[tuple[str, str], list[Found]] = {key: [] for key in READERS}
     try:
         python = frame.environments.python("seaweedfs")
     except MissingError as error:
-        found = {key: [{"cannot": str(error)}] for key in labels}
+        found = {key: [{"cannot": str(error)}] for key in READERS}
     else:
         with seaweedfs(python) as port:
             _read(frame, port, num_tokens, found)
@@ -50,7 +53,8 @@ def run(frame: Frame) -> Section:
                 f" {MILLISECONDS} ms later. The bandwidth is what two cores give. {num_tokens:,} tokens as uint16,"
                 f" shuffled, in rows of {SEQ_LEN:,}, {ROWS} rows a batch, one epoch from an empty cache. Bytes per"
                 " token: all that the server sent, heads included, for each token that was delivered. tokshard reads"
-                " ranges into memory, the others read whole files into a folder."
+                " ranges into memory, the others read whole files into a folder. A full batch of tokshard has labels"
+                " and positions, too; the others give the ids as they are stored, and a compact batch has bounds, too."
             ),
         ],
         columns={
@@ -60,17 +64,13 @@ def run(frame: Frame) -> Section:
             "requests": "requests",
             "peak_bytes": "memory, bytes",
         },
-        rows=[Row(label=label, runs=found[key]) for key, label in labels.items()],
+        rows=[Row(label=label, runs=runs) for (_, label), runs in found.items()],
         notes=[TIMEOUT + timeout],
         plot="tokens_per_second",
     )
 
 
-def _label(name: str, workers: int) -> str:
-    return f"{name}, {workers} workers" if workers else name
-
-
-def _read(frame: Frame, port: int, num_tokens: int, found: dict[tuple[str, int], list[Found]]) -> None:
+def _read(frame: Frame, port: int, num_tokens: int, found: dict[tuple[str, str], list[Found]]) -> None:
     """Put the data of each peer on the server, and read them in turn."""
     folder = frame.work / "store"
     given: dict[str, Any] = {"tokens": random_tokens(folder, num_tokens), "seq_len": SEQ_LEN, "rows": ROWS}
@@ -85,7 +85,7 @@ def _read(frame: Frame, port: int, num_tokens: int, found: dict[tuple[str, int],
             _upload(folder / peer, peer, port)
     with Line(to_port=port, seconds=MILLISECONDS / 1e3).running() as line, _environment(line.port) as options:
         for _ in range(frame.repeats):
-            for (peer, workers), runs in found.items():
+            for (peer, label), runs in found.items():
                 if runs and "tokens_per_second" not in runs[-1]:
                     continue
                 if "stored_bytes" not in made[peer]:
@@ -95,12 +95,12 @@ def _read(frame: Frame, port: int, num_tokens: int, found: dict[tuple[str, int],
                 place = {"data": uri, "remote": uri, "cache": folder / "cache", "storage_options": options}
                 (folder / "cache").mkdir(exist_ok=True)
                 line.received = line.requests = 0
-                said = frame.call(peer, "read", given | place | {"workers": workers})
+                said = frame.call(peer, "read", given | place | READERS[peer, label])
                 if "tokens_read" in said:
                     said |= {"bytes_per_token": line.received / said["tokens_read"], "requests": line.requests}
                 runs.append(said)
                 shutil.rmtree(folder / "cache")
-                log(f"{peer}, {workers} workers: {said}")
+                log(f"{label}: {said}")
     shutil.rmtree(folder)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -258,36 +258,34 @@ class Corpus:
         """The part of a stored shard that this corpus has: all of it, unless it is a view."""
         return shard
 
-    def check_in_place(self, shard: int) -> None:
-        """Refuse another corpus in the place of this one, after reading a file that no hash covers.
+    def check_in_place(self, shards: Iterable[int]) -> None:
+        """Refuse another corpus in the place of this one, after reading files of some shards that no hash covers.
 
-        Costs a stat, or a request. The manifest is compared if its file has changed since the last check.
-
-        Args:
-            shard: a shard of the generation to check.
+        Costs a stat, or a request, for each generation that they belong to. A manifest is compared if its file has
+        changed since the last check.
 
         Raises:
-            CorpusError: the manifest is gone, or another one.
+            CorpusError: a manifest is gone, or another one.
         """
-        number = self.shards.generation(shard)
-        store, manifest = self.generations[number]
-        path = store.where(names.MANIFEST)
-        try:
-            version = store.stat(names.MANIFEST).version
-            if version == self._versions.get(number):
-                return
-            found = store.get(names.MANIFEST)
-        except OSError as error:
-            raise DamagedCorpusError(
-                f"{path} cannot be read any more ({error.strerror or error}): the corpus was removed or replaced "
-                "under the running job",
-                hint=REPLACED,
-            ) from error
-        if decode_manifest(found, file=path) != manifest:
-            raise DamagedCorpusError(
-                f"{path} is not the one that was opened: the corpus was replaced during the run", hint=REPLACED
-            )
-        self._versions[number] = version
+        for number in set(map(self.shards.generation, shards)):
+            store, manifest = self.generations[number]
+            try:
+                version = store.stat(names.MANIFEST).version
+                if version == self._versions.get(number):
+                    continue
+                found = store.get(names.MANIFEST)
+            except OSError as error:
+                raise DamagedCorpusError(
+                    f"{store.where(names.MANIFEST)} cannot be read any more ({error.strerror or error}): the corpus "
+                    "was removed or replaced under the running job",
+                    hint=REPLACED,
+                ) from error
+            path = store.where(names.MANIFEST)
+            if decode_manifest(found, file=path) != manifest:
+                raise DamagedCorpusError(
+                    f"{path} is not the one that was opened: the corpus was replaced during the run", hint=REPLACED
+                )
+            self._versions[number] = version
 
     def stride_hashes(self, shard: int, group: int | None = None, *, is_checked: bool = True) -> NDArray[np.uint32]:
         """The CRC-32 of every `HASH_STRIDE` tokens of one shard: uint32 [strides]; the last stride may be short.

@@ -152,7 +152,8 @@ class Shard:
             DamagedCorpusError: the batch does not match the manifest, or its offsets do not ascend.
         """
         if index not in self._batches:
-            self._batches[index] = self._checked(index)
+            with readable(f"{self.path}, batch {index}", ""):
+                self._batches[index] = self._checked(index)
         return self._batches[index]
 
     def bounds(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -184,12 +185,10 @@ class Shard:
 
     def _checked(self, index: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
         place = self.places[index]
-        where = f"{self.path}, batch {index}"
-        with readable(where, ""):
-            num_rows, nodes, buffers = self._file.description(index)
-            # of `TOKENS`: a list of each document, and the tokens in them
-            (num_lists, null_lists), (num_tokens, null_tokens) = nodes[:2]
-            (offsets_position, offsets_bytes), _, (values_position, values_bytes) = buffers[1:4]
+        num_rows, nodes, buffers = self._file.description(index)
+        # of `TOKENS`: a list of each document, and the tokens in them
+        (num_lists, null_lists), (num_tokens, null_tokens) = nodes[:2]
+        (offsets_position, offsets_bytes), _, (values_position, values_bytes) = buffers[1:4]
         found = replace(
             place,
             num_documents=num_rows,
@@ -199,8 +198,8 @@ class Shard:
         )
         is_whole = offsets_bytes >= 8 * (num_lists + 1) and values_bytes >= num_tokens * self._dtype.itemsize
         if found != place or num_lists != num_rows or null_lists or null_tokens or not is_whole:
-            raise DamagedCorpusError(f"{where} is {found}, expected {place}")
-        return self.offsets(index), np.frombuffer(self._mapped, self._dtype, num_tokens, values_position)
+            raise DamagedCorpusError(f"{self.path}, batch {index} is {found}, expected {place}")
+        return self._offsets(index), np.frombuffer(self._mapped, self._dtype, num_tokens, values_position)
 
     def offsets(self, index: int) -> NDArray[np.int64]:
         """The starts of the documents in a record batch, and its end: int64 [documents + 1], a read-only view.
@@ -208,14 +207,17 @@ class Shard:
         Raises:
             DamagedCorpusError: they do not ascend to the tokens of the batch.
         """
-        place, where = self.places[index], f"{self.path}, batch {index}"
-        with readable(where, ""):
-            offsets = np.frombuffer(self._mapped, np.int64, place.num_documents + 1, place.offsets_position)
+        with readable(f"{self.path}, batch {index}", ""):
+            return self._offsets(index)
+
+    def _offsets(self, index: int) -> NDArray[np.int64]:
+        place = self.places[index]
+        offsets = np.frombuffer(self._mapped, np.int64, place.num_documents + 1, place.offsets_position)
         if offsets[0] != 0 or offsets[-1] != place.num_tokens or not bool(np.all(offsets[1:] > offsets[:-1])):
             broken = int(np.argmin(offsets[1:] > offsets[:-1]))
             raise DamagedCorpusError(
-                f"{where}: offsets must ascend from 0 to {place.num_tokens}, found {offsets[0]}, ... "
-                f"{offsets[broken]}, {offsets[broken + 1]}, ... {offsets[-1]} at document {broken}"
+                f"{self.path}, batch {index}: offsets must ascend from 0 to {place.num_tokens}, found {offsets[0]}, "
+                f"... {offsets[broken]}, {offsets[broken + 1]}, ... {offsets[-1]} at document {broken}"
             )
         return offsets
 

@@ -56,7 +56,8 @@ class ShardTable(Sequence[ShardInfo]):
 
     def __init__(self, generations: Sequence[tuple[Table, Manifest]]) -> None:
         self._tables = [table for table, _ in generations]
-        self._has_spans = has_spans(generations[0][1].columns)
+        self._folders = [names.generation_folder(number) for number in range(len(generations))]
+        self._place_columns = _BATCH_COLUMNS + (_LOSS_COLUMNS if has_spans(generations[0][1].columns) else ())
         for table, manifest in generations:
             _check_table(table, manifest)
         self._first_shards = list(accumulate((manifest.num_shards for _, manifest in generations), initial=0))
@@ -91,7 +92,7 @@ class ShardTable(Sequence[ShardInfo]):
         row = position % SHARDS_PER_BATCH
         batch = table.batch(position // SHARDS_PER_BATCH)
         return ShardInfo(
-            name=names.in_folder(names.generation_folder(self.generation(index)), batch.column("name")[row].as_py()),
+            name=names.in_folder(self._folders[self.generation(index)], batch.column("name")[row].as_py()),
             num_documents=int(self.first_documents[index + 1] - self.first_documents[index]),
             num_tokens=int(self.first_tokens[index + 1] - self.first_tokens[index]),
             num_bytes=int(self.sizes[index]),
@@ -112,8 +113,7 @@ class ShardTable(Sequence[ShardInfo]):
 
     def names(self) -> Iterator[str]:
         """The names of all shards in order, quicker than the shards themselves."""
-        for number, table in enumerate(self._tables):
-            folder = names.generation_folder(number)
+        for folder, table in zip(self._folders, self._tables, strict=True):
             for batch in table.batches():
                 yield from (names.in_folder(folder, name) for name in batch.column("name").to_pylist())
 
@@ -136,25 +136,22 @@ class ShardTable(Sequence[ShardInfo]):
 
     def batch_places(self, index: int) -> list[BatchPlace]:
         """The places of the record batches of one shard."""
-        columns = [self._list(index, column).tolist() for column in _BATCH_COLUMNS]
-        of_loss = [self._list(index, column).tolist() for column in _LOSS_COLUMNS] if self._has_spans else []
+        table, row = self._place(index)
+        columns = [column.tolist() for column in table.lists_at(self._place_columns, row)]
         num_documents = int(self.first_documents[index + 1] - self.first_documents[index])
         num_tokens = int(self.first_tokens[index + 1] - self.first_tokens[index])
         if (
-            len({len(column) for column in [*columns, *of_loss]}) != 1
+            len(set(map(len, columns))) != 1
             or sum(columns[0]) != num_documents
             or sum(columns[1]) != num_tokens
             or min(*columns[0], *columns[1]) < 1
         ):
             raise DamagedCorpusError(
-                f"{self._place(index)[0].path}: the batches of {self[index].name} hold {sum(columns[0])} documents and "
+                f"{table.path}: the batches of {self[index].name} hold {sum(columns[0])} documents and "
                 f"{sum(columns[1])} tokens, the shard {num_documents} and {num_tokens}; "
                 "every batch holds at least 1"
             )
-        return [
-            BatchPlace(**dict(zip(_PLACE_FIELDS, place, strict=False)))
-            for place in zip(*columns, *of_loss, strict=True)
-        ]
+        return [BatchPlace(**dict(zip(_PLACE_FIELDS, place, strict=False))) for place in zip(*columns, strict=True)]
 
     def batch_tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Tokens of every record batch of the corpus.
@@ -213,7 +210,7 @@ class ShardTable(Sequence[ShardInfo]):
     def _list(self, index: int, column: str, length: int | None = None) -> NDArray[np.int64]:
         """The list in the row of one shard, which has this length."""
         table, row = self._place(index)
-        found = table.list_at(column, row)
+        (found,) = table.lists_at([column], row)
         if length is not None and len(found) != length:
             raise DamagedCorpusError(
                 f"{table.path}: {self[index].name} has {len(found)} entries of {column}, expected {length}"

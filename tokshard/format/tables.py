@@ -231,7 +231,7 @@ class Table:
                     nulls = column.null_count
                     if pa.types.is_large_list(field.type):
                         nulls += column.values.null_count
-                    else:  # the lists of the shard table can be long: `list_at` checks the offsets that it follows
+                    else:  # the lists of the shard table can be long: `lists_at` checks the offsets that it follows
                         column.validate(full=True)
                     if nulls:
                         raise ValueError(f"column {field.name} has {nulls} nulls, expected none")
@@ -273,24 +273,28 @@ class Table:
             parts.append(values[int(ends[0]) : int(ends[-1])].astype(np.int64, copy=False))
         return np.concatenate(counts), np.concatenate(parts)
 
-    def list_at(self, column: str, row: int) -> NDArray[np.int64]:
-        """The list in one row, as an int64 array.
+    def lists_at(self, columns: Iterable[str], row: int) -> list[NDArray[np.int64]]:
+        """The lists of some columns in one row, as int64 arrays.
 
         The rows of every batch but the last are `SHARDS_PER_BATCH`, so the batch is found by division.
         """
-        index = row % SHARDS_PER_BATCH
-        ends, cells, values = self._lists_of(column, row // SHARDS_PER_BATCH)
-        start, stop = ends[index : index + 2].tolist()
-        if not 0 <= start <= stop <= len(cells):
-            raise DamagedCorpusError(
-                f"{self.path}: offsets of column {column}, row {row}, are [{start}, {stop}], "
-                f"expected ascending within {len(cells)}"
-            )
-        if self._partial is not None and column in self._partial.by_row:
-            with readable(self.path):
-                content = self._partial.read(cells, start, stop)
-            return np.frombuffer(content, values.dtype).astype(np.int64)
-        return values[start:stop].astype(np.int64, copy=False)
+        batch, index = divmod(row, SHARDS_PER_BATCH)
+        found = []
+        for column in columns:
+            ends, cells, values = self._lists_of(column, batch)
+            start, stop = ends[index : index + 2].tolist()
+            if not 0 <= start <= stop <= len(cells):
+                raise DamagedCorpusError(
+                    f"{self.path}: offsets of column {column}, row {row}, are [{start}, {stop}], "
+                    f"expected ascending within {len(cells)}"
+                )
+            if self._partial is not None and column in self._partial.by_row:
+                with readable(self.path):
+                    part = np.frombuffer(self._partial.read(cells, start, stop), values.dtype)
+            else:
+                part = values[start:stop]
+            found.append(part.astype(np.int64, copy=False))
+        return found
 
     def _lists_of(self, column: str, batch: int) -> tuple[NDArray[np.int64], pa.Array, NDArray[Any]]:
         """A column of lists of one record batch: the ends of the lists, and their values, twice."""

@@ -168,7 +168,7 @@ def _spelled(value: str | None) -> str:
 
 def _mix(by: Sequence[str], manifests: dict[str, Manifest]) -> str:
     """A mix of all cells. At temperature 1, each document is read as often as any other."""
-    lines = [f"# {len(manifests)} cells by {', '.join(by)}"]
+    lines = [f"# {counted(len(manifests), 'cell')} by {', '.join(by)}"]
     for label, manifest in manifests.items():
         folder = json.dumps(_folder(by, label), ensure_ascii=False)
         size = f"{counted(manifest.num_documents, 'document')}, {counted(manifest.num_tokens, 'token')}"

@@ -155,7 +155,7 @@ class Fetch:
         version = self._version(shard)
         found = self._read(shard, places, None if self._is_local else version)
         if self._is_local:
-            self._corpus.check_in_place(shard.index)
+            self._corpus.check_in_place([shard.index])
         return found
 
     def _version(self, shard: ShardFile) -> str:
@@ -172,7 +172,7 @@ class Fetch:
                     f"{shard.path} has {found.size} bytes, expected {shard.num_bytes}", hint=RESTORE
                 )
             if not self._is_local:
-                self._corpus.check_in_place(shard.index)
+                self._corpus.check_in_place([shard.index])
             version = self._versions.setdefault(shard.name, found.version)
         return version
 

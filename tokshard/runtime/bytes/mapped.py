@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -142,7 +141,7 @@ class MappedCorpus:
 
     def _load_targets(self, batch: int) -> Targets:
         found = self._shard_at(batch).targets(self._within(batch))
-        self._check_in_place([batch])
+        self.corpus.check_in_place([self._shard_of(batch)])
         return found
 
     def read(
@@ -241,7 +240,7 @@ class MappedCorpus:
             kept = self._offsets if len(wanted | self._offsets.keys()) <= MAX_BATCHES else {}
             missing = sorted(wanted - kept.keys())
             found = kept | {batch: self._shard_at(batch).offsets(self._within(batch)) for batch in missing}
-            self._check_in_place(missing)
+            self.corpus.check_in_place([self._shard_of(batch) for batch in missing])
             if len(found) <= MAX_BATCHES:
                 self._offsets = found
             return found
@@ -261,7 +260,7 @@ class MappedCorpus:
             for batch, values in found.items():
                 if not values.flags.aligned:
                     raise self._damage(batch, "its tokens are not aligned, as a shard's tokens must be")
-            self._check_in_place(list(found))
+            self.corpus.check_in_place([self._shard_of(batch) for batch in found])
             for batch, values in found.items():
                 tokens.add(batch, values)
             if len(tokens) <= MAX_BATCHES:
@@ -278,12 +277,6 @@ class MappedCorpus:
     def _within(self, batch: int) -> int:
         """The number of a record batch in its shard."""
         return batch - self._first_batches[self._shard_of(batch)]
-
-    def _check_in_place(self, batches: Iterable[int]) -> None:
-        """Refuse another corpus in the place of this one; once for each generation."""
-        shards = map(self._shard_of, batches)
-        for shard in {self.corpus.shards.generation(shard): shard for shard in shards}.values():
-            self.corpus.check_in_place(shard)
 
     def _first_rows(self, shard: int) -> NDArray[np.int64]:
         """The first document of each record batch of a shard, and one behind the last: int64 [batches + 1]."""

@@ -30,6 +30,8 @@ _HASH_BYTES = 64
 MAX_SORTED = 65_536
 """Up to this length the order comes from sorting hashes; above, from the cipher. Part of the order version."""
 
+_INDEX_BITS = np.uint64(MAX_SORTED - 1)
+
 NUM_ROUNDS = 8
 """Rounds of the cipher. Four rounds pass common tests, yet at 16,384 items 6 of 60 keys fail at power-of-two lags."""
 
@@ -182,12 +184,15 @@ class Permutation:
 
     @cached_property
     def _sorted(self) -> NDArray[np.uint64]:
-        hashed = keyed_hashes(np.arange(self.length, dtype=np.uint64), self.key[np.newaxis])[0]
-        order = np.argsort(hashed)  # several times as fast as the stable sort
-        ascending = hashed[order]
-        if bool((ascending[1:] == ascending[:-1]).any()):  # a chance of 1 in 10**10, at most
-            order = np.argsort(hashed, kind="stable")
-        items = order.astype(np.uint64)
+        index = np.arange(self.length, dtype=np.uint64)
+        items = keyed_hashes(index, self.key[np.newaxis])[0]
+        # numbers are sorted twice as fast as their indices: the last bits of each hash make room for its index
+        items &= ~_INDEX_BITS
+        items |= index
+        items.sort()
+        if int(np.diff(items).min(initial=MAX_SORTED)) < MAX_SORTED:  # these bits may decide
+            items = np.argsort(keyed_hashes(index, self.key[np.newaxis])[0], kind="stable").astype(np.uint64)
+        items &= _INDEX_BITS
         items.setflags(write=False)
         return items
 
@@ -210,10 +215,9 @@ class Permutation:
         steps = [(word((a | 1) & mask), word((c | 1) & mask)) for a, c in zip(multipliers, increments, strict=True)]
         return steps, word(mask), word((bits + 1) // 2)
 
-    def _encrypt(self, index: NDArray[Any]) -> NDArray[Any]:
-        """The bijection on ``range(2**bits)``. Arithmetic wraps modulo 2**32 or 2**64, multiples of 2**bits."""
+    def _encrypt(self, found: NDArray[Any]) -> NDArray[Any]:
+        """The bijection on ``range(2**bits)``, in place. Arithmetic wraps modulo 2**32 or 2**64, multiples of that."""
         rounds, mask, shift = self._rounds
-        found = index.copy()
         scratch = np.empty_like(found[:_CHUNK])
         for start in range(0, len(found), _CHUNK):
             part = found[start : start + _CHUNK]
@@ -226,12 +230,11 @@ class Permutation:
                 part ^= shifted
         return found
 
-    def _decrypt(self, items: NDArray[Any]) -> NDArray[Any]:
-        """The inverse of `_encrypt`."""
+    def _decrypt(self, found: NDArray[Any]) -> NDArray[Any]:
+        """The inverse of `_encrypt`, in place."""
         rounds, mask, shift = self._rounds
         modulus = int(mask) + 1
         backwards = [(self._word(pow(int(a), -1, modulus)), increment) for a, increment in reversed(rounds)]
-        found = items.copy()
         for multiplier, increment in backwards:
             found ^= found >> shift  # its own inverse: the shift is at least half of the bits
             found -= increment
