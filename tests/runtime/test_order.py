@@ -101,6 +101,11 @@ def test_items_of_equal_hashes_stay_in_their_order(monkeypatch: pytest.MonkeyPat
         assert Permutation(length=1_000, key=key_of(seed)).all().tolist() in ([*even, *odd], [*odd, *even])
 
 
+def test_hashes_that_differ_in_their_last_bits_alone_are_compared_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(permutations, "keyed_hashes", lambda index, _: np.uint64(999) - index[np.newaxis])
+    assert Permutation(length=1_000, key=key_of(1)).all().tolist() == list(range(999, -1, -1))
+
+
 # windows
 
 

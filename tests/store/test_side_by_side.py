@@ -6,14 +6,17 @@ import itertools
 import re
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from tests.corpora import TINY_TOKENIZER, append_generation, documents_of, write_corpus
+from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_of, write_corpus
 from tests.store import memory
 from tests.store.memory import MemoryStore
 from tests.store.servers import copied
-from tokshard import open_corpus
+from tokshard import open_corpus, select_corpus
+from tokshard.runtime import StreamPlan
 from tokshard.store import STORES_BY_SCHEME, open_store, side_by_side
 
 _NUMBERS = itertools.count()
@@ -45,6 +48,11 @@ def test_no_more_than_256_answers_wait(remote):
 def test_a_store_on_this_machine_is_asked_in_this_thread(tmp_path):
     asked = side_by_side(open_store(tmp_path), lambda _: threading.get_ident(), range(5))
     assert set(asked) == {threading.get_ident()}
+
+
+def test_slow_questions_are_asked_many_at_a_time_on_this_machine_too(tmp_path):
+    meeting = threading.Barrier(8, timeout=10)
+    assert len(list(side_by_side(open_store(tmp_path), lambda _: meeting.wait(), range(16), are_slow=True))) == 16
 
 
 def test_an_error_comes_in_its_turn_and_ends_the_questions(remote):
@@ -83,3 +91,24 @@ def test_the_generations_of_a_corpus_are_asked_for_side_by_side(tmp_path, monkey
     assert grown.num_generations == 4
     assert [document.tolist() for document in grown] == [document.tolist() for document in here]
     assert grown.sources() == here.sources()
+
+
+def test_the_cells_of_a_corpus_are_written_and_opened_side_by_side(in_memory, tmp_path, monkeypatch):
+    documents = Source(documents=documents_of([9] * 9), metadata={"topic": [*"abc"] * 3})
+    base = write_corpus(tmp_path / "base", sources=[documents], columns={"topic": "string"})
+    meeting = threading.Barrier(2, timeout=10)
+
+    def in_pairs(call: Callable[..., Any]) -> Callable[..., Any]:
+        def met(store: MemoryStore, name: str, *rest: Any, **options: Any) -> Any:
+            if re.search(r"/topic=[bc]/manifest\.json$", store.where(name)):
+                meeting.wait()
+            return call(store, name, *rest, **options)
+
+        return met
+
+    for method in ("put", "get"):
+        monkeypatch.setattr(MemoryStore, method, in_pairs(getattr(MemoryStore, method)))
+    location = copied(base, f"{in_memory}/base")
+    select_corpus(location, out=f"{in_memory}/cells", by="topic", workers=1)
+    plan = StreamPlan({name: f"{in_memory}/cells/topic={name}" for name in "abc"}, seq_len=8, allow_small_blocks=True)
+    assert [source.num_tokens for source in plan.sources] == [27, 27, 27]

@@ -122,15 +122,19 @@ def write_views(build: Build, receipts: Sequence[Receipt]) -> Manifest:
         }
         stale = [name for name in out.names() if "=" in name and name.endswith("/")]
         out.delete(*stale)
-        sources, manifests = corpus.sources(), dict[str, Manifest]()
-        for label in sorted(cells.keys() - {ALL}):
+        sources, labels = corpus.sources(), sorted(cells.keys() - {ALL})
+
+        def write_cell(label: str) -> Manifest:
             kept, below = cells[label], out.below(_folder(selected.by, label))
             of_cell = [_of_cell(source, *kept.sources.get(index, (0, 0))) for index, source in enumerate(sources)]
             values = dict(zip(selected.by, json.loads(label), strict=True))
-            manifests[label] = _write(
+            manifest = _write(
                 build, corpus, below, total=kept, stretches=stretches[label], sources=of_cell, values=values
             )
-            below.put(names.MANIFEST, encode_manifest(manifests[label]))
+            below.put(names.MANIFEST, encode_manifest(manifest))
+            return manifest
+
+        manifests = dict(zip(labels, side_by_side(out, write_cell, labels, are_slow=True), strict=True))
         if selected.by:
             out.put(names.MIX, _mix(selected.by, manifests).encode())
         kept = cells[ALL]

@@ -127,7 +127,7 @@ class StreamPlan:
                 hint="give CorpusSource(..., cache=) the cache, or the plan their paths",
             )
         cache = Cache() if cache is None else cache
-        self.sources = tuple(_open(corpus, wanted[name], cache) for name, corpus in named.items())
+        self.sources = _open(named, wanted, cache)
         options.check_sources(self.names, self.sources)
         if not allow_overlap:
             check_apart(self.names, self.sources)
@@ -521,12 +521,16 @@ def _checked_sample(sample: int) -> int:
     return sample
 
 
-def _open(corpus: CorpusLike, generation: int | None, cache: Cache) -> TokenSource:
-    if isinstance(corpus, str | os.PathLike):
-        from tokshard.runtime.bytes.corpus import CorpusSource  # imports pyarrow, which an order does not need
+def _open(
+    corpora: Mapping[str, CorpusLike], generations: Mapping[str, int | None], cache: Cache
+) -> tuple[TokenSource, ...]:
+    closed = {name: os.fspath(one) for name, one in corpora.items() if isinstance(one, str | os.PathLike)}
+    sources: dict[str, Any] = {**corpora}
+    if closed:
+        from tokshard.runtime.bytes.corpus import open_sources  # imports pyarrow, which an order does not need
 
-        return CorpusSource(corpus, generation=generation, cache=cache)
-    return corpus
+        sources |= open_sources(closed, generations, cache)
+    return tuple(sources.values())
 
 
 def _reopened(sources: tuple[TokenSource, ...]) -> tuple[TokenSource, ...]:

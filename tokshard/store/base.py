@@ -296,15 +296,20 @@ _BUNDLE = 4
 """Items that a thread gets at once if there are many: handing them over costs as much as a small file."""
 
 
-def side_by_side(store: Store, ask: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
+def side_by_side(
+    store: Store, ask: Callable[[Item], Answer], items: Iterable[Item], *, are_slow: bool = False
+) -> Iterator[Answer]:
     """The results of a function that queries a store, for each item, in order.
 
     Up to 32 calls run at a time, in threads; for a store on this machine, where a query costs microseconds, only one.
     Up to 256 answers wait.
+
+    Args:
+        are_slow: calls wait on this machine, too, as those do that make files durable.
     """
     items = iter(items)
     first = list(itertools.islice(items, 2 * _AT_ONCE))
-    if store.local_path("") is not None or len(first) < 2:
+    if (store.local_path("") is not None and not are_slow) or len(first) < 2:
         return map(ask, itertools.chain(first, items))
     return _in_threads(ask, first, items)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 from weakref import WeakValueDictionary
@@ -22,7 +23,7 @@ from tokshard.runtime.bytes.mapped import MappedCorpus
 from tokshard.runtime.bytes.ranged import RangedCorpus, stride_tokens_of
 from tokshard.runtime.bytes.source import DocumentSpan, ReadCounts, TokenSource
 from tokshard.runtime.bytes.view import ViewedCorpus
-from tokshard.store import Store, absolute_location, open_store
+from tokshard.store import Store, absolute_location, is_uri, open_store, side_by_side
 
 _SHARDS_AT_ONCE = 32
 
@@ -222,6 +223,24 @@ class ViewSource(ViewedCorpus, CorpusSource):
             source = _bases.setdefault(key, source)
         self.base = source
         return View(store, manifest, source.corpus)
+
+
+def open_sources(
+    locations: Mapping[str, str], generations: Mapping[str, int | None], cache: Cache
+) -> dict[str, CorpusSource]:
+    """Sources that share a cache, by the names of the corpora: of those in a store, many are opened at a time.
+
+    Raises:
+        CorpusError: a corpus cannot be opened.
+    """
+
+    def opened(name: str) -> CorpusSource:
+        return CorpusSource(locations[name], generation=generations[name], cache=cache)
+
+    first, *others = locations  # the first alone: cells then find their base open
+    found = {first: opened(first)}
+    store = open_store(next(filter(is_uri, locations.values()), locations[first]))
+    return found | dict(zip(others, side_by_side(store, opened, others), strict=True))
 
 
 def _reopened(location: str, access: str, generation: int, cache: Cache, fingerprint: str) -> CorpusSource:
