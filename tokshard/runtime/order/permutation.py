@@ -185,7 +185,7 @@ class Permutation:
     @cached_property
     def _sorted(self) -> NDArray[np.uint64]:
         index = np.arange(self.length, dtype=np.uint64)
-        items = keyed_hashes(index, self.key[np.newaxis])[0]
+        items: NDArray[np.uint64] = keyed_hashes(index, self.key[np.newaxis])[0]
         # numbers are sorted twice as fast as their indices: the last bits of each hash make room for its index
         items &= ~_INDEX_BITS
         items |= index
