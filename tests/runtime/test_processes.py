@@ -374,10 +374,3 @@ def test_a_state_loaded_while_workers_have_steps_under_way_is_refused_and_one_af
     assert [next(batches)["sample_index"].tolist() for _ in range(3)] == [
         [*range(start, start + 4)] for start in (100, 104, 108)
     ]
-
-
-def test_a_sampler_has_no_state_which_would_count_what_was_read_ahead() -> None:
-    sampler = StreamDataset(two_corpora(), global_batch_size=4).sampler
-    with pytest.raises(AttributeError, match="Take the state_dict of a StatefulDataLoader, or of a StreamingLoader"):
-        sampler.state_dict()
-    assert not hasattr(sampler, "state_dict")
