@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.corpora import TINY_TOKENIZER, append_generation, documents_of, write_corpus
 from tests.refusals import Call, Refusal, check, refused, said_in
-from tests.runtime.loaders import two_corpora
+from tests.runtime.loaders import resumed, state_after, two_corpora
 from tests.runtime.sources import ListSource
 from tests.runtime.states import edited, values_of
 from tokshard.runtime import CorpusSource, NumpyLoader, StreamPlan
@@ -28,22 +28,8 @@ def plan_of(names: str, **options: Any) -> StreamPlan:
     return StreamPlan({name: SOURCES[name] for name in names}, **{"seq_len": 6, "seed": 3, **SIZES, **options})
 
 
-def state_of(plan: StreamPlan, samples: int = 4) -> dict[str, Any]:
-    """The state after some samples."""
-    with NumpyLoader(plan, global_batch_size=plan.num_streams) as loader:
-        for _, _ in zip(range(samples // plan.num_streams), loader, strict=False):
-            pass
-        return loader.state_dict()
-
-
-def load(plan: StreamPlan, state: dict[str, Any], **choices: Any) -> NumpyLoader:
-    loader = NumpyLoader(plan, global_batch_size=plan.num_streams)
-    loader.load_state_dict(state, **choices)
-    return loader
-
-
 def resumes(before: Plans, after: Plans, **choices: Any) -> Callable[[Path], object]:
-    return lambda _: load(after(), state_of(before()), **choices)
+    return lambda _: resumed(after(), state_after(before(), 4), **choices)
 
 
 def of(before: str, after: str, choices: Any = None, **options: Any) -> Call:
@@ -54,12 +40,12 @@ def of(before: str, after: str, choices: Any = None, **options: Any) -> Call:
 def with_weights_set(_: Path) -> None:
     loader = NumpyLoader(two_corpora(), global_batch_size=2)
     loader.set_weights({"a": 2, "b": 1})
-    load(two_corpora(weights={"a": 0.1, "b": 0.9}), loader.state_dict())
+    resumed(two_corpora(weights={"a": 0.1, "b": 0.9}), loader.state_dict())
 
 
 def state_after_a_removal(left: str) -> dict[str, Any]:
     """The state of a run that goes on with one corpus of two."""
-    return load(plan_of(left), state_of(plan_of("xy")), corpora="plan").state_dict()
+    return resumed(plan_of(left), state_after(plan_of("xy"), 4), corpora="plan").state_dict()
 
 
 def finite() -> StreamPlan:
@@ -67,7 +53,7 @@ def finite() -> StreamPlan:
 
 
 def before_the_counts(_: Path) -> None:
-    loader = load(plan_of("yz"), state_of(plan_of("xy"), 8), corpora="plan")
+    loader = resumed(plan_of("yz"), state_after(plan_of("xy"), 8), corpora="plan")
     loader.plan.sample(5, loader.cursor)
 
 
@@ -79,13 +65,13 @@ SMALL_RUN = {"seq_len": 64, "block_tokens": 16_384, "window_blocks": 3}
 
 
 def with_bases_that_were_not_read(_: Path) -> None:
-    state = load(plan_of("x"), state_of(plan_of("x", seq_len=3)), seq_len="plan").state_dict()
+    state = resumed(plan_of("x"), state_after(plan_of("x", seq_len=3), 4), seq_len="plan").state_dict()
     (length,) = values_of(state)["lengths"]
-    load(plan_of("x"), edited(state, lengths=[{**length, "bases": [[5]]}]))
+    resumed(plan_of("x"), edited(state, lengths=[{**length, "bases": [[5]]}]))
 
 
 def changed(**values: Any) -> Callable[[Path], object]:
-    return lambda _: load(two_corpora(), edited(state_of(two_corpora()), **values))
+    return lambda _: resumed(two_corpora(), edited(state_after(two_corpora(), 4), **values))
 
 
 def grown(folder: Path) -> Path:
@@ -98,8 +84,8 @@ def grown(folder: Path) -> Path:
 
 def of_the_first_generation(folder: Path, **choices: Any) -> None:
     corpus = grown(folder)
-    state = state_of(StreamPlan({"code": corpus}, generations={"code": 0}, seq_len=6, **SIZES))
-    load(StreamPlan({"code": corpus}, seq_len=6, **SIZES), state, **choices)
+    state = state_after(StreamPlan({"code": corpus}, generations={"code": 0}, seq_len=6, **SIZES), 4)
+    resumed(StreamPlan({"code": corpus}, seq_len=6, **SIZES), state, **choices)
 
 
 def plan_over(folder: Path, **options: Any) -> StreamPlan:
@@ -123,20 +109,20 @@ CALLS: dict[str, Call] = {
     "a state of another part of a corpus": of("x", "x", take=0.5),
     "a state of another first epoch": of("x", "x", start_epoch={"x": 1}),
     "a state of another packing": of("x", "x", pack="whole", block_tokens=768),
-    "a corpus that was removed before": lambda _: load(plan_of("xy"), state_after_a_removal("y"), corpora="plan"),
-    "a finite pass after other corpora": lambda _: load(finite(), state_of(plan_of("xy")), corpora="plan"),
-    "a finite pass after other corpora, which were removed before": lambda _: load(
+    "a corpus that was removed before": lambda _: resumed(plan_of("xy"), state_after_a_removal("y"), corpora="plan"),
+    "a finite pass after other corpora": lambda _: resumed(finite(), state_after(plan_of("xy"), 4), corpora="plan"),
+    "a finite pass after other corpora, which were removed before": lambda _: resumed(
         finite(), state_after_a_removal("x")
     ),
     "a sample under weights that are not in the state": before_the_counts,
-    "sizes of a run that a plan cannot have": lambda _: load(
-        whole(seq_len=256), state_of(whole(**SMALL_RUN)), seq_len="plan"
+    "sizes of a run that a plan cannot have": lambda _: resumed(
+        whole(seq_len=256), state_after(whole(**SMALL_RUN), 4), seq_len="plan"
     ),
-    "sizes that a plan was given, and that are not those of the run": lambda _: load(
-        whole(seq_len=128, block_tokens=32_768), state_of(whole(**SMALL_RUN)), seq_len="plan"
+    "sizes that a plan was given, and that are not those of the run": lambda _: resumed(
+        whole(seq_len=128, block_tokens=32_768), state_after(whole(**SMALL_RUN), 4), seq_len="plan"
     ),
     "a state of another version": changed(tokshard_cursor=2),
-    "a state that was cut": lambda _: load(two_corpora(), {"cursor": state_of(two_corpora())["cursor"][:-9]}),
+    "a state that was cut": lambda _: resumed(two_corpora(), {"cursor": state_after(two_corpora(), 4)["cursor"][:-9]}),
     "a state of an older generation": of_the_first_generation,
     "a state of an older generation, with the corpora of the plan": partial(of_the_first_generation, corpora="plan"),
     "a generation of a corpus that the plan does not have": partial(plan_over, generations={"prose": 0}),
