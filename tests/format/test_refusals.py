@@ -8,6 +8,7 @@ from typing import Any
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tests.refusals import Call, Refusal, check, refused, said_in
 from tokshard.format import names
+from tokshard.format.conditions import parse_conditions
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 from tokshard.format.opening import open_corpus
 
@@ -67,6 +68,10 @@ CALLS: dict[str, Call] = {
     "the two corpora of a split": opening_a_split,
     **{f"{read} of {index!r}": of_a_corpus(read, index) for read, index in NO_DOCUMENT},
     **{f"loss spans {spans}": writing(spans) for spans in NO_SPANS},
+    "a text that is not UTF-8 as a value of a column": lambda _: parse_conditions(
+        ["lang in fr,a\udcef"], {"lang": "string"}
+    ),
+    "a condition on a column of a corpus without columns": lambda _: parse_conditions(["lang=en"], {}),
     **{f"the weight {one}": writing([1, 3], one) for one in (0.0, -1.0, float("nan"), float("inf"))},
 }
 REFUSALS = said_in(Path(__file__).with_name("refusals.txt"), CALLS)

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipes.fill_in_the_middle import FillInTheMiddle
+from tests.corpora import TINY_TOKENIZER, write_corpus
 from tests.refusals import Refusal, check, refused, said_in
 from tests.runtime.loaders import one_corpus, two_corpora
 from tests.runtime.sources import ListSource, PeriodicSource, SpannedSource
@@ -23,6 +25,7 @@ from tokshard.errors import PlanError
 from tokshard.runtime import NumpyLoader, StreamPlan, expand
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.corpus import CorpusSource
+from tokshard.runtime.order.permutation import KEY_WORDS, Permutation, derive_key
 
 Plan: Any = StreamPlan  # of which arguments have wrong types here
 Loader: Any = NumpyLoader
@@ -104,6 +107,17 @@ def in_a_job(variable: str, make: Callable[[], Any]) -> None:
         make()
 
 
+# tokens
+
+KEY = derive_key(1, "pieces", words=KEY_WORDS)
+
+
+def by_range(documents: list[list[int]], **options: Any) -> None:
+    """A sample of documents that are found by their delimiters."""
+    corpus = write_corpus(Path("corpus"), documents, tokenizer=TINY_TOKENIZER, **options)
+    Plan(CorpusSource(corpus, access="pread"), seq_len=11).sample(0)
+
+
 # states
 
 FOREIGN: list[Any] = [{}, None, b"{}", {"cursor": "x"}, {"cursor": None}, {"_snapshot": {}}]
@@ -176,6 +190,9 @@ CALLS: dict[str, Callable[[], Any]] = {
         )
         for weight in (math.nan, math.inf, -1.0)
     },
+    "sentinels that do not fit the ids of a corpus": lambda: Plan(
+        PeriodicSource(10_000), seq_len=64, transforms=[FillInTheMiddle(prefix_id=1, suffix_id=2, middle_id=900_000)]
+    ).sample(0),
     "the length of an endless loader": lambda: len(loader()),
     "a DataLoader of an endless loader": lambda: under_dataloader(streaming()),
     "a DataLoader without the sampler": lambda: under_dataloader(dataset(), batch_size=None),
@@ -187,6 +204,11 @@ CALLS: dict[str, Callable[[], Any]] = {
     "a full batch to expand": lambda: expand(next(iter(loader()))),
     "numpy arrays to expand on a device": lambda: expand(next(iter(loader(compact=True))), device="cpu"),
     "an unknown access": lambda: CorpusSource("corpus", access="read"),  # type: ignore[arg-type]
+    "documents that end without a delimiter, by range": lambda: by_range([[1, 0, 2, 0, 0, 3, 0], [0, 0], [2, 0]]),
+    "documents that do not begin at a delimiter, by range": lambda: by_range(
+        [[0, 1, 2, 0], [0, 3, 0, 1, 0], [0, 0]], bos="<eos>"
+    ),
+    "a last document without a delimiter, by range": lambda: by_range([[1, 2, 0], [3, 1, 2]]),
     "a plan of a list of paths": lambda: Plan(["a", "b"], seq_len=4),
     "a plan of a number": lambda: Plan({"a": 5}, seq_len=4),
     "a corpus with a number as its name": lambda: Plan({5: "a"}, seq_len=4),
@@ -201,6 +223,10 @@ CALLS: dict[str, Callable[[], Any]] = {
     "a skip of a negative number of samples": lambda: loader().skip(-1),
     "a skip beyond the last sample": lambda: [one := loader(), one.skip(2**62), one.skip(1)],
     "a step beyond the last sample": at_the_last_sample,
+    "a permutation of fewer than no items": lambda: Permutation(length=-1, key=KEY),
+    "a permutation of more than 2**62 items": lambda: Permutation(length=2**62 + 1, key=KEY),
+    "a permutation by too short a key": lambda: Permutation(length=3, key=KEY[:-1]),
+    "a permutation by a key of int64": lambda: Permutation(length=3, key=KEY.astype(np.int64)),
     "a sample beyond 2**64 epochs": lambda: Plan(ListSource([1]), seq_len=300).sample(2**64 // 300 + 1),
     **{
         f"{variable} without the rank": partial(in_a_job, variable, loader)

@@ -107,6 +107,12 @@ def compute_on_a_gpu(_: Path, *, is_there: bool, **settings: str) -> None:
             pass
 
 
+def attend_to_all(_: Path) -> None:
+    torch, attention = of_torch("torch"), of_torch("tokshard.trainer.attention")
+    bounds, heads = torch.tensor([0, 4], dtype=torch.int32), torch.randn(4, 2, 8)
+    attention.varlen_attn(heads, heads, heads, bounds, bounds, 4, 4)
+
+
 def use_float8_without_torchao(_: Path) -> None:
     with patch.dict(sys.modules, {"torchao.float8": None}), alone():
         of_torch("tests.trainer.test_compute").made(float8="rowwise")
@@ -176,6 +182,7 @@ CALLS: dict[str, Call] = {
     "a rank without the address of its job": lambda _: rank_of({"RANK": "0", "WORLD_SIZE": "2"}),
     "more ranks than GPUs": lambda _: device_index(4, 4),
     "a GPU on a machine without one": given(compute_on_a_gpu, is_there=False),
+    "attention that is not causal, on the CPU": attend_to_all,
     "fp32 on a GPU": given(compute_on_a_gpu, is_there=True, precision="fp32"),
     "float8 without torchao": use_float8_without_torchao,
     "a GPT-2": given(import_weights, model_type="gpt2"),
