@@ -21,6 +21,14 @@ def roll(sample: Sample, random: SampleRandom) -> Sample:
     return replace(sample, tokens=np.roll(sample.tokens, int(random.integers(100, 1)[0])))
 
 
+def stir(sample: Sample, random: SampleRandom) -> Sample:
+    """Tokens move around, and the first piece has no label at its end."""
+    if not len(sample.tokens):
+        return sample
+    following = np.append(-100, sample.next_tokens[1:])
+    return replace(roll(sample, random), next_tokens=following)
+
+
 def note(sample: Sample, random: SampleRandom) -> Sample:
     """Put a number that is drawn in the place of the first token."""
     tokens = sample.tokens.copy()
