@@ -1,4 +1,4 @@
-"""Samples that are changed as they are read, and fill-in-the-middle.
+"""Samples that are changed as they are read.
 
 They are the same under every loader and after every resume: test_loader.py. What they may return: test_refusals.py.
 """
