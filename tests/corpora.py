@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pyarrow import ipc
 from tokshard.format import names
 from tokshard.format.content import Content, TokenHash, hash_tokens, join_contents
 from tokshard.format.files import file_sha256
-from tokshard.format.loss import has_spans, kept_columns
+from tokshard.format.loss import LOSS, WEIGHTS, has_spans, kept_columns
 from tokshard.format.manifest import (
     BuildConfig,
     DocumentLengths,
@@ -106,6 +107,18 @@ def documents_of(lengths: Sequence[int], *, eos_id: int = EOS, vocab_size: int =
     return [
         [ids[(7 * row + 3 * column) % len(ids)] for column in range(n - 1)] + [eos_id] for row, n in enumerate(lengths)
     ]
+
+
+def loss_metadata(target_weights: Sequence[Sequence[float]]) -> dict[str, list[list[Any]]]:
+    """Kept columns: the loss spans of documents whose tokens have these weights, and the weights of the spans."""
+    spans: list[list[int]] = []
+    weights: list[list[float]] = []
+    for of_tokens in target_weights:
+        stops = [at for at in range(1, len(of_tokens) + 1) if of_tokens[at - 1 : at] != of_tokens[at : at + 1]]
+        found = [pair for pair in pairwise([0, *stops]) if of_tokens[pair[0]]]
+        spans.append([bound for pair in found for bound in pair])
+        weights.append([of_tokens[start] for start, _ in found])
+    return {LOSS: spans, WEIGHTS: weights}
 
 
 def write_corpus(

@@ -6,6 +6,7 @@ A room's table is `REFUSALS` in its ``test_refusals.py``. The page of error mess
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import importlib
 import io
@@ -71,19 +72,25 @@ def tokshard(*words: object) -> Said:
 
 
 def said_in(page: Path, calls: Mapping[str, Call]) -> list[Refusal]:
-    """Refusals whose messages are in a text: for each call its name, the error with the problem, and the hint.
+    """Refusals whose messages are in a text: for each call its name, the error with the problem, and the hint, if any.
 
     For a command line, its exit code stands for the error.
     """
     said = {}
     for entry in page.read_text(encoding="utf-8").split("\n\n"):
-        what, problem, hint = entry.strip("\n").split("\n    ")
-        said[what] = problem.split(": ", 1), hint
+        what, problem, *hint = entry.strip("\n").split("\n    ")
+        said[what] = problem.split(": ", 1), "".join(hint)
     assert said.keys() == calls.keys(), f"{page} has other refusals: {sorted(said.keys() ^ calls.keys())}"
     return [
-        Refusal(what, calls[what], int(name) if name.isdigit() else getattr(errors, name), problem, hint)
+        Refusal(what, calls[what], int(name) if name.isdigit() else _error(name), problem, hint)
         for what, ((name, problem), hint) in said.items()
     ]
+
+
+def _error(name: str) -> type[BaseException]:
+    """An error of tokshard, or of Python."""
+    found: type[BaseException] = getattr(errors, name, None) or getattr(builtins, name)
+    return found
 
 
 def refused(refusals: Sequence[Refusal]) -> pytest.MarkDecorator:

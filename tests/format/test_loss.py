@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import tempfile
 import zlib
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import ipc
 
-from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_of, write_corpus
+from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_of, loss_metadata, write_corpus
 from tests.format.test_damage import SHARD
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS, Targets, read_section
 from tokshard.format.opening import open_corpus
@@ -26,22 +25,9 @@ weights_of_tokens = st.lists(st.sampled_from([0.0, 0.0, 1.0, 1.0, 0.25]), max_si
 weights_of_documents = st.lists(weights_of_tokens, min_size=1, max_size=8)
 
 
-def spans_of(weights):
-    """The spans of a document, and their weights: naively."""
-    spans, numbers, start = [], [], 0
-    for weight, tokens in itertools.groupby(weights):
-        stop = start + len([*tokens])
-        if weight:
-            spans += [start, stop]
-            numbers.append(weight)
-        start = stop
-    return spans, numbers
-
-
 def source(documents, *, before=()):
     """Documents whose tokens have these weights, after some others."""
-    spans, weights = zip(*map(spans_of, documents), strict=True)
-    metadata = {LOSS: spans, WEIGHTS: weights, "url": ["a"] * len(documents)}
+    metadata = loss_metadata(documents) | {"url": ["a"] * len(documents)}
     return Source(documents=documents_of([*map(len, [*before, *documents])])[len(before) :], metadata=metadata)
 
 
@@ -64,7 +50,7 @@ def test_spans_and_weights_come_back_and_decide_about_the_content_however_it_is_
             expected = [weight for one in written for weight in one]
             with open_corpus(path) as corpus:
                 found = [corpus.loss_spans(index).reshape(-1).tolist() for index in range(len(corpus))]
-                assert found == [spans_of(one)[0] for one in written]
+                assert found == loss_metadata(written)[LOSS]
                 shards = [corpus.shard(index).targets(0) for index in range(len(corpus.shards))]
                 sizes = [shard.num_tokens for shard in corpus.shards]
                 assert np.concatenate([*map(Targets.of_tokens, shards, [0] * len(sizes), sizes)]).tolist() == expected
@@ -148,8 +134,8 @@ def test_a_kept_column_may_be_called_loss(tmp_path):
 
 @given(weights=weights_of_tokens, data=st.data())
 def test_weights_of_a_stretch_are_those_of_its_tokens(weights, data):
-    spans, numbers = spans_of(weights)
+    found = loss_metadata([weights])
     start = data.draw(st.integers(0, len(weights)))
     stop = data.draw(st.integers(start, len(weights)))
-    targets = Targets(borders=np.array(spans, np.int64), weights=np.array(numbers, np.float32))
+    targets = Targets(borders=np.array(found[LOSS][0], np.int64), weights=np.array(found[WEIGHTS][0], np.float32))
     assert targets.of_tokens(start, stop).tolist() == weights[start:stop]

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
-from tests.refusals import Refusal, check, refused
-from tokshard.errors import MissingCorpusError, UnfinishedCorpusError
+from tests.refusals import Call, Refusal, check, refused, said_in
 from tokshard.format import names
+from tokshard.format.conditions import parse_conditions
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 from tokshard.format.opening import open_corpus
-
-GIVE = "give the directory that 'tokshard build --out' wrote"
 
 
 def opening(directory: Path, *folders: str) -> None:
@@ -57,67 +55,28 @@ def writing(spans: list[int], weight: float | None = None) -> Any:
 
 
 NO_DOCUMENT = [
-    ("document", 5, IndexError, "document 5 of a corpus of 5 documents"),
-    ("__getitem__", -6, IndexError, "document -6 of a corpus of 5 documents"),
-    ("text", 5, IndexError, "document 5 of a corpus of 5 documents"),
-    ("stride_hashes", 3, IndexError, "range object index out of range"),
-    ("__getitem__", "1", TypeError, "'str' object cannot be interpreted as an integer"),
-    ("__getitem__", 1.0, TypeError, "'float' object cannot be interpreted as an integer"),
-    ("__getitem__", slice(0, 2), TypeError, "'slice' object cannot be interpreted as an integer"),
+    *(("document", 5), ("__getitem__", -6), ("text", 5), ("stride_hashes", 3)),
+    *(("__getitem__", "1"), ("__getitem__", 1.0), ("__getitem__", slice(0, 2))),
 ]
-NO_SPANS = [
-    ([0, 2], "has the span 0 to 2, expected ascending spans that do not touch, within 1 to 4"),
-    ([2, 2], "has the span 2 to 2, expected ascending spans that do not touch, within 1 to 4"),
-    ([3, 2], "has the span 3 to 2, expected ascending spans that do not touch, within 1 to 4"),
-    ([1, 5], "has the span 1 to 5, expected ascending spans that do not touch, within 1 to 4"),
-    ([2, 3, 1, 2], "has the span 1 to 2, expected ascending spans that do not touch, within 1 to 4"),
-    ([1, 2, 2, 3], "has the span 2 to 3, expected ascending spans that do not touch, within 1 to 4"),
-    ([1, 2, 3], "has an odd number of values"),
-]
+NO_SPANS = [[0, 2], [2, 2], [3, 2], [1, 5], [2, 3, 1, 2], [1, 2, 2, 3], [1, 2, 3]]
 
-REFUSALS = [
-    *(
-        Refusal(f"a directory that {what}", call, MissingCorpusError, f"DIR{problem}", GIVE)
-        for what, call, problem in [
-            ("holds no corpus", opening, " is not a corpus: it has no manifest.json"),
-            ("does not exist", lambda directory: open_corpus(directory / "nothing"), "/nothing does not exist"),
-            ("is a file", opening_a_file, "/file is a file"),
-        ]
+CALLS: dict[str, Call] = {
+    "a directory that holds no corpus": opening,
+    "a directory that does not exist": lambda directory: open_corpus(directory / "nothing"),
+    "a directory that is a file": opening_a_file,
+    "an unfinished build": lambda directory: opening(directory, names.WORK),
+    "the two corpora of a split": opening_a_split,
+    **{f"{read} of {index!r}": of_a_corpus(read, index) for read, index in NO_DOCUMENT},
+    **{f"loss spans {spans}": writing(spans) for spans in NO_SPANS},
+    "a text that is not UTF-8 as a value of a column": lambda _: parse_conditions(
+        ["lang in fr,a\udcef"], {"lang": "string"}
     ),
-    Refusal(
-        "an unfinished build",
-        lambda directory: opening(directory, names.WORK),
-        UnfinishedCorpusError,
-        "DIR holds an unfinished build: it has no manifest.json",
-        "run its command again, which 'tokshard status DIR' shows; finished tasks are kept",
-    ),
-    Refusal(
-        "the two corpora of a split",
-        opening_a_split,
-        MissingCorpusError,
-        "DIR is not a corpus, but holds two: a build with a validation split wrote them",
-        "give DIR/train or DIR/validation",
-    ),
-    *(
-        Refusal(f"{read} of {index!r}", of_a_corpus(read, index), error, said)
-        for read, index, error, said in NO_DOCUMENT
-    ),
-    *(
-        Refusal(f"loss spans {spans}", writing(spans), ValueError, f"loss of document 0 {said}")
-        for spans, said in NO_SPANS
-    ),
-    *(
-        Refusal(
-            f"the weight {one}",
-            writing([1, 3], one),
-            ValueError,
-            f"{WEIGHTS} has a number that is not above 0 and finite",
-        )
-        for one in (0.0, -1.0, float("nan"), float("inf"))
-    ),
-]
+    "a condition on a column of a corpus without columns": lambda _: parse_conditions(["lang=en"], {}),
+    **{f"the weight {one}": writing([1, 3], one) for one in (0.0, -1.0, float("nan"), float("inf"))},
+}
+REFUSALS = said_in(Path(__file__).with_name("refusals.txt"), CALLS)
 
 
 @refused(REFUSALS)
-def test_refusals(refusal, tmp_path):
+def test_refusals(refusal: Refusal, tmp_path: Path) -> None:
     check(refusal, tmp_path)

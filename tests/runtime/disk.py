@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.contract.small import shrink
-from tests.corpora import TINY_TOKENIZER, Source, write_corpus
+from tests.corpora import TINY_TOKENIZER, Source, loss_metadata, write_corpus
 from tests.runtime.sources import ListSource, SpannedSource
 from tests.store.memory import SCHEME, MemoryStore
-from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
+from tokshard.format.loss import LOSS_COLUMNS
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
 LARGE_VOCABULARY = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
@@ -35,22 +34,9 @@ def write(directory: Path, memory: ListSource, *, wide: bool = False, **options:
     """A corpus of the documents of a source, with its loss spans and their weights."""
     metadata: dict[str, list[Any]] = {}
     if isinstance(memory, SpannedSource):
-        spans = [spans_of(weights) for weights in memory.target_weights]
-        metadata = {LOSS: [[bound for *pair, _ in each for bound in pair] for each in spans]}
-        metadata |= {WEIGHTS: [[weight for *_, weight in each] for each in spans]}
-        options["columns"] = LOSS_COLUMNS
+        metadata, options["columns"] = loss_metadata(memory.target_weights), LOSS_COLUMNS
     source = Source(documents=memory.documents(), metadata=metadata)
     return write_corpus(directory, sources=[source], tokenizer=LARGE_VOCABULARY if wide else TINY_TOKENIZER, **options)
-
-
-def spans_of(weights: Sequence[float]) -> list[tuple[int, int, float]]:
-    """Start, stop and weight of each stretch of one weight above 0."""
-    edges = [
-        place
-        for place in range(len(weights) + 1)
-        if not 0 < place < len(weights) or weights[place - 1] != weights[place]
-    ]
-    return [(start, stop, weights[start]) for start, stop in pairwise(edges) if weights[start]]
 
 
 def stored(directory: Path) -> str:

@@ -17,11 +17,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from recipes.fill_in_the_middle import FillInTheMiddle
 from tests.runtime.loaders import targets_in
-from tests.runtime.modelled import alone, documents_of_source, listed, model_of
+from tests.runtime.modelled import alone, documents_of_source, listed, model_of, stirred
 from tests.runtime.sources import ListSource, SpannedSource
-from tests.spec import order
+from tests.runtime.transforms import stir
 from tests.spec.order import Documents, Plan, Run
 from tests.spec.state import RefusedError, resumed, saved
 from tokshard.errors import PlanMismatchError
@@ -30,7 +29,6 @@ from tokshard.runtime import NumpyLoader, StreamPlan
 SIZES = {"block_tokens": 16, "window_blocks": 2}
 SIZES_OF_WHOLE = {"block_tokens": 1024, "window_blocks": 1}
 WEIGHTS = (0.0, 1e-30, 0.1, 0.25, 1.0, 3.0)
-IDS = {"prefix_id": 60_001, "suffix_id": 60_002, "middle_id": 60_003}
 SEQ_LENS, SEQ_LENS_OF_WHOLE = (1, 3, 4, 8, 20), (1, 2, 4, 8)
 Corpus = tuple[str, float, int]
 """A corpus of a plan: what is held under this name, the part that is taken, and the first epoch."""
@@ -104,7 +102,7 @@ class Histories(RuleBasedStateMachine):
         self.packs = {name: data.draw(st.sampled_from(packs)) for name in self.held}
         is_whole = "whole" in self.packs.values()
         self.seq_lens, self.sizes = (SEQ_LENS_OF_WHOLE, SIZES_OF_WHOLE) if is_whole else (SEQ_LENS, SIZES)
-        self.fills = data.draw(st.sampled_from([[], [], [(0.7, 0.5)]]))
+        self.is_stirred = data.draw(st.sampled_from([False, False, True]))
         self.rows: dict[int, Any] = {}
         self.plan, self.model = self.plans(self.drawn(data))
         self.run = Run(self.model, self.limits())
@@ -157,10 +155,12 @@ class Histories(RuleBasedStateMachine):
             **planned.ends,
         }
         held = {name: self.held[of] for name, (of, _, _) in corpora.items()}
-        ours = [FillInTheMiddle(**IDS, rate=rate, spm_rate=spm_rate) for rate, spm_rate in self.fills]
-        said = [order.FillInTheMiddle(*IDS.values(), *rates) for rates in self.fills]
-        plan = StreamPlan({name: one.source for name, one in held.items()}, transforms=ours, **options)
-        return plan, model_of({name: one.documents for name, one in held.items()}, transforms=said, **options)
+        plan = StreamPlan(
+            {name: one.source for name, one in held.items()}, transforms=[stir] * self.is_stirred, **options
+        )
+        return plan, model_of(
+            {name: one.documents for name, one in held.items()}, transforms=[stirred] * self.is_stirred, **options
+        )
 
     def limits(self) -> list[float | None]:
         return [self.planned.ends.get("max_epochs")] * len(self.planned.names)

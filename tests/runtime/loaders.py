@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.runtime.sources import ListSource
+from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
 
 if TYPE_CHECKING:
@@ -39,6 +40,21 @@ def take(loader: StreamingLoader, count: int) -> list[Batch]:
         if len(batches) == count:
             break
     return batches
+
+
+def state_after(plan: StreamPlan, samples: int) -> dict[str, Any]:
+    """The state of a job that has read so many samples."""
+    with NumpyLoader(plan, global_batch_size=plan.num_streams) as loader:
+        for _, _ in zip(range(samples // plan.num_streams), loader, strict=False):
+            pass
+        return loader.state_dict()
+
+
+def resumed(plan: StreamPlan, state: Any, size: int = 0, **choices: Any) -> NumpyLoader:
+    """A loader that goes on from a state, in batches of some size."""
+    loader = NumpyLoader(plan, global_batch_size=size or plan.num_streams)
+    loader.load_state_dict(state, **choices)
+    return loader
 
 
 def rows_of(batches: list[Batch]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,14 @@ def model_of(corpora: Mapping[str, ListSource | Documents], **options: Any) -> o
     others = options.keys() - NOT_OF_THE_ORDER - {"take", "start_epoch", "pack", "weights", "schedule"}
     shared = {name: options[name] for name in others}
     return order.Plan(used, weights=listed(options.get("weights")), changes=changes, **shared)
+
+
+def stirred(sample: order.Sample, random: order.Random) -> order.Sample:
+    """What `stir` of transforms.py does, in the model."""
+    if not sample.tokens:
+        return sample
+    at = -random.integer(100) % len(sample.tokens)
+    return replace(sample, tokens=sample.tokens[at:] + sample.tokens[:at], nexts=[order.NO_LABEL, *sample.nexts[1:]])
 
 
 def assert_equal(plan: StreamPlan, model: order.Plan, sample: int) -> None:

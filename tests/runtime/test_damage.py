@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.corpora import TINY_TOKENIZER, Source, change_table, write_corpus
+from tests.corpora import Source, change_table, write_corpus
 from tests.damage import Change, Damage, check, cut, damaged, emptied, grown, replaced
 from tests.examples import crossed
 from tests.runtime.disk import ACCESS, small_units, write
@@ -265,22 +265,6 @@ def test_a_shard_that_does_not_align_its_tokens_is_refused(tmp_path: Path, monke
     monkeypatch.setattr(MappedCorpus, "_values", misaligned)
     with pytest.raises(DamagedCorpusError, match=r"shard-.*\.arrow, batch 0: its tokens are not aligned"):
         reader("mmap")(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("documents", "bos", "message"),
-    [
-        ([[1, 0, 2, 0, 0, 3, 0], [0, 0], [2, 0]], None, r"7 documents end .*, by their delimiters; .* says 3 to 3"),
-        ([[0, 1, 2, 0], [0, 3, 0, 1, 0], [0, 0]], "<eos>", "do not begin and end at delimiters"),
-        ([[1, 2, 0], [3, 1, 2]], None, "the last token is 2, expected the delimiter 0"),
-    ],
-)
-def test_documents_that_do_not_end_at_delimiters_are_damage_where_delimiters_are_what_is_read(
-    tmp_path: Path, documents: list[list[int]], bos: str | None, message: str
-) -> None:
-    corpus = write_corpus(tmp_path / "corpus", documents, tokenizer=TINY_TOKENIZER, bos=bos)
-    with pytest.raises(DamagedCorpusError, match=message):
-        StreamPlan(CorpusSource(corpus, access="pread"), seq_len=11).sample(0)
 
 
 @pytest.mark.filterwarnings("ignore:the current windows and the windows fetched")

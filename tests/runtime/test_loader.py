@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import json
 import math
 import random
@@ -291,33 +292,25 @@ def test_a_loop_that_leaves_a_resumed_pass_at_its_last_batch_is_followed_by_a_wh
         assert len(list(loader)) == len(loader)
 
 
-class HangsOnce(ListSource):
-    """A source whose storage hangs when it is asked for ends of documents first, until the test is over."""
-
-    is_in_memory = False
-
-    def __init__(self, lengths: list[int]) -> None:
-        super().__init__(lengths)
-        self.is_first, self.over = True, threading.Event()
-
-    def ends(self, *arguments: Any) -> Any:
-        is_first, self.is_first = self.is_first, False
-        if is_first:
-            self.over.wait(60)
-        return super().ends(*arguments)
-
-
 def test_a_loader_goes_on_without_the_tables_that_a_thread_that_hangs_may_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefetch, "STOP_SECONDS", 0.05)  # what reads comes back when the test is over
-    lengths = [5, 9, 30, 12, 7] * 8
-    slow = HangsOnce(lengths)
+    lengths, over, calls = [5, 9, 30, 12, 7] * 8, threading.Event(), itertools.count()
+    slow = ListSource(lengths)
+
+    def hang_once(*arguments: Any) -> Any:
+        if next(calls) == 0:
+            over.wait(60)  # what reads comes back when the test is over
+        return ListSource.ends(slow, *arguments)
+
+    monkeypatch.setattr(prefetch, "STOP_SECONDS", 0.05)
+    monkeypatch.setattr(slow, "is_in_memory", False)
+    monkeypatch.setattr(slow, "ends", hang_once)
     loader = StreamingLoader(StreamPlan({"corpus": slow}, **SIZES), global_batch_size=4, timeout_seconds=1)
     with pytest.raises(LoaderError, match="no batch came for 1 s"):
         take(loader, 1)
     assert rows_of(take(loader, 9)) == expected_rows(StreamPlan({"corpus": ListSource(lengths)}, **SIZES), range(36))
-    slow.over.set()
+    over.set()
 
 
 # under DataLoaders

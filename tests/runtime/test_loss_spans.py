@@ -1,4 +1,4 @@
-"""Loss spans: how their corpora are packed, what transforms may do with them, and how they are kept in memory.
+"""Loss spans: how their corpora are packed, and how they are kept in memory.
 
 That they reach the labels: test_reader.py and test_page_model.py. Every form of batches, ranks, masks and packings:
 tests/contract/test_promise_12_loss.py and test_loader.py.
@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.runtime.sources import ListSource, SpannedSource
-from tokshard.errors import PlanError
 from tokshard.format.loss import Targets
 from tokshard.runtime import StreamPlan
 from tokshard.runtime.bytes import targets
 from tokshard.runtime.bytes.targets import TargetReader
-from tokshard.runtime.rows.transforms import Sample
 
 SIZES: dict[str, Any] = {"seq_len": 8, "block_tokens": 1024, "window_blocks": 2, "seed": 5}
 
@@ -34,28 +31,6 @@ def test_packing_of_a_corpus_follows_its_spans_unless_it_is_given() -> None:
     ):
         plan = StreamPlan(corpora, pack=pack, **SIZES)  # type: ignore[arg-type]
         assert [one.pack for one in plan.corpora] == expected
-
-
-def forgetful(sample: Sample, _: Any) -> Sample:
-    return Sample(tokens=sample.tokens, piece_lengths=sample.piece_lengths, next_tokens=sample.next_tokens)
-
-
-def spoiling(weight: float) -> Callable[[Any, Any], Any]:
-    return lambda sample, _: replace(sample, loss_weights=np.full_like(sample.loss_weights, weight))
-
-
-@pytest.mark.parametrize(
-    ("transform", "problem"),
-    [
-        (forgetful, "returned loss_weights NoneType"),
-        *((spoiling(weight), "of finite numbers from 0") for weight in (np.nan, np.inf, -1.0)),
-    ],
-)
-def test_a_transform_that_spoils_the_weights_is_refused(transform: Any, problem: str) -> None:
-    plan = StreamPlan(SpannedSource([[0, 1.0, 1.0, 0]] * 9), transforms=[transform], **SIZES)
-    with pytest.raises(PlanError) as caught:
-        plan.sample(0)
-    assert problem in str(caught.value)
 
 
 def test_targets_that_are_kept_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:

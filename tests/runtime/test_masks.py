@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runtime.loaders import take
+from tests.runtime.loaders import resumed, take
 from tests.runtime.sources import ListSource
 from tests.runtime.states import values_of
 from tests.runtime.transforms import reverse
@@ -31,11 +31,8 @@ def plan_of(**options: Any) -> StreamPlan:
     return StreamPlan({"code": CODE, "prose": PROSE}, **{"weights": {"code": 0.7, "prose": 0.3}, **SIZES, **options})
 
 
-def loader_of(plan: StreamPlan | None = None, state: Any = None) -> NumpyLoader:
-    loader = NumpyLoader(plan or plan_of(), global_batch_size=4, prefetch_factor=0)
-    if state is not None:
-        loader.load_state_dict(state)
-    return loader
+def loader_of(plan: StreamPlan | None = None) -> NumpyLoader:
+    return NumpyLoader(plan or plan_of(), global_batch_size=4, prefetch_factor=0)
 
 
 def masks_of(loader: NumpyLoader) -> list[dict[str, Any]]:
@@ -80,7 +77,7 @@ def test_a_list_has_digits_in_lines_of_any_system_or_is_an_array(tmp_path: Path,
     loader = loader_of()
     loader.mask("code", path)
     assert loader.cursor.masks[0].documents.tolist() == [0, 2, 4]
-    again = loader_of(state=loader.state_dict())
+    again = resumed(plan_of(), loader.state_dict())
     assert again.cursor == loader.cursor
     assert again.stats()["masked_documents"] == 3
 

@@ -80,20 +80,6 @@ def test_an_index_beyond_a_permutation_is_refused(length: int) -> None:
     assert permutation(beyond[:0]).tolist() == permutation.inverse(beyond[:0]).tolist() == []
 
 
-@pytest.mark.parametrize(
-    ("length", "key", "problem"),
-    [
-        (-1, key_of(1), "length must be in"),
-        (2**62 + 1, key_of(1), "length must be in"),
-        (3, key_of(1)[:-1], "key must be uint64"),
-        (3, key_of(1).astype(np.int64), "key must be uint64"),
-    ],
-)
-def test_what_makes_no_permutation_is_refused(length: int, key: Any, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        Permutation(length=length, key=key)
-
-
 def test_items_of_equal_hashes_stay_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(permutations, "GOLDEN", np.uint64(1 << 63))  # two hashes: of even and of odd items
     even, odd = list(range(0, 1_000, 2)), list(range(1, 1_000, 2))

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from recipes.fill_in_the_middle import FillInTheMiddle
 from tests.examples import examples
-from tests.runtime.modelled import assert_equal, model_of
+from tests.runtime.modelled import assert_equal, model_of, stirred
 from tests.runtime.plans import Drawn, arguments, packed, packings
 from tests.runtime.sources import ListSource, PeriodicSource
-from tests.spec import order as spec
+from tests.runtime.transforms import stir
 from tests.spec.order import Documents
 from tests.spec.state import resumed
 from tokshard.runtime.order import packing
@@ -23,37 +22,34 @@ from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.state import load_state, save_state
 from tokshard.runtime.stop import used_up
 
-rates = st.sampled_from([0.0, 0.5, 0.9, 1.0])
 IN_ROWS_OF_8 = {"seq_len": 8, "block_tokens": 1024, "seed": 0}
 
 
 @settings(max_examples=examples(110), deadline=None)
 @example(  # chunks above half a row and shorter ones that are put off
     drawn=packed([5, 4, 5, 5] * 140, window_blocks=1, pack={"a": "whole"}, **IN_ROWS_OF_8),
-    fills=[],
+    num_stirred=0,
     far=list(range(10, 40)),
     step_tokens=packing.STEP_TOKENS,
 )
 @example(  # a tail of which no chunk begins in it, and which is read by itself
     drawn=packed([12] * 85 + [8], window_blocks=3, pack="whole", **IN_ROWS_OF_8),
-    fills=[],
+    num_stirred=0,
     far=list(range(10, 40)),
     step_tokens=1024,
 )
 @given(
     drawn=arguments() | packings(),
-    fills=st.lists(st.tuples(rates, rates), max_size=2),
+    num_stirred=st.integers(0, 2),
     far=st.lists(st.integers(10, 2**50), max_size=6),
     step_tokens=st.sampled_from([1, packing.STEP_TOKENS]),
 )
 def test_the_page_alone_gives_the_samples_of_any_plan(
-    drawn: Drawn, fills: list[tuple[float, float]], far: list[int], step_tokens: int
+    drawn: Drawn, num_stirred: int, far: list[int], step_tokens: int
 ) -> None:
     corpora, options = drawn
-    ids = {"prefix_id": 60_001, "suffix_id": 60_002, "middle_id": 60_003}
-    ours = [FillInTheMiddle(**ids, rate=rate, spm_rate=spm_rate) for rate, spm_rate in fills]
-    plan = StreamPlan(corpora, transforms=ours, **options)
-    model = model_of(corpora, transforms=[spec.FillInTheMiddle(*ids.values(), *each) for each in fills], **options)
+    plan = StreamPlan(corpora, transforms=[stir] * num_stirred, **options)
+    model = model_of(corpora, transforms=[stirred] * num_stirred, **options)
     assert plan.num_samples == (None if plan.epochs is None else model.num_samples)
     changes = options.get("schedule", ())
     samples = {*range(10), *far, *(start + more for start, _ in changes for more in (-1, 0, 1))}

@@ -18,7 +18,7 @@ import pytest
 from tests.contract.small import reads_that_hang
 from tests.ranks import forked, worst_of
 from tests.runtime.disk import write
-from tests.runtime.loaders import dataloader, expected_rows, one_corpus, rows_of, take, two_corpora
+from tests.runtime.loaders import dataloader, expected_rows, one_corpus, rows_of, state_after, take, two_corpora
 from tests.runtime.sources import ListSource
 from tokshard.errors import LoaderError
 from tokshard.forking import cached_property
@@ -337,20 +337,14 @@ def test_a_second_loop_of_dataloader_workers_is_refused_unless_the_first_was_a_w
         list(loader)
 
 
-def state_at(plan: StreamPlan, sample: int) -> dict[str, Any]:
-    with StreamingLoader(plan, global_batch_size=4) as loader:
-        loader.skip(sample)
-        return loader.state_dict()
-
-
 def test_a_state_loaded_in_a_loop_without_workers_counts_from_the_next_batch() -> None:
     dataset = StreamDataset(two_corpora(), global_batch_size=4)
     batches = iter(dataloader(dataset))
     rows = rows_of([next(batches), next(batches)])
-    dataset.sampler.load_state_dict(state_at(dataset.plan, 100))
+    dataset.sampler.load_state_dict(state_after(dataset.plan, 100))
     rows += rows_of([next(batches)])
     batches = iter(dataloader(dataset))
-    dataset.sampler.load_state_dict(state_at(dataset.plan, 40))
+    dataset.sampler.load_state_dict(state_after(dataset.plan, 40))
     rows += rows_of([next(batches)])
     skipped = [*range(8), *range(100, 104), *range(40, 44)]
     assert [row["sample_index"] for row in rows] == skipped
@@ -360,7 +354,7 @@ def test_a_state_loaded_in_a_loop_without_workers_counts_from_the_next_batch() -
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_state_loaded_while_workers_have_steps_under_way_is_refused_and_one_after_the_loop_is_right() -> None:
     dataset = StreamDataset(two_corpora(), global_batch_size=4)
-    state = state_at(dataset.plan, 100)
+    state = state_after(dataset.plan, 100)
     loader = dataloader(dataset, num_workers=2, multiprocessing_context="fork")
     batches = iter(loader)
     for _ in range(2):
@@ -374,10 +368,3 @@ def test_a_state_loaded_while_workers_have_steps_under_way_is_refused_and_one_af
     assert [next(batches)["sample_index"].tolist() for _ in range(3)] == [
         [*range(start, start + 4)] for start in (100, 104, 108)
     ]
-
-
-def test_a_sampler_has_no_state_which_would_count_what_was_read_ahead() -> None:
-    sampler = StreamDataset(two_corpora(), global_batch_size=4).sampler
-    with pytest.raises(AttributeError, match="Take the state_dict of a StatefulDataLoader, or of a StreamingLoader"):
-        sampler.state_dict()
-    assert not hasattr(sampler, "state_dict")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipes.fill_in_the_middle import FillInTheMiddle
+from tests.corpora import TINY_TOKENIZER, write_corpus
 from tests.refusals import Refusal, check, refused, said_in
 from tests.runtime.loaders import one_corpus, two_corpora
-from tests.runtime.sources import ListSource, PeriodicSource
+from tests.runtime.sources import ListSource, PeriodicSource, SpannedSource
 from tests.runtime.states import edited
-from tests.runtime.transforms import wrong
-from tokshard.errors import PlanError, PlanMismatchError
+from tests.runtime.transforms import WRONG, wrong
+from tokshard.errors import PlanError
 from tokshard.runtime import NumpyLoader, StreamPlan, expand
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.corpus import CorpusSource
+from tokshard.runtime.order.permutation import KEY_WORDS, Permutation, derive_key
 
 Plan: Any = StreamPlan  # of which arguments have wrong types here
 Loader: Any = NumpyLoader
@@ -52,39 +56,6 @@ def under_dataloader(data: Any, *arguments: Any, **options: Any) -> None:
     from torch.utils.data import DataLoader
 
     next(iter(DataLoader(data, *arguments, **options)))
-
-
-def in_words(argument: Any) -> str:
-    """The options of a call, or its only argument."""
-    if isinstance(argument, dict) and "cursor" not in argument:
-        return ", ".join(f"{name}={value!r:.60}" for name, value in argument.items())
-    return argument if isinstance(argument, str) else repr(argument)
-
-
-def each(
-    what: str,
-    call: Callable[[Any], Any],
-    rows: Iterable[tuple[Any, ...]],
-    *,
-    problem: str = "{}",
-    hint: str = "",
-    error: type[BaseException] = PlanError,
-) -> list[Refusal]:
-    """A refusal for each argument of a call.
-
-    Args:
-        rows: the argument, what the problem line says of it, and the hint, if they do not all have the same.
-    """
-    return [
-        Refusal(
-            what.format(in_words(argument)),
-            lambda _, argument=argument: call(argument),
-            error,
-            problem.replace("{}", said),
-            *(own or [hint]),
-        )
-        for argument, said, *own in rows
-    ]
 
 
 SAID = Path(__file__).with_name("refusals.txt")
@@ -118,17 +89,7 @@ INTEGERS: dict[str, Callable[[Any], Any]] = {
 }
 """Arguments that are whole numbers, by their names in messages."""
 
-NO_INTEGERS: list[tuple[Any, str, int | str]] = [
-    ("4k", "'4k' (str)", 4096),
-    (4.5, "4.5 (float)", "4 or 5"),
-    (1e6, "1000000.0 (float)", 1_000_000),  # what was meant
-    (np.float64(8), "np.float64(8.0) (float64)", 8),
-    (math.nan, "nan (float)", 4096),
-    (math.inf, "inf (float)", 4096),
-    (None, "None (NoneType)", 4096),
-    (True, "True (bool)", 4096),
-    ([4], "[4] (list)", 4096),
-]
+NO_INTEGERS = ["4k", 4.5, 1e6, np.float64(8), math.nan, math.inf, None, True, [4]]
 
 # loaders
 
@@ -146,57 +107,20 @@ def in_a_job(variable: str, make: Callable[[], Any]) -> None:
         make()
 
 
-UNSIZED = (
-    "the sampler of a StreamDataset determines what is read: give DataLoader(dataset, batch_size=None, "
-    "sampler=dataset.sampler)"
-)
-ENDLESS = "the plan is endless: it has no length. Iterate the loader itself, without a DataLoader around it"
-UNCOUNTABLE = "sample 4611686018427387905: samples are counted up to 2**62"
+# tokens
 
-PLAIN: list[tuple[str, Callable[[], Any], type[BaseException], str]] = [
-    ("the length of an endless loader", lambda: len(loader()), TypeError, ENDLESS),
-    ("a DataLoader of an endless loader", lambda: under_dataloader(streaming()), TypeError, ENDLESS),
-    ("a DataLoader without the sampler", lambda: under_dataloader(dataset(), batch_size=None), TypeError, UNSIZED),
-    ("a DataLoader that shuffles", lambda: under_dataloader(dataset(), shuffle=True), TypeError, UNSIZED),
-    ("sample 2**62 + 1", lambda: plan().sample(2**62 + 1), IndexError, UNCOUNTABLE),
-    ("a trace of sample 2**62 + 1", lambda: plan().trace(2**62 + 1), IndexError, UNCOUNTABLE),
-    ("sample -1", lambda: plan().sample(-1), IndexError, "the plan has no sample -1: it has samples from 0 on"),
-    (
-        "a sample behind a pass",
-        lambda: plan(epochs=1).sample(16),
-        IndexError,
-        "the plan has no sample 16: it has 16 samples",
-    ),
-    (
-        "a full batch to expand",
-        lambda: expand(next(iter(loader()))),
-        ValueError,
-        "the batch has input_ids, labels, *, and no next_tokens: expand is for a loader's compact=True",
-    ),
-    (
-        "numpy arrays to expand on a device",
-        lambda: expand(next(iter(loader(compact=True))), device="cpu"),
-        ValueError,
-        "device is 'cpu', and the batch has numpy arrays, which have no device",
-    ),
-    (
-        "an unknown access",
-        lambda: CorpusSource("corpus", access="read"),  # type: ignore[arg-type]
-        ValueError,
-        "access must be 'mmap' or 'pread', got 'read'",
-    ),
-]
+KEY = derive_key(1, "pieces", words=KEY_WORDS)
+
+
+def by_range(documents: list[list[int]], **options: Any) -> None:
+    """A sample of documents that are found by their delimiters."""
+    corpus = write_corpus(Path("corpus"), documents, tokenizer=TINY_TOKENIZER, **options)
+    Plan(CorpusSource(corpus, access="pread"), seq_len=11).sample(0)
+
 
 # states
 
-FOREIGN: list[tuple[Any, str]] = [
-    ({}, "None"),
-    (None, "None"),
-    (b"{}", "b'{}'"),
-    ({"cursor": "x"}, "'x'"),
-    ({"cursor": None}, "None"),
-    ({"_snapshot": {}}, "None"),
-]
+FOREIGN: list[Any] = [{}, None, b"{}", {"cursor": "x"}, {"cursor": None}, {"_snapshot": {}}]
 
 
 def damaged(change: dict[str, Any]) -> None:
@@ -204,18 +128,24 @@ def damaged(change: dict[str, Any]) -> None:
     one.load_state_dict(edited(one.state_dict(), **change))
 
 
-DAMAGED: list[tuple[dict[str, Any], str]] = [
-    ({"sample": -1}, "Expected `int` >= 0 - at `$.sample`"),
-    ({"weights": [[0, [math.nan, 1.0]]]}, "JSON is malformed: invalid character (byte *)"),
-    ({"seed": 5}, "the rest of it contradicts plan"),
-    ({"counts": [[0, 0]] * 2, "remainders": [[0]] * 2}, "the rest of it contradicts counts"),
+DAMAGED: list[dict[str, Any]] = [
+    {"sample": -1},
+    {"weights": [[0, [math.nan, 1.0]]]},
+    {"seed": 5},
+    {"counts": [[0, 0]] * 2, "remainders": [[0]] * 2},
 ]
 """More of them, with less of what is said: test_state.py."""
 
-# masks
+# transforms and masks
+
+
+def of_spans(transform: Any) -> None:
+    """A sample with weights goes through a transform."""
+    source = SpannedSource([[0, 1.0, 1.0, 0]] * 9)
+    Plan(source, transforms=[transform], seq_len=8, block_tokens=1024, window_blocks=2).sample(0)
+
 
 NUMBERS = "give a file with one document number in each line, or a .npy file of integers"
-NO_NUMBERS = f"{NUMBERS}; a list of ids becomes a view with tokshard select, and numbers with tokshard diff"
 
 
 def masked(content: Any) -> None:
@@ -231,21 +161,54 @@ def masked(content: Any) -> None:
         assert one.state_dict() == state, "nothing is masked"
 
 
-LISTS: list[tuple[Any, str]] = [
-    *(
-        (f"3\n{line}\n".encode(), f"a line is {line!r}, expected digits")
-        for line in ("+7", " 7", "7 ", "1_0", "1.5", "-5", "\u0663", "7\r8", '{"document": 7}')
-    ),
-    (b"%d\n" % 2**70, "*"),
-    (b"\x93NUMPY\x01\x00damaged", "EOF: reading array header, expected * bytes got 5"),
-    (np.array(3), "it holds int64 [], expected document numbers"),
-    (np.array([[1]]), "it holds int64 [1, 1], expected document numbers"),
-    (np.array([True]), "it holds bool [1], expected document numbers"),
-    (np.array([1.5]), "it holds float64 [1], expected document numbers"),
-    (np.array([2**63], np.uint64), "it holds uint64 [1], expected document numbers"),
+LISTS: list[Any] = [
+    *(f"3\n{line}\n".encode() for line in ("+7", " 7", "7 ", "1_0", "1.5", "-5", "\u0663", "7\r8", '{"document": 7}')),
+    b"%d\n" % 2**70,
+    b"\x93NUMPY\x01\x00damaged",
+    *(np.array(3), np.array([[1]]), np.array([True]), np.array([1.5]), np.array([2**63], np.uint64)),
 ]
 
 CALLS: dict[str, Callable[[], Any]] = {
+    **{f"a {what} with {options}": partial(made, what, options) for what, options in OPTIONS},
+    **{f"a fraction as {name}": partial(call, 4.5) for name, call in INTEGERS.items()},
+    **{f"a skip of {value!r}": partial(INTEGERS["num_samples"], value) for value in NO_INTEGERS},
+    **{f"{state!r} as a state": lambda state=state: loader().load_state_dict(state) for state in FOREIGN},
+    **{
+        f"{state!r} as the state of a data set": lambda state=state: dataset().sampler.load_state_dict(state)
+        for state in FOREIGN
+    },
+    **{f"a state with {change}": partial(damaged, change) for change in DAMAGED},
+    **{f"documents to mask in {content!r}": partial(masked, content) for content in LISTS},
+    **{
+        f"a transform that returns {what}": lambda what=what: two_corpora(transforms=[partial(wrong, what)]).sample(0)
+        for what in WRONG
+    },
+    "a transform that forgets the weights": lambda: of_spans(lambda sample, _: replace(sample, loss_weights=None)),
+    **{
+        f"a transform that returns a weight of {weight}": lambda weight=weight: of_spans(
+            lambda sample, _: replace(sample, loss_weights=np.full_like(sample.loss_weights, weight))
+        )
+        for weight in (math.nan, math.inf, -1.0)
+    },
+    "sentinels that do not fit the ids of a corpus": lambda: Plan(
+        PeriodicSource(10_000), seq_len=64, transforms=[FillInTheMiddle(prefix_id=1, suffix_id=2, middle_id=900_000)]
+    ).sample(0),
+    "the length of an endless loader": lambda: len(loader()),
+    "a DataLoader of an endless loader": lambda: under_dataloader(streaming()),
+    "a DataLoader without the sampler": lambda: under_dataloader(dataset(), batch_size=None),
+    "a DataLoader that shuffles": lambda: under_dataloader(dataset(), shuffle=True),
+    "sample 2**62 + 1": lambda: plan().sample(2**62 + 1),
+    "a trace of sample 2**62 + 1": lambda: plan().trace(2**62 + 1),
+    "sample -1": lambda: plan().sample(-1),
+    "a sample behind a pass": lambda: plan(epochs=1).sample(16),
+    "a full batch to expand": lambda: expand(next(iter(loader()))),
+    "numpy arrays to expand on a device": lambda: expand(next(iter(loader(compact=True))), device="cpu"),
+    "an unknown access": lambda: CorpusSource("corpus", access="read"),  # type: ignore[arg-type]
+    "documents that end without a delimiter, by range": lambda: by_range([[1, 0, 2, 0, 0, 3, 0], [0, 0], [2, 0]]),
+    "documents that do not begin at a delimiter, by range": lambda: by_range(
+        [[0, 1, 2, 0], [0, 3, 0, 1, 0], [0, 0]], bos="<eos>"
+    ),
+    "a last document without a delimiter, by range": lambda: by_range([[1, 2, 0], [3, 1, 2]]),
     "a plan of a list of paths": lambda: Plan(["a", "b"], seq_len=4),
     "a plan of a number": lambda: Plan({"a": 5}, seq_len=4),
     "a corpus with a number as its name": lambda: Plan({5: "a"}, seq_len=4),
@@ -260,6 +223,10 @@ CALLS: dict[str, Callable[[], Any]] = {
     "a skip of a negative number of samples": lambda: loader().skip(-1),
     "a skip beyond the last sample": lambda: [one := loader(), one.skip(2**62), one.skip(1)],
     "a step beyond the last sample": at_the_last_sample,
+    "a permutation of fewer than no items": lambda: Permutation(length=-1, key=KEY),
+    "a permutation of more than 2**62 items": lambda: Permutation(length=2**62 + 1, key=KEY),
+    "a permutation by too short a key": lambda: Permutation(length=3, key=KEY[:-1]),
+    "a permutation by a key of int64": lambda: Permutation(length=3, key=KEY.astype(np.int64)),
     "a sample beyond 2**64 epochs": lambda: Plan(ListSource([1]), seq_len=300).sample(2**64 // 300 + 1),
     **{
         f"{variable} without the rank": partial(in_a_job, variable, loader)
@@ -279,6 +246,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "a DataLoader of a loader": lambda: under_dataloader(Loader(plan(epochs=1), global_batch_size=2)),
     "a DataLoader that batches batches": lambda: under_dataloader(data := dataset(), 8, sampler=data.sampler),
     "a sample of a data set": lambda: dataset()[0],
+    "the state of a sampler, which would count what was read ahead": lambda: dataset().sampler.state_dict,
     "a state between two snapshots of a StatefulDataLoader": lambda: dataset().sampler.load_state_dict(
         {"_snapshot": {}, "_steps_since_snapshot": 2}
     ),
@@ -301,97 +269,9 @@ CALLS: dict[str, Callable[[], Any]] = {
         loader().mask("a", "list"),
     ],
 }
-"""What is refused once."""
-
-# transforms
-
-KEEPS = "a transform keeps the number of tokens and their dtype"
-ADDS_UP = "piece_lengths are at least 1 and add up to the tokens"
-EXPECTED = "expected 6 tokens and one next token per piece"
-ONE_DIMENSION = "give both as one-dimensional arrays of integers"
-
-TRANSFORMS: list[tuple[str, str, str]] = [
-    ("nothing", "NoneType, expected a Sample", "return a Sample from transforms"),
-    ("an array", "ndarray, expected a Sample", "return a Sample from transforms"),
-    ("fewer tokens", "tokens uint32 [5], expected uint32 [6]", KEEPS),
-    ("tokens of int64", "tokens int64 [6], expected uint32 [6]", KEEPS),
-    ("a list", "tokens list, expected uint32 [6]", KEEPS),
-    ("pieces longer than the tokens", f"3 pieces of 7 tokens with 3 next tokens, {EXPECTED}", ADDS_UP),
-    ("an empty piece", f"3 pieces of 6 tokens with 3 next tokens, {EXPECTED}", ADDS_UP),
-    ("a negative piece", f"2 pieces of 6 tokens with 2 next tokens, {EXPECTED}", ADDS_UP),
-    ("no pieces", f"0 pieces of 0 tokens with 0 next tokens, {EXPECTED}", ADDS_UP),
-    ("labels", f"2 pieces of 6 tokens with 3 next tokens, {EXPECTED}", ADDS_UP),
-    (
-        "pieces as floats",
-        "piece_lengths float64 [2] and next_tokens int64 [2], expected int64 [pieces]",
-        ONE_DIMENSION,
-    ),
-    ("a list of pieces", "piece_lengths list and next_tokens int64 [2], expected int64 [pieces]", ONE_DIMENSION),
-    ("labels as floats", "piece_lengths int64 [2] and next_tokens float64 [2], expected int64 [pieces]", ONE_DIMENSION),
-    (
-        "pieces of two dimensions",
-        "piece_lengths int64 [2, 1] and next_tokens int64 [2, 1], expected int64 [pieces]",
-        ONE_DIMENSION,
-    ),
-    (
-        "a label of -1",
-        "next_tokens from -1 on, expected token ids or -100",
-        "-100 is for a token that has no label",
-    ),
-]
-
 
 REFUSALS = [
-    *said_in(
-        SAID,
-        {
-            what: lambda _, call=call: call()  # type: ignore[misc]
-            for what, call in {
-                **{f"a {what} with {options}": partial(made, what, options) for what, options in OPTIONS},
-                **CALLS,
-            }.items()
-        },
-    ),
-    *each(
-        "a fraction as {}",
-        lambda name: INTEGERS[name](4.5),
-        zip(INTEGERS, INTEGERS, strict=True),
-        problem="{} is 4.5 (float), expected an integer",
-        hint="give an integer such as 4 or 5",
-    ),
-    *each(
-        "a skip of {}",
-        lambda value: loader().skip(value),
-        [(value, shown, f"give an integer such as {such}") for value, shown, such in NO_INTEGERS],
-        problem="num_samples is {}, expected an integer",
-    ),
-    *(
-        row
-        for what, make in (("a state", loader), ("the state of a data set", lambda: dataset().sampler))
-        for row in each(
-            "{} as " + what,
-            lambda state, make=make: make().load_state_dict(state),
-            FOREIGN,
-            problem="this is not a state of a tokshard loader: {}",
-            hint="give the value of StreamingLoader.state_dict(); the state of another loader cannot be continued",
-            error=PlanMismatchError,
-        )
-    ),
-    *each(
-        "a state with {}",
-        damaged,
-        DAMAGED,
-        problem="the state is damaged: {}",
-        hint="load an older checkpoint, or start without the loader's state",
-        error=PlanMismatchError,
-    ),
-    *each("documents to mask in {}", masked, LISTS, problem="DIR/list is not a list of documents: {}", hint=NO_NUMBERS),
-    *each(
-        "a transform that returns {}",
-        lambda what: two_corpora(transforms=[partial(wrong, what)]).sample(0),
-        TRANSFORMS,
-        problem="functools.partial(<function wrong at *>, *) returned {}",
-    ),
+    *said_in(SAID, {what: lambda _, call=call: call() for what, call in CALLS.items()}),  # type: ignore[misc]
     Refusal(
         "a path with a zero byte",
         lambda _: loader().mask("a", "no\0where"),
@@ -399,7 +279,6 @@ REFUSALS = [
         "DIR/no\0where cannot be read: no path has a zero byte",
         NUMBERS,
     ),
-    *(Refusal(what, lambda _, call=call: call(), error, problem) for what, call, error, problem in PLAIN),
 ]
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.loaders import reads_of, rows_of, take
+from tests.runtime.loaders import reads_of, resumed, rows_of, take
 from tests.runtime.sources import ListSource
 from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
@@ -30,12 +30,6 @@ def plan_of(part: Sequence[int], seq_len: int, **options: Any) -> StreamPlan:
     return StreamPlan({"0": ListSource(part)}, seq_len=seq_len, allow_small_blocks=True, **options)
 
 
-def resized(plan: StreamPlan, state: dict[str, Any], size: int) -> NumpyLoader:
-    loader = NumpyLoader(plan, global_batch_size=size)
-    loader.load_state_dict(state, seq_len="plan")
-    return loader
-
-
 @pytest.mark.filterwarnings("ignore:the pass of")
 @given(part=lengths, shape=shapes, seq_lens=st.lists(sizes, min_size=2, max_size=4), data=st.data())
 def test_a_pass_that_changes_its_seq_len_reads_every_token_as_often_as_it_has_epochs_but_for_what_it_says(
@@ -46,7 +40,7 @@ def test_a_pass_that_changes_its_seq_len_reads_every_token_as_often_as_it_has_ep
     for seq_len in later:
         left = (loader.plan.at(loader.cursor).num_samples or 0) - loader.cursor.sample
         take(loader, data.draw(st.integers(0, max(0, left - 1))))
-        loader = resized(plan_of(part, seq_len, epochs=2, **shape), loader.state_dict(), 1)
+        loader = resumed(plan_of(part, seq_len, epochs=2, **shape), loader.state_dict(), 1, seq_len="plan")
     num_samples = loader.plan.at(loader.cursor).num_samples
     assert num_samples is not None
     start = loader.cursor.sample
@@ -73,7 +67,7 @@ def test_conversations_go_on_in_rows_of_twice_the_length_with_default_sizes_and_
     pack = {"chats": "whole", "text": "cut"}
     loader = NumpyLoader(StreamPlan(corpora, seq_len=4096, pack=pack), global_batch_size=4)
     take(loader, 5)
-    loader = resized(StreamPlan(corpora, seq_len=8192, pack=pack), loader.state_dict(), 6)
+    loader = resumed(StreamPlan(corpora, seq_len=8192, pack=pack), loader.state_dict(), 6, seq_len="plan")
     take(loader, 25)
     # each corpus was read once by then
     statistics = loader.stats()["corpora"].values()
@@ -81,7 +75,7 @@ def test_conversations_go_on_in_rows_of_twice_the_length_with_default_sizes_and_
     assert min(found["epoch"] for found in statistics) > 1
     counts = reads_of(loader.plan, range(loader.cursor.sample), loader.cursor)
     assert len(counts) == sum(source.num_tokens for source in corpora.values())
-    last = resized(StreamPlan(corpora, seq_len=8192, pack=pack), loader.state_dict(), 6)
+    last = resumed(StreamPlan(corpora, seq_len=8192, pack=pack), loader.state_dict(), 6, seq_len="plan")
     assert last.state_dict() == loader.state_dict()
     dataset = StreamDataset(StreamPlan(corpora, seq_len=8192, pack=pack), global_batch_size=6)
     dataset.sampler.load_state_dict(loader.state_dict())
@@ -93,7 +87,7 @@ def test_what_a_change_leaves_out_is_warned_of_with_numbers() -> None:
     loader = NumpyLoader(plan([30] * 9, 8, **shape), global_batch_size=1)
     take(loader, 3)
     with pytest.warns(UserWarning, match=r"from 8 to 12 leaves out \d+ tokens of '0' \(\d+\.\d% of an epoch\), which"):
-        resized(plan([30] * 9, 12, **shape), loader.state_dict(), 1)
+        resumed(plan([30] * 9, 12, **shape), loader.state_dict(), 1, seq_len="plan")
 
 
 def test_a_plan_that_is_not_given_sizes_takes_those_of_the_run() -> None:
@@ -107,4 +101,4 @@ def test_a_plan_that_is_not_given_sizes_takes_those_of_the_run() -> None:
     loader.load_state_dict(state)
     assert loader.state_dict() == state
     assert (loader.plan.shape.block_tokens, loader.plan.shape.window_blocks) == (16_384, 3)
-    resized(StreamPlan(corpus, seq_len=128, pack="whole"), state, 2)
+    resumed(StreamPlan(corpus, seq_len=128, pack="whole"), state, 2, seq_len="plan")

@@ -114,26 +114,3 @@ def test_the_cipher_that_is_measured_is_the_permutation_of_long_sets(length: int
 def test_bad_orders_are_caught(order: Any, length: int, statistics: list[str]) -> None:
     caught = " ".join(check(order, length))
     assert all(f"{name}: " in caught for name in statistics)
-
-
-# two seeds, two epochs, two windows
-
-
-@functools.cache
-def numpy_pairs(length: int) -> dict[str, Scores]:
-    both = (
-        (orders.numpys(length, 2 * seed), orders.numpys(length, 2 * seed + 1))
-        for seed in range(10_000, 10_000 + NUM_SEEDS)
-    )
-    return scores(both, OF_TWO)
-
-
-@some("length", [100, 16_384, MAX_SORTED + 1])
-@pytest.mark.parametrize("other", [{"seed": 1}, {"epoch": 1}, {"window": 1}], ids=["seeds", "epochs", "windows"])
-def test_the_orders_of_two_seeds_epochs_or_windows_are_unrelated(length: int, other: dict[str, int]) -> None:
-    places = {key: value for key, value in other.items() if key != "seed"}
-    both = (
-        (orders.permuted(length, first), orders.permuted(length, first + other.get("seed", 0), **places))
-        for first in range(0, 2 * NUM_SEEDS, 2)
-    )
-    assert not failures(scores(both, OF_TWO), numpy_pairs(length))

@@ -11,26 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.loaders import expected_rows, rows_of, take, two_corpora
+from tests.runtime.loaders import expected_rows, resumed, rows_of, state_after, take, two_corpora
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.states import State, edited, sealed, values_of
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan
 from tokshard.runtime.order.mixture import Mixture
-
-
-def state_after(plan: StreamPlan, steps: int) -> State:
-    with NumpyLoader(plan, global_batch_size=2) as loader:
-        for _, _ in zip(range(steps), loader, strict=False):
-            pass
-        return loader.state_dict()
-
-
-def resumed(plan: StreamPlan, state: State, **choices: Any) -> NumpyLoader:
-    loader = NumpyLoader(plan, global_batch_size=2)
-    loader.load_state_dict(state, **choices)
-    return loader
-
 
 # how large it is
 
@@ -151,14 +137,14 @@ MASK = {"fingerprint": "0" * 64, "name": "a", "file": "/nowhere", "calls": [[0, 
     ids=str,
 )
 def test_a_state_that_no_loader_has_saved_is_refused_as_damaged(fields: State) -> None:
-    state = state_after(two_corpora(), 2)
+    state = state_after(two_corpora(), 4)
     with pytest.raises(PlanMismatchError, match="the state is damaged: "):
         resumed(two_corpora(), edited(state, **fields))
 
 
 @pytest.mark.parametrize("samples", [[4, 5], [4, 3], [10]])
 def test_changes_of_corpora_that_do_not_ascend_or_are_still_to_come_are_refused(samples: list[int]) -> None:
-    state = state_after(two_corpora(), 2)
+    state = state_after(two_corpora(), 4)
     identity = values_of(state)["corpora"][0] | {"start_epoch": 7}
     del identity["name"]
     changes = [
@@ -171,7 +157,7 @@ def test_changes_of_corpora_that_do_not_ascend_or_are_still_to_come_are_refused(
 
 
 def test_a_state_without_a_field_is_refused_as_damaged_or_as_none() -> None:
-    values = values_of(state_after(two_corpora(), 2))
+    values = values_of(state_after(two_corpora(), 4))
     for name in values:
         with pytest.raises(PlanMismatchError, match="not a state" if name == "tokshard_cursor" else f"damaged.*{name}"):
             resumed(two_corpora(), sealed({key: values[key] for key in values if key != name}))

@@ -1,4 +1,4 @@
-"""Samples that are changed as they are read, and fill-in-the-middle.
+"""Samples that are changed as they are read.
 
 They are the same under every loader and after every resume: test_loader.py. What they may return: test_refusals.py.
 """
@@ -6,13 +6,11 @@ They are the same under every loader and after every resume: test_loader.py. Wha
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
-from recipes.fill_in_the_middle import FillInTheMiddle
 from tests.runtime.loaders import dataloader, expected_rows, one_corpus, rows_of, take, two_corpora
-from tests.runtime.sources import ListSource, PeriodicSource
+from tests.runtime.sources import ListSource
 from tests.runtime.transforms import failing, note, reverse
 from tests.spec import order as spec
 from tokshard.errors import PlanError
@@ -20,9 +18,6 @@ from tokshard.runtime import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.transforms import Sample, SampleRandom
 from tokshard.runtime.tensors import StreamDataset
-
-PRE, SUF, MID = 900_001, 900_002, 900_003
-FIM = partial(FillInTheMiddle, prefix_id=PRE, suffix_id=SUF, middle_id=MID)
 
 
 def test_the_random_numbers_of_a_sample_are_those_that_the_rules_name() -> None:
@@ -93,12 +88,3 @@ def test_a_transform_that_does_not_pickle_is_refused_before_a_worker_starts() ->
     assert "num_workers=0" in caught.value.hint
     rows = rows_of(list(dataloader(StreamDataset(plan, global_batch_size=2))))
     assert [row for row in rows if row["sample_index"] >= 0] == expected_rows(plan, range(plan.num_samples or 0))
-
-
-# fill-in-the-middle; each row of it by the page: test_page_model.py
-
-
-def test_sentinels_that_do_not_fit_the_ids_of_the_corpus_are_refused() -> None:
-    plan = StreamPlan(PeriodicSource(10_000), seq_len=64, transforms=[FIM()])
-    with pytest.raises(ValueError, match="an id does not fit uint16, the dtype of the corpus"):
-        plan.sample(0)

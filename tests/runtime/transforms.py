@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,14 @@ def roll(sample: Sample, random: SampleRandom) -> Sample:
     return replace(sample, tokens=np.roll(sample.tokens, int(random.integers(100, 1)[0])))
 
 
+def stir(sample: Sample, random: SampleRandom) -> Sample:
+    """Tokens move around, and the first piece has no label at its end."""
+    if not len(sample.tokens):
+        return sample
+    following = np.append(-100, sample.next_tokens[1:])
+    return replace(roll(sample, random), next_tokens=following)
+
+
 def note(sample: Sample, random: SampleRandom) -> Sample:
     """Put a number that is drawn in the place of the first token."""
     tokens = sample.tokens.copy()
@@ -31,30 +40,39 @@ def failing(sample: Sample, random: SampleRandom) -> Sample:
     raise ZeroDivisionError("a transform's own mistake")
 
 
-def wrong(change: str, sample: Sample, random: SampleRandom) -> Any:
-    lengths, following = sample.piece_lengths, sample.next_tokens
-    return {
-        "nothing": lambda: None,
-        "an array": lambda: sample.tokens,
-        "fewer tokens": lambda: replace(sample, tokens=sample.tokens[:-1]),
-        "tokens of int64": lambda: replace(sample, tokens=sample.tokens.astype(np.int64)),
-        "a list": lambda: replace(sample, tokens=sample.tokens.tolist()),
-        "pieces longer than the tokens": lambda: replace(
-            sample, piece_lengths=np.append(lengths, 1), next_tokens=np.append(following, 1)
-        ),
-        "an empty piece": lambda: replace(
-            sample, piece_lengths=np.append(lengths, 0), next_tokens=np.append(following, -100)
-        ),
-        "a negative piece": lambda: replace(
-            sample, piece_lengths=np.array([7, -1]), next_tokens=np.array([-100, -100])
-        ),
-        "no pieces": lambda: replace(sample, piece_lengths=lengths[:0], next_tokens=following[:0]),
-        "labels": lambda: replace(sample, next_tokens=np.append(following, 1)),
-        "pieces as floats": lambda: replace(sample, piece_lengths=lengths.astype(float)),
-        "a list of pieces": lambda: replace(sample, piece_lengths=lengths.tolist()),
-        "labels as floats": lambda: replace(sample, next_tokens=following.astype(float)),
-        "pieces of two dimensions": lambda: replace(
-            sample, piece_lengths=lengths[:, None], next_tokens=following[:, None]
-        ),
-        "a label of -1": lambda: replace(sample, next_tokens=np.full_like(following, -1)),
-    }[change]()
+WRONG: dict[str, Callable[[Sample], Any]] = {
+    "nothing": lambda _: None,
+    "an array": lambda sample: sample.tokens,
+    "fewer tokens": lambda sample: replace(sample, tokens=sample.tokens[:-1]),
+    "tokens of int64": lambda sample: replace(sample, tokens=sample.tokens.astype(np.int64)),
+    "a list": lambda sample: replace(sample, tokens=sample.tokens.tolist()),
+    "pieces longer than the tokens": lambda sample: with_a_piece(sample, 1, 1),
+    "an empty piece": lambda sample: with_a_piece(sample, 0, -100),
+    "a negative piece": lambda sample: replace(
+        sample, piece_lengths=np.array([7, -1]), next_tokens=np.array([-100, -100])
+    ),
+    "no pieces": lambda sample: replace(
+        sample, piece_lengths=sample.piece_lengths[:0], next_tokens=sample.next_tokens[:0]
+    ),
+    "labels": lambda sample: replace(sample, next_tokens=np.append(sample.next_tokens, 1)),
+    "pieces as floats": lambda sample: replace(sample, piece_lengths=sample.piece_lengths.astype(float)),
+    "a list of pieces": lambda sample: replace(sample, piece_lengths=sample.piece_lengths.tolist()),
+    "labels as floats": lambda sample: replace(sample, next_tokens=sample.next_tokens.astype(float)),
+    "pieces of two dimensions": lambda sample: replace(
+        sample, piece_lengths=sample.piece_lengths[:, None], next_tokens=sample.next_tokens[:, None]
+    ),
+    "a label of -1": lambda sample: replace(sample, next_tokens=np.full_like(sample.next_tokens, -1)),
+}
+"""What a transform must not return."""
+
+
+def with_a_piece(sample: Sample, length: int, following: int) -> Sample:
+    return replace(
+        sample,
+        piece_lengths=np.append(sample.piece_lengths, length),
+        next_tokens=np.append(sample.next_tokens, following),
+    )
+
+
+def wrong(what: str, sample: Sample, random: SampleRandom) -> Any:
+    return WRONG[what](sample)

@@ -525,40 +525,8 @@ class Random:
         self.drawn += 1
         return word_hash(self.key, self.drawn - 1)
 
-    def uniform(self) -> float:
-        return (self.word() >> 11) * 2.0**-53
-
     def integer(self, below: int) -> int:
         return ((self.word() >> 32) * below) >> 32
-
-
-@dataclass(frozen=True)
-class FillInTheMiddle:
-    prefix_id: int
-    suffix_id: int
-    middle_id: int
-    rate: float
-    spm_rate: float
-
-    def __call__(self, sample: Sample, random: Random) -> Sample:
-        changed_pieces = [self.piece(*piece, random) for piece in sample.pieces()]
-        tokens = [token for piece, _ in changed_pieces for token in piece]
-        return replace(sample, tokens=tokens, nexts=[following for _, following in changed_pieces])
-
-    def piece(self, tokens: list[int], following: int, weights: list[float], random: Random) -> tuple[list[int], int]:
-        change, x, y, spm = (random.uniform() for _ in range(4))
-        n = len(tokens) - (following == NO_LABEL)
-        if not (change < self.rate and n > 6 and len(set(weights[: n - 1])) <= 1):
-            return tokens, following
-        inner, delimiter = tokens[:n], tokens[n:]
-        low, high = sorted((floor(x * (n - 2)), floor(y * (n - 2))))
-        prefix, middle, suffix = inner[:low], inner[low:high], inner[high + 3 :]
-        pre, suf, mid = [self.prefix_id], [self.suffix_id], [self.middle_id]
-        if spm < self.spm_rate:
-            inner = pre + suf + suffix + mid + prefix + middle
-        else:
-            inner = pre + prefix + suf + suffix + mid + middle
-        return inner + delimiter, NO_LABEL
 
 
 def as_row(sample: Sample, S: int, corpus: int, g: int) -> Row:

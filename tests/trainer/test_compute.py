@@ -111,12 +111,6 @@ def test_attention_is_that_of_documents_one_by_one(
         torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-6)
 
 
-def test_attention_that_is_not_causal_is_refused_on_the_cpu() -> None:
-    bounds, heads = torch.tensor([0, 4], dtype=torch.int32), torch.randn(4, 2, 8)
-    with pytest.raises(NotImplementedError, match="only causal"):
-        attention.varlen_attn(heads, heads, heads, bounds, bounds, 4, 4)
-
-
 @pytest.mark.parametrize(
     ("backend", "recompute"),
     [

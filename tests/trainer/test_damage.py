@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.damage import Change, Damage, check, cut, damaged, flipped, grown
 from tests.trainer.checkpoints import FIRST, alone, latest, load, save, seal, trained, unchanged
@@ -64,6 +65,13 @@ def to(content: bytes) -> Change:
     return lambda _: content
 
 
+def another_norm(content: bytes) -> bytes:
+    """Weights of Hugging Face in which a norm has another size."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    found: bytes = safetensors.save(safetensors.load(content) | {"model.norm.weight": torch.ones(15)})
+    return found
+
+
 def listing(name: str, entry: Any) -> Change:
     """COMPLETE with another entry, or without one."""
 
@@ -116,6 +124,7 @@ DAMAGE = [
     of_weights("a.safetensors", "cut", cut, "DIR is damaged: *incomplete metadata, file not fully covered"),
     of_weights("a.safetensors", "gone", None, "DIR cannot be read: No such file or directory: FILE"),
     of_weights(INDEX, "elsewhere", to(b'{"weight_map": {"x": "../x"}}'), "FILE names '../x', a file elsewhere"),
+    of_weights("a.safetensors", "another norm", another_norm, "DIR: model.norm.weight is (15,), expected (16,)*"),
     of_weights(CONFIG, "a list", to(b"[1]"), "DIR is damaged: cannot convert dictionary *"),
 ]
 
