@@ -22,11 +22,10 @@ import pytest
 
 from tests.contract.small import stopped_before_the_corpus
 from tests.pipeline import foreign
-from tests.pipeline.bad_records import BAD_RECORDS
+from tests.pipeline.bad_records import SAID
 from tests.pipeline.inputs import TABLES, arrow_bytes, jsonl, parquet_bytes, table, write_byte_tokenizer
 from tests.refusals import Call, Refusal, check, refused, said_in
 from tokshard import build_corpus, import_corpus
-from tokshard.errors import BadRecordError
 from tokshard.pipeline.sources import hub
 
 EOS = foreign.EOS
@@ -372,7 +371,7 @@ REFUSALS = [
     *said_in(
         Path(__file__).with_name("refusals_of_sources.txt"), FILES | OPTIONS | FIELDS | CONTENT | PROGRAM | TOKENS
     ),
-    *(Refusal(bad.what, bad.build, BadRecordError, bad.problem, bad.hint) for bad in BAD_RECORDS),
+    *SAID.values(),
 ]
 
 
