@@ -125,23 +125,6 @@ def test_a_file_is_done_when_each_of_its_tasks_is_and_a_task_that_fails_or_runs_
     assert (found, files.total) == ([0, 0, 0, 1, 1], 1)
 
 
-def test_verbose_shows_a_line_for_each_task(shell, five_files):
-    code, said = shell(*FILES, "--quiet", "--verbose")
-    assert (code, said.splitlines()) == (0, TASKS)
-
-
-TASKS = [
-    "a.jsonl and 2 more: 51 B, 3 documents of 3 records, 15 tokens",
-    "d.jsonl: 128 B, 8 documents of 8 records, 40 tokens",
-    "d.jsonl, segment 1: 128 B, 5 documents of 8 records, 25 tokens",
-    "d.jsonl, segment 2: 128 B, 8 documents of 8 records, 40 tokens",
-    "d.jsonl, segment 3: 26 B, 1 document of 1 record, 5 tokens",
-    "e.jsonl.gz, segment 0: 145 B, 8 documents of 8 records, 40 tokens",
-    "e.jsonl.gz, segment 1: 145 B, 8 documents of 8 records, 40 tokens",
-    "e.jsonl.gz, segment 2: 73 B, 4 documents of 4 records, 20 tokens",
-]
-
-
 # losses
 
 
@@ -163,13 +146,6 @@ def test_a_wrong_text_field_is_warned_of_once_before_all_is_read(shell, monkeypa
     assert shell("a.jsonl", "--on-bad-record", "skip")[0] == 1  # no document
     assert len(seen) == 1
     assert 1_000 <= seen[0] < 2_000
-
-
-def test_duplicates_and_short_documents_are_no_bad_records(shell, capsys):
-    Path("a.jsonl").write_bytes(jsonl([{"text": "aaa"}] * 1_500))
-    exit_code, err = shell("a.jsonl", "--dedup", "exact", "--on-bad-record", "skip")
-    assert (exit_code, err) == (0, "")
-    assert "warning" not in capsys.readouterr().out
 
 
 def test_a_build_with_a_slow_encoder_says_once_what_makes_it_fast(tmp_path, monkeypatch, capsys):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import pty
@@ -38,13 +36,6 @@ COMMAND = [sys.executable, "-m", "tokshard"]
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     return write_corpus(tmp_path / "corpus", documents_of([3, 4, 600]), tokenizer=TINY_TOKENIZER, shard_tokens=100)
-
-
-@pytest.mark.parametrize("words", [("inspect",), ("plan", "--seq-len", "8", "--global-batch-size", "2")])
-def test_an_output_without_an_encoding_gets_all_characters(words: tuple[str, ...], corpus: Path) -> None:
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert run([words[0], str(corpus), *words[1:]]) == 0
-    assert {"█", "└"} & set(out.getvalue())
 
 
 @pytest.fixture
@@ -366,16 +357,6 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(corpus, words, exi
     assert process.stderr.read() == said
     assert process.wait(timeout=100) == exit_code
     process.stderr.close()
-
-
-@pytest.mark.slow
-def test_output_fits_a_terminal_without_utf8(tmp_path):
-    source = Source(documents=documents_of([3, 4, 600]), path="größe-数.jsonl", left_out={"empty": 1})
-    corpus = write_corpus(tmp_path / "corpus", sources=[source], tokenizer=TINY_TOKENIZER)
-    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
-    out, _ = started("inspect", corpus, "--sample", 0, text=False, env=environment).communicate()
-    assert b"512-1,023          1   33.3%  ####" in out
-    assert "größe-\\u6570.jsonl: 1 of 4 left out".encode("latin-1") in out
 
 
 def test_verify_shows_a_bar_on_a_terminal_and_leaves_nothing_of_it(corpus):

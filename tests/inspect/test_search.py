@@ -1,7 +1,6 @@
 """Documents found by their text, and differences between corpora and between plans."""
 
 import contextlib
-import json
 import re
 import tempfile
 from pathlib import Path
@@ -9,11 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from tests.cli.transcripts import json_of, shell
 from tests.contract import small
-from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, documents_of, write_corpus
+from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tests.damage import cut, flipped
 from tests.pipeline.inputs import write_byte_tokenizer
 from tests.refusals import tokshard
@@ -66,19 +64,6 @@ def test_what_is_found_is_what_python_finds_in_the_texts(corpus, pattern, text):
     assert found(corpus, pattern) == [index for index, text in enumerate(TEXTS) if pattern in text]
     regex = re.escape(pattern) + text
     assert found(corpus, regex, is_regex=True) == [n for n, one in enumerate(TEXTS) if re.search(regex, one)]
-
-
-def test_searched_text_excludes_delimiters(tmp_path):
-    """Its end is where ``$`` matches, its start where ``^`` does, and only text that spells a delimiter holds it."""
-    ids = json.loads(TOKENIZER.read_bytes())["model"]["vocab"]
-    bos = next(token for token, index in ids.items() if index == 5)
-    encode = Tokenizer.from_file(str(TOKENIZER)).encode
-    # special tokens are spelt by ordinary ids, as a build has them
-    parts = [["the end"], ["<", "|", "endoftext", "|", ">", " inside"], ["the end <", "|", "endoftext", "|", ">"], []]
-    documents = [[5, *(token for part in one for token in encode(part).ids), 0] for one in parts]
-    with open_corpus(write_corpus(tmp_path / "corpus", documents, bos=bos)) as corpus:
-        for pattern, expected in (("end$", [0]), ("^the", [0, 2]), (r"<\|endoftext\|>", [1, 2]), ("^$", [3])):
-            assert found(corpus, pattern, is_regex=True) == expected
 
 
 @pytest.fixture

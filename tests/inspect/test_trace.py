@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from tests.corpora import TINY_TOKENIZER, Source, change_table, documents_of, write_corpus
+from tests.corpora import TINY_TOKENIZER, change_table, documents_of, write_corpus
 from tokshard.errors import UsageError
-from tokshard.format.loss import LOSS
 from tokshard.inspect.plan.run import Run, open_run
 from tokshard.inspect.plan.trace import DocumentReader, trace_samples, trace_steps
 from tokshard.runtime import NumpyLoader, StreamPlan
@@ -85,24 +82,3 @@ def test_a_document_of_a_source_that_does_not_exist_is_traced(finite, corpus):
         plan = StreamPlan({"a": str(corpus)}, seq_len=3, epochs=1, allow_small_blocks=True)
         rows = next(trace_samples(Run(plan=plan, global_batch_size=2, cursor=plan.cursor()), range(1)))
         assert {row.document.source for row in rows} == {"unknown"}
-
-
-@pytest.mark.parametrize("pack", ["whole", "cut"])
-def test_a_trace_counts_the_labels_that_are_trained(tmp_path, pack):
-    draw = random.Random(17)
-    documents = [[draw.randint(1, 3) for _ in range(draw.randint(1, 20))] + [0] for _ in range(200)]
-    spans = []
-    for document in documents:
-        marks = [0, *(draw.randint(0, 1) for _ in document[1:]), 0]
-        spans.append([place for place in range(1, len(marks)) if marks[place] != marks[place - 1]])
-    corpus = write_corpus(
-        tmp_path / "corpus",
-        sources=[Source(documents=documents, metadata={LOSS: spans})],
-        columns={LOSS: "spans"},
-        tokenizer=TINY_TOKENIZER,
-    )
-    plan = StreamPlan({"a": corpus}, seq_len=16, seed=17, block_tokens=2_048, window_blocks=2, pack=pack)
-    run = Run(plan=plan, global_batch_size=4, cursor=plan.cursor())
-    for sample in range(40):
-        (rows,) = trace_samples(run, range(sample, sample + 1))
-        assert sum(row.num_targets for row in rows) == (plan.sample(sample)["labels"] != -100).sum()

@@ -15,7 +15,6 @@ import pytest
 from pyarrow import parquet
 
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
-from tests.store.memory import SCHEME, MemoryStore
 from tests.store.servers import copied
 from tokshard import import_corpus, open_corpus
 from tokshard.cli.main import run
@@ -23,7 +22,7 @@ from tokshard.errors import DamagedCorpusError, UsageError
 from tokshard.format.loss import LOSS, WEIGHTS
 from tokshard.interop.export.export import FORMATS, export_corpus
 from tokshard.interop.export.megatron import MegatronFormat
-from tokshard.store import STORES_BY_SCHEME, files_below, open_store
+from tokshard.store import files_below, open_store
 
 LENGTHS = [1, 5, 300, 2, 1, 70_000, 17, 900, 255, 1_000]
 DOCUMENTS = documents_of(LENGTHS)
@@ -222,12 +221,6 @@ def test_a_file_that_appears_meanwhile_is_kept(corpus, tmp_path):
 
 
 # buckets
-
-
-@pytest.fixture
-def in_memory(tmp_path, monkeypatch) -> str:
-    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
-    return f"{SCHEME}://{tmp_path.name}"
 
 
 def test_an_export_from_a_bucket_into_a_bucket_is_that_of_directories(corpus, tmp_path, in_memory):

@@ -3,64 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.contract import small
-from tests.examples import examples
-from tests.pipeline.inputs import patch_chunk_bytes, texts_of, write_byte_tokenizer
-from tests.pipeline.places import build, write
-from tokshard import open_corpus
-from tokshard.format import names
-from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.tasks import duplicates, exchange
 from tokshard.pipeline.workspace.places import HASH
 from tokshard.pipeline.workspace.receipts import Receipt
 from tokshard.store import open_store
-
-
-def deduplicated(
-    place: Path, sources: Sequence[Path], out: str = "out", **sizes: int
-) -> tuple[list[str], list[int], bytes]:
-    """The texts of a build in many tasks, how many of each source were duplicates, and the hashes that it keeps."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch_chunk_bytes(patch, 64)
-        small.shrink(patch.setattr, **{**small.MERGES, **sizes})
-        directory = build(place, *sources, out=place / out, dedup="exact", task_bytes=64)
-    assert verify_corpus(directory).problems == ()
-    assert not (directory / names.WORK).exists()
-    with open_corpus(directory) as corpus:
-        left_out = [source.left_out.get("duplicate", 0) for source in corpus.sources()]
-        return texts_of(corpus), left_out, (directory / names.HASHES).read_bytes()
-
-
-@settings(max_examples=examples(40))
-@given(
-    files=st.lists(st.lists(st.sampled_from([*"aaaabcdefgh", "A", "a ", ""]), max_size=12), min_size=1, max_size=4),
-    times=st.sampled_from([1, 4]),
-    sizes=st.fixed_dictionaries({"hash_rows": st.sampled_from([4, 6, 32]), "fan_in": st.integers(2, 3)}),
-)
-def test_any_texts_in_any_tasks_are_deduplicated_as_by_a_set(files, times, sizes, tmp_path_factory):
-    place = tmp_path_factory.mktemp("texts")
-    write_byte_tokenizer(place / "tok")
-    files = [["z"], *(texts * times for texts in files)]
-    found, left_out, hashes = deduplicated(
-        place, [write(place / f"{number}.jsonl", texts) for number, texts in enumerate(files)], **sizes
-    )
-    given = [[text for text in texts if text] for texts in files]
-    first: list[str] = []
-    expected = []
-    for texts in given:
-        before = len(first)
-        first = list(dict.fromkeys([*first, *texts]))
-        expected.append(len(texts) - (len(first) - before))
-    assert (found, left_out) == (first, expected)
-    assert deduplicated(place, [write(place / "set.jsonl", first)], "once")[2] == hashes
 
 
 def test_two_hashes_that_share_their_high_half_are_no_duplicates():
