@@ -359,6 +359,16 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(corpus, words, exi
     process.stderr.close()
 
 
+@pytest.mark.slow
+def test_output_fits_a_terminal_without_utf8(tmp_path):
+    source = Source(documents=documents_of([3, 4, 600]), path="größe-数.jsonl", left_out={"empty": 1})
+    corpus = write_corpus(tmp_path / "corpus", sources=[source], tokenizer=TINY_TOKENIZER)
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    out, _ = started("inspect", corpus, "--sample", 0, text=False, env=environment).communicate()
+    assert b"512-1,023          1   33.3%  ####" in out
+    assert "größe-\\u6570.jsonl: 1 of 4 left out".encode("latin-1") in out
+
+
 def test_verify_shows_a_bar_on_a_terminal_and_leaves_nothing_of_it(corpus):
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 200))

@@ -18,11 +18,14 @@ from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_of, write_corpus
 from tests.damage import flipped
 from tests.examples import examples
+from tests.pipeline.places import StoppedError
 from tokshard import copy_corpus as copy_by_processes
 from tokshard import open_corpus, select_corpus
-from tokshard.errors import UsageError
+from tokshard.cli.main import run
+from tokshard.errors import UnfinishedCorpusError, UsageError
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
+from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import planning, shuffle
 
 LENGTHS = [1 + 7 * index % 90 for index in range(120)]
@@ -278,4 +281,34 @@ def test_a_copy_may_leave_out_a_shard_that_is_damaged(corpus, tmp_path):
     assert (reject["source"], reject["reason"]) == (f"{corpus}/{info.name}", "damaged input")
 
 
+@pytest.mark.slow
+def test_a_copy_into_a_bucket_and_back_is_the_corpus(corpus, tmp_path, monkeypatch, bucket):
+    small.shrink(monkeypatch.setattr, copy_bucket_bytes=2_000, copy_fan_out=4, copy_task_tokens=1)
+    copy_corpus(corpus, out=f"{bucket}/copy")
+    assert not copy_corpus(corpus, out=f"{bucket}/copy").is_new
+    copy_corpus(f"{bucket}/copy", out=tmp_path / "back")
+    assert rows(tmp_path / "back") == rows(f"{bucket}/copy") == rows(corpus)
+    copy_corpus(f"{bucket}/copy", out=f"{bucket}/shuffled", shuffle=1)
+    copy_corpus(corpus, out=tmp_path / "shuffled", shuffle=1)
+    assert rows(f"{bucket}/shuffled") == rows(tmp_path / "shuffled")
+
+
 # as a command
+
+
+@pytest.mark.parametrize("seed", [None, 17])
+def test_the_status_of_a_copy_that_was_stopped_names_the_command_that_continues_it(corpus, tmp_path, capsys, seed):
+    options: dict[str, Any] = {"validation_fraction": None, "columns": ["lang"], "max_documents": 900, "shuffle": seed}
+    with small.stopped_before_the_corpus(StoppedError()), pytest.raises(StoppedError):
+        copy_corpus(corpus, out=tmp_path / "copy", **options)
+    with pytest.raises(UnfinishedCorpusError):
+        open_corpus(tmp_path / "copy")
+    copy_corpus(corpus, out=tmp_path / "expected", **options)
+    expected = rows(tmp_path / "expected")
+    status = read_status(tmp_path / "copy")
+    assert (status.state, status.stage, status.documents) == ("unfinished", "writing", len(expected))
+    assert 0.99 * (seed is None) < status.bytes_done / status.total_bytes <= 1
+    assert run(["status", str(tmp_path / "copy")]) == 0
+    assert "{'" not in capsys.readouterr().out
+    assert run(list(status.command)[1:]) == 0
+    assert rows(tmp_path / "copy") == expected

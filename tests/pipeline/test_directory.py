@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
-from tests.pipeline.places import SPLIT, build, files
+from tests.pipeline.places import SPLIT, build, files, write
+from tokshard.errors import ConfigurationChangedError
 from tokshard.format import names
 from tokshard.pipeline.sources.hub import HubFiles
 from tokshard.pipeline.status import read_status
@@ -41,6 +43,16 @@ def test_starting_over_removes_what_builds_make_and_no_other_file(place, stop, o
 
 
 # which command continues a build
+
+
+@pytest.mark.parametrize("most_listed", [0, 10])
+def test_a_corpus_of_a_source_that_changed_since_is_not_taken_for_that_of_the_source(place, monkeypatch, most_listed):
+    monkeypatch.setattr("tokshard.pipeline.commit._MAX_LISTED_SOURCES", most_listed)
+    os.utime(write(place / "a.jsonl", ["one"]), (1, 1))
+    build(place)
+    os.utime(write(place / "a.jsonl", ["two"]), (2, 2))
+    with pytest.raises(ConfigurationChangedError):
+        build(place)
 
 
 def test_the_command_that_continues_a_build_names_the_commits_of_the_hub(place, stop, monkeypatch):

@@ -115,6 +115,13 @@ def endless(taken: list[int]) -> Iterator[dict[str, Any]]:
 
 
 @BOTH
+@pytest.mark.parametrize(("workers", "limit"), [(1, 2_900), (3, 2_900), (3, 3_100)])
+def test_a_limit_is_exact(kind, workers, limit):
+    corpus = built(kind, RECORDS, task_bytes=1 << 20, workers=workers, max_documents=limit)
+    assert texts_of(corpus) == TEXTS[:limit]
+
+
+@BOTH
 @pytest.mark.parametrize(("limit", "most"), [(5, 2_058), (40, 4_256)])
 def test_of_an_endless_source_little_more_is_read_than_a_limit_takes(kind, limit, most, monkeypatch):
     patch_chunk_bytes(monkeypatch, 1_024)

@@ -8,6 +8,8 @@ import pickle
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.contract.small import stopped_before_the_corpus
 from tests.pipeline import inputs
@@ -16,6 +18,7 @@ from tokshard.errors import BuildError, SourceError
 from tokshard.format import names
 from tokshard.pipeline.sources.discover import discover
 from tokshard.pipeline.sources.inputs import display_path
+from tokshard.pipeline.sources.opening import check_unchanged
 from tokshard.store import open_store
 
 LINE = jsonl([{"text": "a"}])
@@ -39,6 +42,17 @@ def found(*arguments: str, input_format: str | None = None) -> list[str]:
     return [display_path(discovery.arguments[source.argument], source.path) for source in discovery.inputs]
 
 
+file_names = st.from_regex(r"[ab_0Zé-][ab._0Zé-]{0,2}(/[ab_0Zé-]{1,3})?", fullmatch=True)
+
+
+@given(paths=st.sets(file_names.map(lambda name: f"{name}.jsonl"), min_size=1, max_size=8))
+def test_the_order_of_a_directory_is_that_of_the_bytes_of_its_paths(paths, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("ordered")
+    write(*(str(directory / path) for path in paths))
+    inputs_found = discover([str(directory)], input_format=None).inputs
+    assert [source.path for source in inputs_found] == sorted(paths, key=os.fsencode)
+
+
 SUFFIXES = {"": None, ".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".GZ": "gzip"}
 KNOWN = {"jsonl": "jsonl", "json": "jsonl", "NDJSON": "jsonl", "txt": "txt", "csv": "csv", "TSV": "tsv"}
 WHOLE = {"parquet": "parquet", "feather": "arrow", "arrow": "arrow-stream"}
@@ -60,6 +74,13 @@ def test_the_format_option_reads_every_file_as_one_format():
     write("d/a", "d/b.txt", "d/c.json", "d/d.log.gz")
     assert found("d", input_format="jsonl") == ["d/a", "d/b.txt", "d/c.json", "d/d.log.gz"]
     assert {source.format for source in discover(["d"], input_format="jsonl").inputs} == {"jsonl"}
+
+
+def test_the_name_of_a_text_file_is_a_field_of_its_documents(tmp_path):
+    write("d/sub/a.txt", content=b"one\ntwo")
+    for source, name in (("d", "sub/a.txt"), ("d/sub/a.txt", "a.txt")):
+        options = {"text_unit": "line", "id_field": "__name__", "keep_field": ["__name__"], "force": True}
+        assert build(source, tmp_path / "out", **options).metadata(1) == {"id": name, "__name__": name}
 
 
 @pytest.mark.parametrize("name", ["d/b.jsonl", "d/b.arrow", "d/b.txt"])
@@ -106,3 +127,14 @@ def test_an_unfinished_build_of_other_sources_or_with_a_damaged_list_of_them_sta
             build("a.jsonl", tmp_path / "out")
         assert caught.value.hint == "start over with --force"
     assert texts_of(build(["a.jsonl", "b.jsonl"], tmp_path / "out", force=True)) == ["a", "a"]
+
+
+def test_a_changed_input_is_named_with_both_values():
+    write("a.jsonl")
+    (source,) = discover(["a.jsonl"], input_format=None).inputs
+    check_unchanged(source)
+    write("a.jsonl", content=LINE * 2)
+    os.utime("a.jsonl", ns=(5, 7))
+    said = f"its version was {source.version}, now it is 1970-01-01T.*/{2 * len(LINE)}"
+    with pytest.raises(SourceError, match=f"was modified since the build began: {said}"):
+        check_unchanged(source)
