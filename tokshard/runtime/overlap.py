@@ -12,19 +12,25 @@ from tokshard.runtime.bytes.source import KeptDocuments, TokenSource
 
 
 def check_apart(names: Sequence[str], sources: Sequence[TokenSource]) -> None:
-    """Refuse two views of one corpus that share documents, and a view beside its corpus.
+    """Refuse two views of one corpus that share documents, and a view beside its corpus, in any of its generations.
 
     Raises:
         PlanError: names the two.
         DamagedCorpusError: the table of a view lists a document twice.
     """
-    wholes = {source.fingerprint: name for name, source in zip(names, sources, strict=True) if source.kept is None}
+    wholes: dict[str, list[tuple[str, TokenSource]]] = {}
     groups: dict[str, list[tuple[str, KeptDocuments]]] = {}
     for name, source in zip(names, sources, strict=True):
-        if (kept := source.kept) is not None:
-            groups.setdefault(kept.base, []).append((name, kept))
-            if kept.base in wholes:
-                raise _shared(wholes[kept.base], name, int(kept.documents.documents[np.zeros(1, np.int64)][0]))
+        if source.kept is None:
+            wholes.setdefault([*source.earlier_fingerprints, source.fingerprint][0], []).append((name, source))
+        else:
+            groups.setdefault(source.kept.base, []).append((name, source.kept))
+    first = np.zeros(1, np.int64)
+    for base, found in groups.items():
+        for name, kept in found:
+            for whole, source in wholes.get(base, ()):
+                if int(kept.documents.positions[first][0]) < source.num_tokens:
+                    raise _shared(whole, name, int(kept.documents.documents[first][0]))
     for found in groups.values():
         cells = {kept.cell for _, kept in found}
         if len(cells) == len(found) and len({kept.division for _, kept in found}) == 1 and "" not in cells:
