@@ -141,7 +141,8 @@ def conversation(record: Mapping[str, Any], takes: Takes = DEFAULT_TAKES) -> Con
     messages: list[dict[str, Any]] = []
     weights: list[float | None] = []
     is_given = MESSAGES in record, TURNS in record
-    unread = set(record).intersection(_FORMS[1 + is_given.index(True) :] if any(is_given) else ())
+    others = _FORMS[1 + is_given.index(True) :] if any(is_given) else ()
+    unread = {name for name in others if record.get(name)}
     for turn in turns:
         message, weight = _message(turn, takes)
         messages.append(message)
