@@ -9,8 +9,10 @@ import pytest
 
 from tests.contract.small import shrink
 from tests.corpora import write_corpus
-from tokshard import build_corpus, open_corpus, select_corpus
+from tokshard import build_corpus, copy_corpus, open_corpus, select_corpus
+from tokshard.errors import PlanError, UsageError
 from tokshard.format.shared import num_shared
+from tokshard.runtime import StreamPlan
 
 TOKENIZER = Path(__file__).parents[2] / "recipes/tokenizer"
 
@@ -49,3 +51,22 @@ def test_of_views_the_tables_say_it_and_of_builds_without_hashes_nothing_does(ro
     other = write_corpus(tmp_path / "other", [[1, 0]])
     assert shared(base, other) is None
     assert shared(tmp_path / "low", other) is None
+
+
+def test_views_made_before_and_after_their_corpus_grew_are_compared_by_number(tmp_path):
+    base = built(tmp_path / "base", range(10), dedup="none")
+    select_corpus(base, out=tmp_path / "old", where="id>=5", workers=1)
+    built(tmp_path / "more", range(10, 14), dedup="none")
+    build_corpus(tmp_path / "more.jsonl", tokenizer=TOKENIZER, out=base, workers=1, id_field="id", append=True)
+    for name, where in (("all", "id!=x"), ("some", "id in 6,11"), ("new", "id in 11,12")):
+        select_corpus(base, out=tmp_path / name, where=where, workers=1)
+    assert shared(tmp_path / "old", base) == shared(tmp_path / "all", tmp_path / "old") == 5
+    assert shared(tmp_path / "old", tmp_path / "some") == 1
+    assert shared(tmp_path / "new", tmp_path / "old") == 0
+    for names in (("old", "all"), ("old", "base"), ("some", "old")):
+        with pytest.raises(PlanError, match="share documents"):
+            StreamPlan({name: tmp_path / name for name in names}, seq_len=4)
+        if "base" not in names:
+            with pytest.raises(UsageError, match="holds the same documents"):
+                copy_corpus([tmp_path / name for name in names], out=tmp_path / "copy", workers=1)
+    assert StreamPlan({"old": tmp_path / "old", "new": tmp_path / "new"}, seq_len=4).names

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,7 @@ from tests.pipeline.encode.chat.chats import said
 from tests.pipeline.encode.chat.templates import CHATML
 from tests.pipeline.inputs import jsonl, zstd
 from tokshard import build_corpus, copy_corpus, open_corpus
+from tokshard.errors import BuildError
 from tokshard.format import names
 from tokshard.runtime import NumpyLoader, StreamPlan
 from tokshard.store import files_below, open_store
@@ -124,6 +126,22 @@ def test_a_record_gives_the_same_document_from_json_lines_tables_and_python_obje
         build(source, tokenizer, tmp_path / kind)
         called = '<tool_call>{"name": "f", "arguments": {"n": 1}}</tool_call><|im_end|>'
         assert learned(tmp_path / kind) == [[called]], kind
+
+
+@pytest.mark.parametrize("kind", ["parquet", "python"])
+def test_bytes_inside_a_conversation_and_a_kept_value_are_text(kind, tmp_path, tokenizer):
+    messages = [{"role": role, "content": text.encode()} for role, text in (("user", "ß"), ("assistant", "ü"))]
+    record = {"messages": messages, "tags": ["ö".encode()]}
+    python = {"messages": np.array(messages, dtype=object), "tags": np.array(record["tags"], dtype=object)}
+    source = iter([python]) if kind == "python" else write(tmp_path / "a.parquet", [record])
+    build(source, tokenizer, tmp_path / "out", keep_field="tags")
+    assert learned(tmp_path / "out") == [["ü<|im_end|>"]]
+    with open_corpus(tmp_path / "out") as corpus:
+        assert corpus.metadata(0)["tags"] == '["ö"]'
+    messages[1]["content"], record["tags"] = b"\xff", []
+    write(tmp_path / "b.parquet", [record, {**record, "messages": messages[:1] * 2, "tags": [b"\xff"]}])
+    with pytest.raises(BuildError, match="2 invalid UTF-8"):
+        build(tmp_path / "b.parquet", tokenizer, tmp_path / "bad", keep_field="tags", on_bad_record="skip")
 
 
 def _json_array(values: list[Any]) -> pa.Array:

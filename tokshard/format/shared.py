@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,24 +29,31 @@ def num_shared(one: Corpus, other: Corpus) -> int | None:
     """
     if one.fingerprint == other.fingerprint:
         return one.num_documents
-    views = [corpus for corpus in (one, other) if isinstance(corpus, View)]
-    if views and _stored(one).fingerprint == _stored(other).fingerprint:
-        return views[0].num_documents if len(views) == 1 else num_in_both(*(view.kept for view in views))
+    common = _num_common(_stored(one), _stored(other))
+    if common and (views := [corpus.kept for corpus in (one, other) if isinstance(corpus, View)]):
+        return _num_in_all(views, common)
     files = [list(_texts(corpus)) for corpus in (one, other)]
     if not all(files):
-        return None
+        return common or None
     return sum(_num_equal(first, second) for first in files[0] for second in files[1])
 
 
-def num_in_both(one: Kept, other: Kept) -> int:
-    """The number of documents that two views of one corpus share."""
+def _num_common(one: Corpus, other: Corpus) -> int:
+    """The documents of the newest generation that two stored corpora share: the first ones of both."""
+    counts = np.cumsum([manifest.num_documents for manifest in one.manifests]).tolist()
+    known = zip(one.content_fingerprints, counts, strict=True)
+    return max((count for content, count in known if content in other.content_fingerprints), default=0)
+
+
+def _num_in_all(tables: Sequence[Kept], stop: int) -> int:
+    """The number of documents before `stop` that each of some views of one corpus has."""
     total = 0
-    for ranges in ranges_of([one, other]):
-        edges = np.concatenate([bounds for of_view in ranges for bounds in of_view])
-        steps = np.repeat([1, -1, 1, -1], [len(bounds) for of_view in ranges for bounds in of_view])
+    for ranges in ranges_of(tables):
+        edges = np.minimum(np.concatenate([bounds for of_view in ranges for bounds in of_view]), stop)
+        steps = np.concatenate([np.repeat([1, -1], len(starts)) for starts, _ in ranges])
         order = np.argsort(edges, kind="stable")
         depth = np.cumsum(steps[order])[:-1]
-        total += int(np.diff(edges[order])[depth == 2].sum())
+        total += int(np.diff(edges[order])[depth == len(tables)].sum())
     return total
 
 
@@ -62,9 +69,7 @@ def numbers_left_out(corpus: Corpus, view: Corpus) -> Iterator[NDArray[np.int64]
         UsageError: the view is of another corpus.
     """
     base = _stored(corpus)
-    if not isinstance(view, View) or not (
-        view.base.fingerprint in base.content_fingerprints or base.fingerprint in view.base.content_fingerprints
-    ):
+    if not isinstance(view, View) or not (common := _num_common(view.base, base)):
         hint = f"make one with tokshard select {shlex.quote(corpus.location)}, which takes --drop-ids FILE"
         if isinstance(corpus, View) and corpus.base.fingerprint in view.content_fingerprints:
             hint = "give the corpus first, and its view second"
@@ -72,7 +77,7 @@ def numbers_left_out(corpus: Corpus, view: Corpus) -> Iterator[NDArray[np.int64]
     for start in range(0, corpus.num_documents, _ROWS_AT_ONCE):
         numbers = np.arange(start, min(start + _ROWS_AT_ONCE, corpus.num_documents))
         in_base = corpus.kept.in_base(numbers) if isinstance(corpus, View) else numbers
-        yield numbers[(view.kept.of_base(in_base) < 0) & (in_base < view.base.num_documents)]
+        yield numbers[(view.kept.of_base(in_base) < 0) & (in_base < common)]
 
 
 def _stored(corpus: Corpus) -> Corpus:

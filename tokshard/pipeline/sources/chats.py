@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tokshard.pipeline.sources.kept_values import json_text
+
 MESSAGES, TURNS, PROMPT, COMPLETION = "messages", "conversations", "prompt", "completion"
 TOOLS, DOCUMENTS, KEYWORDS = "tools", "documents", "chat_template_kwargs"
 SYSTEM, SYSTEM_PROMPT, HISTORY = "system", "system_prompt", "history"
@@ -48,4 +50,4 @@ def is_chat(names: Iterable[str]) -> bool:
 def chat_text(record: Mapping[Any, Any]) -> str | None:
     """The conversation of a record of Python objects as JSON; None if it has none."""
     found = {name: record[name] for name in CHAT_FIELDS if record.get(name) is not None}
-    return json.dumps(found, ensure_ascii=False, default=str) if is_chat(found) else None
+    return json_text(found) if is_chat(found) else None

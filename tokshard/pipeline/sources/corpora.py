@@ -18,6 +18,7 @@ from tokshard.format.corpus import Corpus
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import COLUMN_TYPES
+from tokshard.format.shared import num_shared
 from tokshard.format.tables import SourceInfo
 from tokshard.format.view import View
 from tokshard.format.whole_corpus import checked_batches
@@ -32,11 +33,13 @@ SLICE_TOKENS = 1 << 20
 
 
 def share_documents(one: Corpus, other: Corpus) -> bool:
-    """Whether documents of one corpus are also in another, according to their manifests.
+    """Whether documents of one corpus are also in another, according to their manifests, or to the tables of two views.
 
     One must hold a whole corpus, in a generation or as a copy, that the other holds or took a part of. Two parts of a
-    corpus are not compared.
+    corpus are not compared, unless they are views.
     """
+    if isinstance(one, View) and isinstance(other, View) and num_shared(one, other):
+        return True
     (ours, our_parts), (theirs, their_parts) = contents(one), contents(other)
     return bool(ours & (theirs | their_parts) or our_parts & theirs)
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from tokshard.errors import SourceError, TokshardError, UsageError
-from tokshard.pipeline.sources.chats import CHAT_FIELDS, chat_text
+from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT, chat_text
 from tokshard.pipeline.sources.decompress import open_bytes
 from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.inputs import RECORDS, Input, RecordSource
@@ -186,7 +186,8 @@ def _fields(record: Any, spec: RecordSpec) -> tuple[Any, Sequence[Any], Problem 
         return None, values, (NOT_A_STRING, f"field {spec.text_field!r} is {text!r:.80}")
     names = list(map(str, record))
     shown = ", ".join(names[:_SHOWN_FIELDS]) + (", ..." if len(names) > _SHOWN_FIELDS else "")
-    return None, values, (MISSING_TEXT, f"no text in field {spec.text_field!r}; it has {shown or 'no fields'}")
+    missing = NO_CHAT if spec.is_chat else f"no text in field {spec.text_field!r}"
+    return None, values, (MISSING_TEXT, f"{missing}; it has {shown or 'no fields'}")
 
 
 def _bytes(text: str) -> bytes:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tokshard.errors import UNDECODABLE
 
@@ -68,12 +69,21 @@ def _parsed_value(text: str, kind: str) -> Any:
 
 def _as_string(value: Any) -> str:
     """The text that JSON lines would give for the same value, if JSON has such a value."""
-    if isinstance(value, str):
-        value.encode()  # raises for lone surrogates
-        return value
-    if isinstance(value, bool | list | dict):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    return str(value)
+    text = json_text(value) if isinstance(value, bool | list | dict | np.ndarray) else str(value)
+    text.encode()  # raises for lone surrogates
+    return text
+
+
+def json_text(value: Any) -> str:
+    """A value of a table or of a Python program as JSON. Bytes that are not UTF-8 become lone surrogates."""
+    return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has in place of a value: texts of bytes, as in a column of their own, and of dates and decimals."""
+    if isinstance(value, bytes):
+        return value.decode(errors="surrogateescape")
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
 
 
 def json_value(raw: bytes | None, kind: str) -> Any:

@@ -79,7 +79,7 @@ class KeptDocuments(NamedTuple):
     """The documents of a base corpus that a source has.
 
     Args:
-        base: content fingerprint of the base.
+        base: content fingerprint of the first generation of the base: later ones only add documents.
         documents: the table of a view.
         cell: its cell, which shares no document with another one of the same division; empty if it is no cell.
         division: identifies the division, equal for all of its cells.

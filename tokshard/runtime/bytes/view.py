@@ -53,7 +53,7 @@ class ViewedCorpus:
         manifest = self.corpus.manifest
         assert manifest.base is not None, "it is a view"
         return KeptDocuments(
-            base=manifest.base.content,
+            base=self.corpus.base.content_fingerprints[0],
             documents=self.corpus.kept,
             cell=repr(manifest.base.cell or ""),
             division=manifest.fingerprints.recipe,

@@ -49,3 +49,28 @@ def test_a_template_gets_what_it_takes():
 def test_a_weight_that_is_no_number_of_json_is_refused(weight):
     with pytest.raises(ChatRecordError, match="expected one number from 0 to"):
         conversation({"messages": [{**ANSWERED, "weight": weight}]})
+
+
+@pytest.mark.parametrize("name", ["arguments", "parameters", "input"])
+@pytest.mark.parametrize("is_around", [False, True])
+def test_the_arguments_of_a_call_are_found_under_the_names_that_data_sets_have(name, is_around):
+    function = {name: {"q": "ü"}, "name": "f"}
+    called = {"role": "assistant", "tool_calls": [{"function": function} if is_around else function]}
+    _, message = conversation({"messages": [ASKED, called]}).values["messages"]
+    assert message["tool_calls"] == [CALL]
+    assert list(message["tool_calls"][0]["function"]) == ["arguments", "name"]
+
+
+def test_what_a_call_and_a_record_have_besides_is_named():
+    call = {"function": {"name": "f", "kwargs": {"q": 1}, "seen": 1}, "id": "1", "extra": 1}
+    record = {"messages": [ASKED, {"role": "assistant", "tool_calls": [call]}], "conversations": [ASKED], "prompt": "q"}
+    assert conversation(record, Takes(words=frozenset({"seen"}))).unread == {
+        *("conversations", "prompt", "messages[].tool_calls[].extra", "messages[].tool_calls[].kwargs")
+    }
+    assert conversation({"conversations": BOTH, "chosen": "c", "completion": "c"}).unread == {"chosen", "completion"}
+
+
+@pytest.mark.parametrize("content", ["", [], [{"type": "text", "text": ""}], "s", [{"type": "text", "text": "s"}]])
+def test_a_system_prompt_in_another_field_is_read_once_beside_an_empty_or_equal_one(content):
+    record = {"system": "s", "messages": [{"role": "system", "content": content}, *BOTH]}
+    assert conversation(record).values["messages"] == [SYSTEM, *BOTH]

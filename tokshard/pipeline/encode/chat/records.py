@@ -53,7 +53,11 @@ _OF_FORM = frozenset({*_ROLE_KEYS, *_TEXT_KEYS})
 _PARTS_OF_TEXT = frozenset({"text", "input_text", "output_text"})
 _PARTS_OF_THINKING = frozenset({"thinking", "reasoning"})
 _KINDS_OF_MEDIA = ("image", "audio", "video", "file")
+_ARGUMENTS = ("arguments", "parameters", "input")
+_OF_CALL = frozenset({"type", "id", "index", "function"})
 _MAX_WEIGHT = 1_000_000
+_FORMS = (MESSAGES, TURNS, PROMPT, COMPLETION, *PAIR_FIELDS)
+"""The first that a record has is read, the last two never."""
 _RESERVED = frozenset({MESSAGES, "add_generation_prompt", TOOLS})
 
 
@@ -136,7 +140,9 @@ def conversation(record: Mapping[str, Any], takes: Takes = DEFAULT_TAKES) -> Con
         raise ChatRecordError(MALFORMED_CHAT, f"{KEYWORDS} is {keywords!r:.80}, expected variables of the template")
     messages: list[dict[str, Any]] = []
     weights: list[float | None] = []
-    unread = set[str]()
+    is_given = MESSAGES in record, TURNS in record
+    others = _FORMS[1 + is_given.index(True) :] if any(is_given) else ()
+    unread = {name for name in others if record.get(name)}
     for turn in turns:
         message, weight = _message(turn, takes)
         messages.append(message)
@@ -144,6 +150,9 @@ def conversation(record: Mapping[str, Any], takes: Takes = DEFAULT_TAKES) -> Con
             weights.append(0 if turn.is_prompt else weight)
         if takes.words is not None and not message.keys() <= _KNOWN_KEYS:
             unread.update(f"messages[].{name}" for name in message.keys() - _KNOWN_KEYS - takes.words)
+        if takes.words is not None:
+            for call in message.get("tool_calls", ()):
+                unread.update(f"messages[].tool_calls[].{name}" for name in _others(call, takes.words))
     if takes.words is not None:
         unread.update(f"{KEYWORDS}.{name}" for name in keywords.keys() - takes.words)
     tools, documents = (_objects(record[name], name) if name in record else None for name in (TOOLS, DOCUMENTS))
@@ -226,14 +235,14 @@ def _with_what_is_beside(record: Mapping[str, Any], turns: list[_Turn]) -> list[
     for name, text in said.items():
         if not isinstance(text, str):
             raise ChatRecordError(MALFORMED_CHAT, f"{name} is {text!r:.80}, expected a text")
-    texts = {*said.values(), *(str(_first(turn.found, _TEXT_KEYS)) for turn in first if said)}
+    own = "".join(_text(first[0])[0] or "") if said and first else ""
+    texts = {*said.values(), own} - {""}
     if len(texts) > 1:
         names = [*said, *("message 0" for _ in first)]
         raise ChatRecordError(MALFORMED_CHAT, f"it has several system prompts: {' and '.join(names)} differ")
-    if said and not first:
+    before, turns = first, turns[len(first) :]
+    if said and not own:
         before = [_Turn(-1, {"role": SYSTEM, "content": texts.pop()}, is_prompt=False)]
-    else:
-        before, turns = first, turns[len(first) :]
     is_prompt = PROMPT in record and MESSAGES not in record and TURNS not in record
     for pair in _decoded(record.get(HISTORY, []), HISTORY):
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
@@ -396,15 +405,22 @@ def _call(turn: _Turn, number: int, call: dict[str, Any], takes: Takes) -> dict[
     function = _decoded(call["function"], f"the function of {where}") if "function" in call else call
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise turn.error(f"has the call {call!r:.60}, expected the name of a function")
+    is_around, said = function is not call, next((name for name in _ARGUMENTS if name in function), "arguments")
+    function = {"arguments" if name == said else name: value for name, value in function.items()}
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         arguments = _decoded(arguments, f"the arguments of {where}") if arguments.strip() else None
     if not isinstance(arguments := {} if arguments is None else arguments, dict):
         raise turn.error(f"has the arguments {arguments!r:.60} in call {number}, expected an object")
     given: Any = arguments if takes.has_objects else json.dumps(arguments, ensure_ascii=False)
-    outside = {name: value for name, value in call.items() if function is not call or name in ("id", "type")}
-    inside = {name: value for name, value in function.items() if function is not call or name not in outside}
+    outside = {name: value for name, value in call.items() if is_around or name in ("id", "type")}
+    inside = {name: value for name, value in function.items() if is_around or name not in outside}
     return {"type": "function", **outside, "function": {**inside, "arguments": given}}
+
+
+def _others(call: Mapping[str, Any], words: frozenset[str]) -> frozenset[str]:
+    """The keys of a call, and of its function, that neither the normal form nor the template knows."""
+    return frozenset((call.keys() - _OF_CALL) | (call["function"].keys() - {"name", "arguments"})) - words
 
 
 def _weight(turn: _Turn, rest: dict[str, Any], role: str) -> float | None:
