@@ -139,5 +139,5 @@ def test_the_browser_of_the_user_opens_a_page_with_the_library_in_it(tmp_path):
     browser.chmod(0o755)
     command = [sys.executable, "-m", "tokshard", "report", str(path), "--out", str(out), "--open"]
     env = {**os.environ, "BROWSER": f"{browser} %s"}
-    subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, timeout=240)
     assert seen.read_text().strip() == out.as_uri()

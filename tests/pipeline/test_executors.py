@@ -157,7 +157,7 @@ def test_an_interruption_while_the_server_of_workers_starts_shows_no_traceback_a
             time.sleep(0.002)
         time.sleep(wait)
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=240)
     assert (process.returncode, said.splitlines()[-2:]) == (
         130,
         ["interrupted", "hint: run the same command to continue"],

@@ -53,7 +53,7 @@ def build(tmp_path) -> Run:
                 while process.poll() is None:
                     peak = max(peak, watched.memory_info().rss)
                     time.sleep(0.02)
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=240)
         return Outcome(process.returncode, err.decode(), peak, tmp_path / "out")
 
     return run

@@ -78,7 +78,7 @@ def run(arguments: list[str] | str, directory: Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, f"{arguments}\n{done.stdout}"

@@ -228,7 +228,7 @@ time.sleep(1)
 
 def run(program: str, *words: str) -> list[str]:
     command = [sys.executable, "-c", program, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout.splitlines()
 
 
 def test_a_process_that_was_forked_after_a_store_was_used_gets_an_error_and_neither_hangs(http, files):

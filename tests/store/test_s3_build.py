@@ -70,7 +70,7 @@ def run(*words: str) -> str:
 
 def refused(*words: str) -> str:
     """What a command says that has to fail."""
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stderr
 
