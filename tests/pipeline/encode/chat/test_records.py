@@ -61,6 +61,19 @@ def test_the_arguments_of_a_call_are_found_under_the_names_that_data_sets_have(n
     assert list(message["tool_calls"][0]["function"]) == ["arguments", "name"]
 
 
+@pytest.mark.parametrize("inside", [{}, {"arguments": " "}, {"arguments": {}}, {"input": {"q": "ü"}}])
+def test_arguments_beside_the_function_are_its_own(inside):
+    call = {"function": {"name": "f", **inside}, "arguments": '{"q": "ü"}'}
+    _, message = conversation({"messages": [ASKED, {"role": "assistant", "tool_calls": [call]}]}).values["messages"]
+    assert message["tool_calls"] == [CALL]
+
+
+def test_two_arguments_of_one_call_are_refused():
+    call = {"name": "f", "parameters": {"q": 1}, "arguments": {"q": 2}}
+    with pytest.raises(ChatRecordError, match="several arguments in call 0, which differ: "):
+        conversation({"messages": [ASKED, {"role": "assistant", "tool_calls": [call]}]})
+
+
 def test_what_a_call_and_a_record_have_besides_is_named():
     call = {"function": {"name": "f", "kwargs": {"q": 1}, "seen": 1}, "id": "1", "extra": 1}
     record = {"messages": [ASKED, {"role": "assistant", "tool_calls": [call]}], "conversations": [ASKED], "prompt": "q"}

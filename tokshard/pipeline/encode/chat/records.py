@@ -405,16 +405,25 @@ def _call(turn: _Turn, number: int, call: dict[str, Any], takes: Takes) -> dict[
     function = _decoded(call["function"], f"the function of {where}") if "function" in call else call
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise turn.error(f"has the call {call!r:.60}, expected the name of a function")
-    is_around, said = function is not call, next((name for name in _ARGUMENTS if name in function), "arguments")
-    function = {"arguments" if name == said else name: value for name, value in function.items()}
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        arguments = _decoded(arguments, f"the arguments of {where}") if arguments.strip() else None
-    if not isinstance(arguments := {} if arguments is None else arguments, dict):
-        raise turn.error(f"has the arguments {arguments!r:.60} in call {number}, expected an object")
-    given: Any = arguments if takes.has_objects else json.dumps(arguments, ensure_ascii=False)
-    outside = {name: value for name, value in call.items() if is_around or name in ("id", "type")}
-    inside = {name: value for name, value in function.items() if is_around or name not in outside}
+    is_around = function is not call
+    holders, said = [function, call] if is_around else [call], []
+    for value in (holder[name] for holder in holders for name in _ARGUMENTS if name in holder):
+        arguments = _decoded(value, f"the arguments of {where}") if not isinstance(value, str) or value.strip() else {}
+        if not isinstance(arguments := {} if arguments is None else arguments, dict):
+            raise turn.error(f"has the arguments {arguments!r:.60} in call {number}, expected an object")
+        said.append(arguments)
+    found = [arguments for arguments in said if arguments] or [{}]
+    if any(arguments != found[0] for arguments in found):
+        raise turn.error(f"has several arguments in call {number}, which differ: {found[0]!r:.60} and others")
+    given: Any = found[0] if takes.has_objects else json.dumps(found[0], ensure_ascii=False)
+    outside = {
+        name: value for name, value in call.items() if name in ("id", "type") or (is_around and name not in _ARGUMENTS)
+    }
+    inside = {
+        "arguments" if name in _ARGUMENTS else name: value
+        for name, value in function.items()
+        if is_around or name not in outside
+    }
     return {"type": "function", **outside, "function": {**inside, "arguments": given}}
 
 
