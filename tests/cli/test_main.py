@@ -340,6 +340,16 @@ def test_a_result_that_cannot_be_written_is_an_error_after_the_work_is_done(tmp_
 
 
 @pytest.mark.slow
+def test_a_difference_that_cannot_be_written_is_an_error_too(corpus, tmp_path):
+    other = write_corpus(tmp_path / "other", documents_of([3, 4]), tokenizer=TINY_TOKENIZER)
+    with open("/dev/full", "wb") as full:
+        process = started("diff", corpus, other, stdout=full)
+        _, err = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert err.startswith("error: standard output cannot be written: No space left on device\n")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "exit_code", "said"),
     [

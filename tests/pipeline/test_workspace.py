@@ -53,7 +53,7 @@ def test_a_file_system_without_locks_builds_with_a_note(place, stop, monkeypatch
 def test_a_lock_that_fails_in_another_way_is_an_error_and_leaves_no_descriptor(place, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", without_locks(errno.EIO))
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(BuildError, match="cannot write to"):
+    with pytest.raises(BuildError, match=r"cannot write to"):
         build(place)
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -83,12 +83,29 @@ def test_a_lock_is_taken_on_the_file_that_is_there_and_not_on_one_that_was_remov
         (errno.ENOSPC, "make room, or give"),
         (errno.EACCES, "check the disk and its permissions, or"),
         (errno.ENOENT, "check the disk and its permissions, or"),  # a place that cannot be made
+        (errno.EMFILE, "raise the limit of open files"),
     ],
 )
 def test_only_a_full_disk_asks_for_room(code, way_out):
     error = lease.cannot_write("nowhere", OSError(code, os.strerror(code)))
     assert error.problem == f"cannot write to nowhere: {os.strerror(code)}"
     assert error.hint.startswith(way_out)
+
+
+def test_a_saved_tokenizer_that_no_descriptor_is_left_for_is_not_called_damaged(place, monkeypatch):
+    get = PosixStore.get
+
+    def crowded(store: PosixStore, name: str) -> bytes:
+        if name.endswith(f"{names.WORK}/{names.TOKENIZER}"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return get(store, name)
+
+    small.on_disk(monkeypatch.setattr, get=crowded)
+    with pytest.raises(BuildError, match=r"cannot write to .*: Too many open files") as found:
+        build(place)
+    assert found.value.hint.startswith("raise the limit of open files")
+    monkeypatch.undo()
+    build(place)
 
 
 def test_a_build_whose_files_another_process_removed_says_so(place):

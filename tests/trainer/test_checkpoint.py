@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import shutil
 import threading
 from collections.abc import Iterator
@@ -248,6 +249,17 @@ def test_asynchronous_saves_wait_for_each_other_and_use_the_same_memory_where_to
     assert not set(places[0].values()) & {tensor.data_ptr() for tensor in tensors_of(model, optimizer).values()}
     assert sorted(os.listdir(tmp_path)) == [SECOND, THIRD]
     load(tmp_path / THIRD)  # compares all hashes
+
+
+@pytest.mark.parametrize("room", [500, 50_000])
+def test_a_full_disk_is_named_wherever_in_a_file_it_is_met(tmp_path: Path, room: int) -> None:
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises(TrainerError, match=r"could not be saved: .*File too large"):
+            checkpoint.save(str(tmp_path), {"weight": torch.zeros(30_000)}, state_after(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_checkpoint_is_never_overwritten_and_an_asynchronous_save_that_fails_is_raised_by_what_waits_for_it(

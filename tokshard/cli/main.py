@@ -119,7 +119,8 @@ def main() -> NoReturn:
         complete_files()
         cli(prog_name="tokshard")
     exit_code = run(sys.argv[1:])
-    if stdout.error is not None and exit_code == 0:
+    is_known = exit_code > 1 or (exit_code == 1 and isinstance(stdout.error, BrokenPipeError))
+    if stdout.error is not None and not is_known:  # 1 also says that two corpora differ
         failure = unwritten(stdout.error)
         show(failure, as_json=False)
         exit_code = failure.exit_code

@@ -37,6 +37,7 @@ from tokshard.pipeline.options import (
 from tokshard.pipeline.sources.chats import TemplateSource
 from tokshard.pipeline.sources.inputs import InputTable, read_once_name
 from tokshard.pipeline.sources.records import RecordSpec, parse_columns
+from tokshard.pipeline.workspace.lease import TOO_MANY_FILES
 from tokshard.pipeline.workspace.places import INPUTS, REQUEST, TOKENIZER, Output, Workspace, has_request
 from tokshard.store import is_uri, present
 from tokshard.version import __version__
@@ -288,6 +289,8 @@ def saved_tokenizer(build: Build) -> bytes:
             return content
         problem = "its content does not have its hash"
     except OSError as error:
+        if error.errno in TOO_MANY_FILES:
+            raise
         problem = error.strerror or str(error)
     raise BuildError(
         f"{store.where(TOKENIZER)} cannot be read or is damaged: {problem}",

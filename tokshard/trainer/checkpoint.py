@@ -17,8 +17,11 @@ from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future as TorchFuture
 
 from tokshard.errors import TrainerError, UsageError
 from tokshard.run_files import checkpoint_directory
@@ -106,6 +109,19 @@ class Saver:
                 say(f"warning: {problem}")
 
 
+class _Writer(FileSystemWriter):
+    """Raises the error of the file system, which torch.save hides behind one of its own positions in the file."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
+        """Write the tensors of this rank."""
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
+
+
 def save(directory: str, tensors: dict[str, Tensor], state: State, group: ProcessGroup | None = None) -> str:
     """Commit a checkpoint, and return its path once it is complete. Every rank calls this.
 
@@ -124,7 +140,7 @@ def save(directory: str, tensors: dict[str, Tensor], state: State, group: Proces
         if rank == 0:
             checkpoint_directory.begin(partial)
     try:
-        writer = FileSystemWriter(partial, sync_files=False)  # `synced` does it
+        writer = _Writer(partial, sync_files=False)  # `synced` does it
         save_tensors(tensors, storage_writer=writer, process_group=group)
     except CheckpointException as error:  # is not an Exception; it is the same on all ranks
         causes = dict.fromkeys(str(cause) for cause, _ in error.failures.values())

@@ -16,6 +16,9 @@ from tokshard.pipeline.workspace.places import JOBS, LOCK, Workspace
 from tokshard.store import open_store, present
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+TOO_MANY_FILES = frozenset({errno.EMFILE, errno.ENFILE})
+"""Errors of this process or machine, which say nothing about a file."""
+
 _PREPARING = "a job that prepares the build, "
 _POLL_SECONDS = 0.2
 _TRIES = 3
@@ -114,6 +117,11 @@ def cannot_write(path: str, error: OSError) -> BuildError:
         return BuildError(
             f"files of the build in {path} are gone: another build began or ended there, or they were removed",
             hint="run the same command again when no other build or job writes there",
+        )
+    if error.errno in TOO_MANY_FILES:
+        return BuildError(
+            f"cannot write to {path}: {error.strerror or error}",
+            hint="raise the limit of open files ('ulimit -n'), and run the same command to continue",
         )
     way_out = "make room" if error.errno in _NO_ROOM else "check the disk and its permissions"
     return BuildError(
