@@ -61,6 +61,18 @@ def test_a_run_continues_from_the_newest_intact_checkpoint_unless_a_damaged_one_
     assert latest(tmp_path) is None
 
 
+def test_a_copy_under_the_name_of_a_later_step_is_neither_continued_nor_a_reason_to_delete_another(
+    tmp_path: Path,
+) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+    shutil.copytree(tmp_path / FIRST, tmp_path / THIRD)
+    with pytest.raises(TrainerError, match=f"{THIRD} holds step 1, not that of its name"):
+        latest(tmp_path)
+    assert list(delete_old(str(tmp_path), 1)) == []
+    assert sorted(os.listdir(tmp_path)) == [SECOND, THIRD]
+
+
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
 def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path, name: str) -> None:
     path, ran = save(tmp_path, 1), tmp_path / "ran"

@@ -313,7 +313,9 @@ def check_same(before: Request, now: Build, *, is_complete: bool = False) -> Non
     if found:
         shown = "; ".join(found[:_MAX_SHOWN]) + (f"; and {len(found) - _MAX_SHOWN} more" if found[_MAX_SHOWN:] else "")
         way_out = (
-            "--append to add sources to the corpus, or --force to replace all of it"
+            "or --force to replace it"
+            if is_complete and now.config.selected is not None
+            else "--append to add sources to the corpus, or --force to replace all of it"
             if is_complete
             else f"remove {out} to start over"
             if before.is_array

@@ -225,9 +225,13 @@ def _entries(directory: str, pattern: re.Pattern[str]) -> list[str]:
 def _problem_of(path: str) -> str | None:
     try:
         contents(path)
+        step = state_of(path).step
     except TrainerError as error:
         return error.problem
-    return None
+    except OSError as error:
+        return damage(path, f"{STATE_FILE}: {error.strerror}").problem
+    # the newest name decides where a run continues, and which checkpoints are old
+    return None if os.path.basename(path) == f"step-{step:08d}" else f"{path} holds step {step}, not that of its name"
 
 
 def _write(path: str, value: State | dict[str, File]) -> File:
