@@ -115,7 +115,7 @@ WITH_TORCH := benchmark/test_gpu_benchmark.py $(addprefix tests/,contract/test_p
 	contract/test_promise_04_world.py contract/test_promise_05_random_access.py contract/test_promise_07_constant_state.py \
 	contract/test_promise_12_loss.py inspect/test_bench.py inspect/test_steps_on_record.py run_files/test_saved_state.py)
 # the longest first
-PARTS := contract rest runtime trainer pipeline
+PARTS := contract pipeline rest runtime trainer
 trainer := tests/trainer $(WITH_TORCH)
 runtime := tests/runtime
 contract := tests/contract tests/readme
