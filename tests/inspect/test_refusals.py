@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from unittest import mock
+
+import pytest
 
 from tests.cli.transcripts import refusals
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
@@ -13,7 +14,9 @@ from tests.refusals import Refusal, Said, check, refused, tokshard
 
 def without_plotly(directory: Path) -> Said:
     write_corpus(directory / "corpus", documents_of([3]), tokenizer=TINY_TOKENIZER)
-    with mock.patch.dict(sys.modules, {"plotly": None}):
+    # not `mock.patch.dict`, which afterwards forgets all modules that were imported meanwhile
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "plotly", None)
         return tokshard("report", "corpus", "--out", "x")
 
 

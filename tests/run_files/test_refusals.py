@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+
+import pytest
 
 from tests.refusals import Refusal, check, refused
 from tokshard.errors import PlanError, UsageError
@@ -46,7 +47,8 @@ def reading_a_mix(text: str) -> Callable[[Path], object]:
 
 def reading_without_torch(_: Path) -> object:
     Path("ck.pt").write_bytes(b"PK")
-    with patch.dict(sys.modules, {"torch": None}):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch", None)
         return read_state("ck.pt")
 
 

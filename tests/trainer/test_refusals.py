@@ -14,6 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
+
 from tests.corpora import write_corpus
 from tests.refusals import Call, Refusal, Said, check, refused, said_in
 from tests.trainer.runs import Runs, as_toml, configuration, corpora, tokenizer
@@ -114,7 +116,8 @@ def attend_to_all(_: Path) -> None:
 
 
 def use_float8_without_torchao(_: Path) -> None:
-    with patch.dict(sys.modules, {"torchao.float8": None}), alone():
+    with pytest.MonkeyPatch.context() as without, alone():
+        without.setitem(sys.modules, "torchao.float8", None)
         of_torch("tests.trainer.test_compute").made(float8="rowwise")
 
 
