@@ -26,7 +26,7 @@ READERS: dict[tuple[str, str], dict[str, Any]] = {
     ("litdata_loading", "litdata"): {"workers": 0},
     ("litdata_loading", "litdata, 2 workers"): {"workers": 2},
 }
-"""Program and label to what the program is told."""
+"""The program of each row, its label, and the settings that the program gets."""
 
 TIMEOUT = (
     "Workers of MosaicML streaming are forks, which share the connection that fetched the index. When two of them use"
@@ -54,7 +54,7 @@ def run(frame: Frame) -> Section:
                 f" shuffled, in rows of {SEQ_LEN:,}, {ROWS} rows a batch, one epoch from an empty cache. Bytes per"
                 " token: all that the server sent, heads included, for each token that was delivered. tokshard reads"
                 " ranges into memory, the others read whole files into a folder. A full batch of tokshard has labels"
-                " and positions, too; the others give the ids as they are stored, and a compact batch has bounds, too."
+                " and positions, too. A compact one has the ids as they are stored, as the others do, and bounds."
             ),
         ],
         columns={

@@ -118,7 +118,7 @@ CALLS: dict[str, Call] = {
     "sizes of a run that a plan cannot have": lambda _: resumed(
         whole(seq_len=256), state_after(whole(**SMALL_RUN), 4), seq_len="plan"
     ),
-    "sizes that a plan was given, and that are not those of the run": lambda _: resumed(
+    "a plan with other sizes than the run": lambda _: resumed(
         whole(seq_len=128, block_tokens=32_768), state_after(whole(**SMALL_RUN), 4), seq_len="plan"
     ),
     "a state of another version": changed(tokshard_cursor=2),

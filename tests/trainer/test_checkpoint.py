@@ -67,7 +67,7 @@ def test_a_copy_under_the_name_of_a_later_step_is_neither_continued_nor_a_reason
     for step in (1, 2):
         save(tmp_path, step)
     shutil.copytree(tmp_path / FIRST, tmp_path / THIRD)
-    with pytest.raises(TrainerError, match=f"{THIRD} holds step 1, not that of its name"):
+    with pytest.raises(TrainerError, match=f"{THIRD} holds step 1, but its name says another"):
         latest(tmp_path)
     assert list(delete_old(str(tmp_path), 1)) == []
     assert sorted(os.listdir(tmp_path)) == [SECOND, THIRD]

@@ -231,7 +231,9 @@ def _problem_of(path: str) -> str | None:
     except OSError as error:
         return damage(path, f"{STATE_FILE}: {error.strerror}").problem
     # the newest name decides where a run continues, and which checkpoints are old
-    return None if os.path.basename(path) == f"step-{step:08d}" else f"{path} holds step {step}, not that of its name"
+    return (
+        None if os.path.basename(path) == f"step-{step:08d}" else f"{path} holds step {step}, but its name says another"
+    )
 
 
 def _write(path: str, value: State | dict[str, File]) -> File:

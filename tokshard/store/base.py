@@ -305,7 +305,7 @@ def side_by_side(
     Up to 256 answers wait.
 
     Args:
-        are_slow: calls wait on this machine, too, as those do that make files durable.
+        are_slow: use threads on this machine, too, as for calls that flush files to disk.
     """
     items = iter(items)
     first = list(itertools.islice(items, 2 * _AT_ONCE))

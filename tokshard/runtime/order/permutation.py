@@ -190,7 +190,9 @@ class Permutation:
         items &= ~_INDEX_BITS
         items |= index
         items.sort()
-        if int(np.diff(items).min(initial=MAX_SORTED)) < MAX_SORTED:  # these bits may decide
+        if (
+            int(np.diff(items).min(initial=MAX_SORTED)) < MAX_SORTED
+        ):  # hashes differ only in bits that were cut off, if at all
             items = np.argsort(keyed_hashes(index, self.key[np.newaxis])[0], kind="stable").astype(np.uint64)
         items &= _INDEX_BITS
         items.setflags(write=False)

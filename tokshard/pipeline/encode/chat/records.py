@@ -57,7 +57,7 @@ _ARGUMENTS = ("arguments", "parameters", "input")
 _OF_CALL = frozenset({"type", "id", "index", "function"})
 _MAX_WEIGHT = 1_000_000
 _FORMS = (MESSAGES, TURNS, PROMPT, COMPLETION, *PAIR_FIELDS)
-"""The first that a record has is read, the last two never."""
+"""Fields that hold a conversation, in order of preference; those of pairs are never read."""
 _RESERVED = frozenset({MESSAGES, "add_generation_prompt", TOOLS})
 
 
