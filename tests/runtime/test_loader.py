@@ -242,8 +242,14 @@ def test_the_global_random_generators_are_left_alone() -> None:
 def test_windows_of_fewer_than_16_steps_are_a_warning_unless_they_were_chosen() -> None:
     source = PeriodicSource(10**10)
     tokens_per_step = 8 << 20  # a default window has 64M tokens
-    with pytest.warns(UserWarning, match=r"a window of corpus 'big' lasts 8\.0 steps.*window_blocks=2048 makes it 16"):
+    with pytest.warns(UserWarning, match=r"a window of corpus 'big' lasts 8\.0 steps.*window_blocks=2048 has 16"):
         StreamingLoader(StreamPlan({"big": source}, seq_len=4096), global_batch_size=tokens_per_step // 4096)
+    quarters = dict.fromkeys("abcd", 0.25)
+    plan = StreamPlan({name: PeriodicSource(10**10 + ord(name)) for name in quarters}, seq_len=4096, weights=quarters)
+    loader = StreamingLoader(plan, global_batch_size=512)
+    loader.set_weights(quarters | {"a": 0.5})
+    with pytest.warns(UserWarning, match=r"'a' lasts 8\.0 steps.*window_blocks=512 has 16"):
+        loader.set_weights(dict.fromkeys(quarters, 0) | {"a": 1})
     StreamingLoader(StreamPlan({"big": source}, seq_len=4096, window_blocks=1024), global_batch_size=2048)
     StreamingLoader(StreamPlan({"big": source}, seq_len=4096), global_batch_size=1024)
 

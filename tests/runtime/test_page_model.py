@@ -22,6 +22,21 @@ from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.state import load_state, save_state
 from tokshard.runtime.stop import used_up
 
+weights_of_three = st.lists(st.just(0.0) | st.floats(1e-9, 1e9), min_size=3, max_size=3).filter(any)
+
+
+@settings(max_examples=examples(50), deadline=None)
+@example(weights=[0.6, 0.3, 0.1], later=[0.0, 0.25, 0.75], num_streams=2)
+@given(weights=weights_of_three, later=weights_of_three, num_streams=st.integers(1, 20))
+def test_windows_are_by_default_as_large_as_the_largest_share(
+    weights: list[float], later: list[float], num_streams: int
+) -> None:
+    corpora = {name: ListSource([9], name=name) for name in "abc"}
+    first, then = (dict(zip(corpora, each, strict=True)) for each in (weights, later))
+    options: Any = {"seq_len": 8, "weights": first, "schedule": [(5, then)], "num_streams": num_streams}
+    assert StreamPlan(corpora, **options).shape.window_blocks == model_of(corpora, **options).W
+
+
 IN_ROWS_OF_8 = {"seq_len": 8, "block_tokens": 1024, "seed": 0}
 
 

@@ -582,10 +582,15 @@ class Plan:
         if any(used.pack == "whole" for used in corpora):
             default = ceil_div(1_048_576, 128 * seq_len) * 128 * seq_len
         self.B = block_tokens or default
-        self.W = window_blocks or max(64, 67_108_864 // (self.B * self.C))
-        self.corpora = [Corpus(used, seed, self.C, self.B, self.W, seq_len) for used in corpora]
-        self.weights = [float(corpus.tokens_read) for corpus in self.corpora] if weights is None else list(weights)
         self.changes: list[Segment] = [(start, tuple(map(float, values))) for start, values in changes]
+        # the tokens that are read do not depend on windows
+        read = [float(Corpus(used, seed, self.C, self.B, 64, seq_len).tokens_read) for used in corpora]
+        self.weights = read if weights is None else list(weights)
+        share, y = max(Fraction(max(given)) / sum(map(Fraction, given)) for _, given in self.segments), 0
+        while share <= Fraction(1, 2 ** (y + 1)):
+            y += 1
+        self.W = window_blocks or max(64, 67_108_864 // (2**y * self.B * self.C))
+        self.corpora = [Corpus(used, seed, self.C, self.B, self.W, seq_len) for used in corpora]
         self.epochs, self.transforms = epochs, list(transforms)
         self.has_weights = any(used.documents.target_weights is not None for used in corpora)
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tokshard.errors import LoaderError, PlanError
 from tokshard.runtime.bytes.source import fetched
 from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
-from tokshard.runtime.locality import warnings_of_windows
+from tokshard.runtime.locality import warning_of_windows, warnings_of_windows
 from tokshard.runtime.options import Weights, checked_weights, integer, real
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.prefetch import Prefetch
@@ -257,6 +257,9 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     def set_weights(self, weights: Weights) -> None:
         """Read with other weights from the next batch on. The plan does not change; earlier shares are not compensated.
 
+        Windows have the size for the largest share in the plan and its schedule, for the whole run. A warning says if
+        they become short for a corpus that gets a much larger share; `window_blocks` of a plan makes them larger.
+
         Raises:
             PlanError: the weights do not fit the plan.
         """
@@ -265,6 +268,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             cursor = self.cursor.weighted(checked)
             self._position.move(cursor.compacted(self.plan.mixture(cursor)))
             self._discard()
+        if warning := warning_of_windows(self.plan, self._ranks.global_batch_size, cursor):
+            warnings.warn(warning, stacklevel=2)
 
     def skip(self, num_samples: int) -> None:
         """Skip the next samples, on record in the state. A multiple of the batch keeps steps aligned.

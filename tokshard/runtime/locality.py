@@ -51,16 +51,21 @@ def _kept_blocks(corpus: CorpusOrder, world_size: int) -> int:
     return min(blocks, ceil_div(corpus.num_tokens, corpus.shape.block_tokens))
 
 
+def warning_of_windows(plan: StreamPlan, global_batch_size: int, cursor: Cursor | None = None) -> str | None:
+    """A warning if default windows are too short for the weights."""
+    name, steps = min(steps_per_window(plan, global_batch_size, cursor).items(), key=lambda item: item[1])
+    if not plan.has_default_windows or steps >= MIN_WINDOW_STEPS:  # or the user chose their size
+        return None
+    enough = enough_window_blocks(plan.corpora[plan.names.index(name)], steps)
+    return (
+        f"a window of corpus {name!r} lasts {steps:.1f} steps: documents are shuffled only within so few steps; a run "
+        f"that starts with window_blocks={enough} has {MIN_WINDOW_STEPS}, for 9 bytes per document of a window"
+    )
+
+
 def warnings_of_windows(plan: StreamPlan, global_batch_size: int, world_size: int) -> list[str]:
     """Warnings about default windows that are too short, and windows that are too large for the memory."""
-    found = []
-    name, steps = min(steps_per_window(plan, global_batch_size).items(), key=lambda item: item[1])
-    if plan.has_default_windows and steps < MIN_WINDOW_STEPS:  # else the user chose their size
-        found.append(
-            f"a window of corpus {name!r} lasts {steps:.1f} steps: documents are shuffled only within so few steps; "
-            f"window_blocks={enough_window_blocks(plan.corpora[plan.names.index(name)], steps)} makes it "
-            f"{MIN_WINDOW_STEPS}, for 9 bytes per document of a window"
-        )
+    found = [warning] if (warning := warning_of_windows(plan, global_batch_size)) else []
     given = sum({id(source.counts): source.memory_bytes for source in plan.sources}.values())
     needed = needed_memory(plan, world_size)
     if needed > given:

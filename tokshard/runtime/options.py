@@ -12,7 +12,7 @@ from tokshard.errors import PlanError
 from tokshard.numbers import ceil_div
 from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.cursor import MAX_SAMPLE, Schedule
-from tokshard.runtime.order.mixture import Segment, are_weights
+from tokshard.runtime.order.mixture import Segment, are_weights, times_the_largest
 from tokshard.runtime.order.windows import BLOCK_SECTIONS, CorpusOrder, Pack, Shape
 from tokshard.runtime.rows.transforms import Transform
 
@@ -138,12 +138,11 @@ def shape_of(
     seq_len: int,
     block_tokens: int | None,
     window_blocks: int | None,
-    num_streams: int = 1,
     *,
     packs: Sequence[Pack] = (),
     allow_small_blocks: bool = False,
 ) -> Shape:
-    """The sizes of a plan, with their defaults.
+    """The sizes of a plan, with their defaults; the windows are the smallest ones, unless their size is given.
 
     Args:
         packs: how the rows of its corpora are filled.
@@ -169,7 +168,7 @@ def shape_of(
             f"block_tokens is {block}, less than 4 samples of {seq_len}: long documents would be shuffled badly",
             hint=f"give at least {4 * seq_len}, or allow_small_blocks=True",
         )
-    window = window_blocks or default_window_blocks(block, num_streams)
+    window = window_blocks or MIN_WINDOW_BLOCKS
     room = block + block // BLOCK_SECTIONS * has_sections
     if (window + 1) * room >= 1 << 32:
         raise PlanError(
@@ -179,9 +178,14 @@ def shape_of(
     return Shape(seq_len=seq_len, block_tokens=block, window_blocks=window)
 
 
-def default_window_blocks(block_tokens: int, num_streams: int) -> int:
-    """Blocks in a window of one stream. The windows of all streams together are as large as one of a single stream."""
-    return max(MIN_WINDOW_BLOCKS, WINDOW_TOKENS // (block_tokens * num_streams))
+def default_window_blocks(block_tokens: int, num_streams: int, schedule: Schedule) -> int:
+    """Blocks in a window of one stream: as many as make it last as many steps as that of a single corpus.
+
+    So the windows of all streams, and those of all corpora, together need the memory of few windows. The largest share
+    of a corpus decides: it halves the window as often as it is at most a half. Windows of other corpora last longer.
+    """
+    times = min(times_the_largest(segment.weights) for segment in schedule.segments)
+    return max(MIN_WINDOW_BLOCKS, WINDOW_TOKENS // (block_tokens * num_streams << times.bit_length() - 1))
 
 
 def epochs_of(epochs: int | None, num_corpora: int, num_streams: int) -> int | None:

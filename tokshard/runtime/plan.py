@@ -58,7 +58,7 @@ class StreamPlan:
         block_tokens: consecutive tokens that are shuffled as a unit before they are cut at documents; default: 16
             samples, at least 65,536; with a corpus that is packed whole, a multiple of 128 samples, at least 1,048,576.
         window_blocks: blocks of a stream whose documents are shuffled together; default: about 64M tokens over all
-            streams, at least 64 blocks.
+            streams; half of it if no corpus ever has more than half of the samples, and so on; at least 64 blocks.
         num_streams: independent streams, each over its own blocks of large corpora. With as many nodes, each node reads
             only its own blocks; `tokshard plan --nodes` recommends a number. It must divide the global batch size.
         schedule: (global sample, weights) for planned changes; `weights` count from 0.
@@ -135,17 +135,17 @@ class StreamPlan:
         self.num_streams = integer("num_streams", num_streams, least=1, most=options.MAX_STREAMS)
         packs = options.packs_of(self.names, self.sources, pack)
         self._given_sizes = block_tokens is not None, window_blocks is not None
-        self.shape = options.shape_of(
-            seq_len, block_tokens, window_blocks, self.num_streams, packs=packs, allow_small_blocks=allow_small_blocks
+        shape = options.shape_of(
+            seq_len, block_tokens, window_blocks, packs=packs, allow_small_blocks=allow_small_blocks
         )
-        self.seq_len = self.shape.seq_len
+        self.seq_len = shape.seq_len
         self.seed = integer("seed", seed, least=0, most=(1 << 64) - 1)
         self.epochs = options.epochs_of(epochs, len(self.names), self.num_streams)
         self.transforms = options.transforms_of(transforms)
-        self.corpora = options.corpora_of(
+        orders = options.corpora_of(
             self.names,
             self.sources,
-            self.shape,
+            shape,
             seed=self.seed,
             start_epoch=start_epoch,
             take=take,
@@ -153,6 +153,13 @@ class StreamPlan:
             packs=packs,
             epochs=self.epochs,
         )
+        self._given_weights, self._changes, self._repeats = weights, schedule, repeats
+        self.schedule = self._schedule_of(orders)
+        if window_blocks is None:
+            window_blocks = options.default_window_blocks(shape.block_tokens, self.num_streams, self.schedule)
+            shape = replace(shape, window_blocks=window_blocks)
+        self.shape = shape
+        self.corpora = tuple(replace(order, shape=shape) for order in orders)
         self.readers = tuple(map(PieceReader, self.corpora))
         self.num_samples = _samples_of_pass(self.corpora, self.epochs)
         if self.num_samples is not None and self.num_samples > MAX_SAMPLE:
@@ -161,8 +168,6 @@ class StreamPlan:
             )
         self.on_max_epochs = on_max_epochs
         self.max_epochs = options.max_epochs_of(max_epochs, self.names, on_max_epochs, self.num_streams)
-        self._given_weights, self._changes, self._repeats = weights, schedule, repeats
-        self.schedule = self._schedule_of(self.corpora)
         # one object, so that `mixture` recognizes its weights
         balance = Balance.at_start(self.seed, self.num_streams, len(self.names))
         self._start = Cursor(sample=0, segments=self.schedule.segments, balance=balance)
@@ -297,9 +302,7 @@ class StreamPlan:
         if (block_tokens, window_blocks) == sizes:
             return self
         packs = [order.pack for order in self.corpora]
-        shape = options.shape_of(
-            self.seq_len, block_tokens, window_blocks, self.num_streams, packs=packs, allow_small_blocks=True
-        )
+        shape = options.shape_of(self.seq_len, block_tokens, window_blocks, packs=packs, allow_small_blocks=True)
         corpora = tuple(replace(order, shape=shape) for order in self.corpora)
         options.check_takes(self.names, corpora)
         identity = identity_of(shape, self.seed, self.num_streams, corpora)

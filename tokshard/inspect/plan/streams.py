@@ -71,8 +71,9 @@ def advise(run: Run, num_nodes: int) -> StreamsAdvice:
 
 def window_blocks_of(plan: StreamPlan, num_streams: int) -> int:
     """The blocks of a window if the plan had another number of streams."""
-    shape = plan.shape
-    return default_window_blocks(shape.block_tokens, num_streams) if plan.has_default_windows else shape.window_blocks
+    if not plan.has_default_windows:
+        return plan.shape.window_blocks
+    return default_window_blocks(plan.shape.block_tokens, num_streams, plan.schedule)
 
 
 def read_amplification(

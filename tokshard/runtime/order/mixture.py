@@ -417,6 +417,12 @@ def _integers(weights: Sequence[float]) -> list[int]:
     return [numerator * (scale // denominator) for numerator, denominator in ratios]
 
 
+def times_the_largest(weights: Sequence[float]) -> int:
+    """How many times all weights together are the largest one, rounded down."""
+    integers = _integers(weights)
+    return sum(integers) // max(integers)
+
+
 def are_weights(weights: Sequence[float]) -> bool:
     """Whether weights can be shares: finite, at least 0 and not all 0."""
     return all(0 <= weight < math.inf for weight in weights) and any(weights)

@@ -219,11 +219,12 @@ def steps_per_window(corpora: Sequence[CorpusOrder], weights: Sequence[float], s
         weights: weights of the corpora.
         step_tokens: tokens of a step over all ranks.
     """
-    shares = [weight / max(weights) for weight in weights]  # weights go up to 1e308, so products of them overflow
-    found = []
+    largest = max(weights)
+    shares = [weight / largest for weight in weights]  # weights go up to 1e308, so products of them overflow
+    total, found = sum(shares), []
     for corpus, share in zip(corpora, shares, strict=True):
         is_endless, window_tokens = corpus.num_windows == 1 or not share, corpus.num_parts * corpus.window_tokens
-        found.append(math.inf if is_endless else window_tokens / (step_tokens * share / sum(shares)))
+        found.append(math.inf if is_endless else window_tokens / (step_tokens * share / total))
     return found
 
 
