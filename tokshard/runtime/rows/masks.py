@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.forking import cached_property
-from tokshard.numbers import ceil_div
 from tokshard.runtime.bytes.source import TokenSource
 from tokshard.store import absolute_location, locate
 
@@ -30,8 +29,8 @@ _MAX_BYTES = 1 << 30
 """The largest file of document numbers, in bytes."""
 
 _PARTS, _MOST_IN_PART = 4, 8
-"""To find masked documents, a corpus is cut into so many equal parts for each; where one has more than so many borders
-of documents, they are found by bisection."""
+"""To find masked documents, a corpus is cut into equal parts, about so many for each; where one has more than so many
+borders of documents, they are found by bisection."""
 
 _NPY = b"\x93NUMPY"
 _HINT = "give a file with one document number in each line, or a .npy file of integers"
@@ -250,30 +249,32 @@ class MaskedStretches:
 
     @cached_property
     def _index(self) -> tuple[NDArray[Any], Any, NDArray[np.int32]]:
-        """Starts and stops in turn; the tokens of equal parts of the corpus; how many borders lie before each part.
+        """Starts and stops in turn; equal parts of the corpus have 2**bits tokens; how many borders are before each.
 
         Made in the thread that makes batches.
         """
-        num_parts = _PARTS * len(self.starts)
         dtype = np.uint32 if self.num_tokens < 1 << 32 else np.int64  # with half of the memory it is twice as fast
         borders: NDArray[Any] = np.stack([self.starts, self.stops], axis=1).ravel().astype(dtype)
-        width: Any = dtype(ceil_div(self.num_tokens, num_parts))
-        passed = np.diff((borders // width).astype(np.int64), prepend=-1, append=num_parts)
+        bits: Any = dtype(max(1, self.num_tokens // (_PARTS * len(self.starts))).bit_length() - 1)
+        passed = np.diff((borders >> bits).astype(np.int64), prepend=-1, append=(self.num_tokens >> int(bits)) + 1)
         before = np.arange(len(passed), dtype=np.int32).repeat(passed)
-        return np.append(borders, np.array(np.iinfo(dtype).max, dtype)), width, before
+        return np.append(borders, np.array(np.iinfo(dtype).max, dtype)), bits, before
 
     def cover(self, positions: NDArray[np.int64], samples: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether tokens at positions, in samples, are out of the loss: bool [n]."""
-        borders, width, before = self._index
+        borders, bits, before = self._index
         places = positions.astype(borders.dtype)
-        passed = before[places // width]
-        passed += borders[passed] <= places
-        more = (borders[passed] <= places).nonzero()[0]
+        passed = before.take(places >> bits)
+        passed += borders.take(passed) <= places
+        more = (borders.take(passed) <= places).nonzero()[0]
         for _ in range(_MOST_IN_PART):
+            if not len(more):
+                break
             passed[more] += 1
-            more = more[borders[passed[more]] <= places[more]]
-        passed[more] = borders.searchsorted(places[more], "right")
-        found: NDArray[np.bool_] = passed % 2 == 1  # a start was passed, and its stop was not
+            more = more[borders.take(passed[more]) <= places[more]]
+        else:
+            passed[more] = borders.searchsorted(places[more], "right")
+        found: NDArray[np.bool_] = (passed & 1).astype(np.bool_)  # a start was passed, and its stop was not
         if len(samples) and samples.min() < self._latest:
             inside = found.nonzero()[0]
             found[inside] = samples[inside] >= self.since[passed[inside] // 2]
