@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from tokshard.errors import RESTORE, UNDECODABLE, DamagedCorpusError
@@ -47,9 +48,14 @@ def load_vocabulary(corpus: Corpus) -> Vocabulary:
     """
     path = corpus.store.where(names.TOKENIZER)
     try:
-        return parse_vocabulary(parse_tokenizer(corpus.store.get(names.TOKENIZER)))
+        return _vocabulary_in(corpus.store.get(names.TOKENIZER))
     except (OSError, ValueError, TypeError, AttributeError, LookupError, OverflowError, *UNDECODABLE) as error:
         raise DamagedCorpusError(f"{path} cannot be read: {error}", hint=RESTORE) from error
+
+
+@lru_cache(maxsize=1)  # many corpora have one tokenizer, and a large one takes a second
+def _vocabulary_in(content: bytes) -> Vocabulary:
+    return parse_vocabulary(parse_tokenizer(content))
 
 
 def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
