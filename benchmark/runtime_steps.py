@@ -81,7 +81,8 @@ def state(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def memory(arguments: argparse.Namespace) -> dict[str, Any]:
     """The most that this process held, without torch, while it read the start of one window after another."""
-    plan = StreamPlan(_corpora(arguments), seq_len=SEQ_LEN, seed=17)
+    # windows of a hop, as those of a single corpus are by default
+    plan = StreamPlan(_corpora(arguments), seq_len=SEQ_LEN, seed=17, window_blocks=1_024)
     peaks: dict[str, int] = {}
     is_over = threading.Event()
     with closing(NumpyLoader(plan, global_batch_size=BATCH_SIZE)) as loader:
