@@ -415,14 +415,15 @@ def changed(corpus: Corpus, cut: Cut, counts: Sequence[int], S: int) -> Cut:
 Segment = tuple[int, tuple[float, ...]]  # the global sample where it starts, its weights
 
 
-def share(weights: Sequence[float], a: int, h: int, b: int) -> int:
+@lru_cache(maxsize=10_000)
+def share(weights: tuple[float, ...], a: int, h: int, b: int) -> int:
     """S of the node of the corpora [a, b) with the halves [a, h) and [h, b)."""
     node = sum(map(Fraction, weights[a:b]))
     return floor(WORD * sum(map(Fraction, weights[a:h])) / node) if node else 0
 
 
 def divided(
-    weights: Sequence[float], r: Sequence[int], n: int, a: int = 0, b: int | None = None, v: int = 0
+    weights: tuple[float, ...], r: Sequence[int], n: int, a: int = 0, b: int | None = None, v: int = 0
 ) -> tuple[list[int], list[int]]:
     """Of the first n samples of node v in a segment: those of each corpus, and the remainders after them."""
     b = len(weights) if b is None else b
