@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import csv
+import functools
 import gzip
 import io
 import itertools
@@ -92,12 +93,14 @@ TABLES: dict[str, Callable[..., bytes]] = {
 }
 """File name to what makes it of a table, with so many rows in a group or batch, if that is said."""
 
+xz = functools.partial(lzma.compress, preset=1)  # a fifth of the time
+
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
     ".zst": zstd,
     ".bz2": bz2.compress,
-    ".xz": lzma.compress,
+    ".xz": xz,
 }
 """Suffix to what makes a file of that name."""
 
@@ -109,7 +112,7 @@ FORMATS: dict[str, Encode] = {
     "members.jsonl.gz": lambda records, size: frames(jsonl(records), gzip.compress, -(-len(records) // size)),
     "frames.jsonl.zst": lambda records, size: frames(jsonl(records), zstd, -(-len(records) // size)),
     "streams.jsonl.bz2": lambda records, size: frames(jsonl(records), bz2.compress, -(-len(records) // size)),
-    "streams.jsonl.xz": lambda records, size: frames(jsonl(records), lzma.compress, -(-len(records) // size)),
+    "streams.jsonl.xz": lambda records, size: frames(jsonl(records), xz, -(-len(records) // size)),
     "lines.json": lambda records, size: jsonl(records),
     "table.parquet": lambda records, size: parquet_bytes(table(records), size),
     "file.arrow": lambda records, size: arrow_bytes(table(records), size),

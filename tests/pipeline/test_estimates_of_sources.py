@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import bz2
-import lzma
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,11 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.inputs import (
-    FORMATS,
-    patch_chunk_bytes,
-    write_byte_tokenizer,
-)
+from tests.pipeline.inputs import FORMATS, patch_chunk_bytes, write_byte_tokenizer, xz
 from tests.pipeline.saved import save
 from tokshard.pipeline import estimate
 from tokshard.pipeline.options import BuildOptions
@@ -47,7 +42,7 @@ KINDS: dict[str, tuple[Write, dict[str, Any]]] = {
     **{name: (_records(name), {}) for name in FORMATS},
     "files of text": (_one_text_a_file, {}),
     "text by line": (_lines("", bytes), {"text_unit": "line"}),
-    "compressed text by line": (_lines(".xz", lzma.compress), {"text_unit": "line"}),
+    "compressed text by line": (_lines(".xz", xz), {"text_unit": "line"}),
     "text by paragraph": (_lines(".bz2", lambda data: bz2.compress(data, 1), "\n\n"), {"text_unit": "paragraph"}),
     "saved data set": (_saved, {}),
 }
