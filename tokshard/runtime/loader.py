@@ -173,11 +173,11 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         Raises:
             TypeError: the plan is endless.
         """
-        if self.plan.num_samples is None:
+        if (num_samples := self.plan.at(self.cursor).num_samples) is None:
             raise TypeError(
                 "the plan is endless: it has no length. Iterate the loader itself, without a DataLoader around it"
             )
-        return math.ceil(self.plan.num_samples / self._ranks.global_batch_size)
+        return math.ceil(num_samples / self._ranks.global_batch_size)
 
     def __getitem__(self, _: Any) -> Any:
         """Refuse a DataLoader around a loader.
