@@ -155,6 +155,20 @@ def test_a_corpus_that_the_recipe_leaves_out_is_told_at_the_resume_that_removes_
     assert said.count("corpus code removed") == said.count("corpus code removed from sample 8 on") == 1
 
 
+def test_weights_are_told_also_of_corpora_in_another_order_and_of_new_ones(
+    run: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(train__steps=1)
+    prose, code = run.paths["prose"], run.paths["code"]
+    turned = {"data__corpora": {"prose": prose, "code": code}, "data__on_resume": ["corpora"]}
+    run(**turned, data__weights={"prose": 0.3, "code": 0.7}, train__steps=2)
+    run(**turned, data__weights={"prose": 0.6, "code": 0.7}, train__steps=3)
+    more = turned | {"data__corpora": {"more": code, "prose": prose}, "data__start_epoch": {"more": 1}}
+    run(**more, data__weights={"prose": 0.6, "more": 0.2}, train__steps=4)
+    said = re.findall("that checkpoint: weights (.*)", capsys.readouterr().out)
+    assert said == ["prose 0.3 -> 0.6 from sample 8 on", "more 0 -> 0.2 from sample 12 on"]
+
+
 def test_a_trace_of_a_run_reads_its_newest_checkpoint_and_that_of_a_recipe_says_how_its_run_differs(
     run: Runs, tmp_path: Path
 ) -> None:

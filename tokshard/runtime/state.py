@@ -165,7 +165,7 @@ class OtherWeights(NamedTuple):
 
     Args:
         sample: of the state.
-        before, now: weights in plan order: those in force there, and those of the plan.
+        before, now: weights in plan order: those in force there, 0 for a corpus that the run has not, and the plan's.
     """
 
     sample: int
@@ -174,22 +174,24 @@ class OtherWeights(NamedTuple):
 
 
 def other_weights(plan: StreamPlan, state: Any) -> OtherWeights | None:
-    """The change of weights that a plan makes at a state; None: no change, or it reads other corpora.
+    """The change of weights that a plan makes at a state; None: no change.
 
-    Weights that were set in the run itself are no change: the plan is compared with the plan that saved the state.
+    Weights that were set in the run itself are no change: the plan is compared with the plan that saved the state. With
+    other corpora, or in another order, its weights are compared with those in force.
 
     Raises:
         PlanMismatchError: it is not a state of tokshard, was changed or damaged.
     """
-    saved = _decoded(state)
-    return _other_weights(saved, plan) if saved.identity.corpora == plan.identity.corpora else None
+    return _other_weights(_decoded(state), plan)
 
 
 def _other_weights(saved: _State, plan: StreamPlan) -> OtherWeights | None:
-    if len(plan.names) == 1 or saved.planned == plan.schedule.fingerprint_from(saved.sample):
-        return None
-    before = [weights for start, weights in saved.weights if start <= saved.sample][-1]
-    return OtherWeights(saved.sample, before, plan.schedule.at(saved.sample).weights)
+    of_run, of_plan = saved.identity.corpora, plan.identity.corpora
+    in_force = [weights for start, weights in saved.weights if start <= saved.sample][-1]
+    known = dict(zip(of_run, in_force, strict=True))
+    before, now = tuple(known.get(one, 0.0) for one in of_plan), plan.schedule.at(saved.sample).weights
+    is_same = saved.planned == plan.schedule.fingerprint_from(saved.sample) if of_run == of_plan else before == now
+    return None if len(of_plan) == 1 or is_same else OtherWeights(saved.sample, before, now)
 
 
 def _check_weights(saved: _State, plan: StreamPlan) -> None:

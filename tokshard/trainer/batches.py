@@ -62,7 +62,7 @@ class Batches:
         batches, is_first = iter(self.loader), True
         while True:
             step += 1
-            if self._settings.data.batch_size(step) != self._size:
+            if self._settings.data.batch_size(step) != self._size and not self.is_over:
                 batches = self._resize(self._settings.data.batch_size(step))
             start, batch, began = self.loader.cursor.sample, None, time.perf_counter()
             if any(first <= step < stop for first, stop in self._settings.train.skip):
@@ -71,6 +71,7 @@ class Batches:
                 batch = self._next(batches)
                 is_over = batch is None
             if is_over:
+                say(f"step {step - 1}: the pass is over, before step {self._settings.train.steps}")
                 return
             self.samples, self.wait_seconds = (start, self.loader.cursor.sample), time.perf_counter() - began
             yield batch
@@ -114,9 +115,9 @@ class Batches:
 
     @property
     def is_over(self) -> bool:
-        """Whether a finite pass was read to its end."""
-        num_samples = self.plan.at(self.loader.cursor).num_samples
-        return num_samples is not None and self.loader.cursor.sample >= num_samples
+        """Whether a pass was read to its end."""
+        cursor = self.loader.cursor
+        return not stop_of(self.plan, cursor).has_step(cursor.sample)
 
     def close(self) -> None:
         """Stop the threads and workers of the loader."""

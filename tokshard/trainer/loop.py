@@ -26,7 +26,7 @@ from tokshard.trainer.metrics import OnRecord, Report, StepSums
 from tokshard.trainer.model import Transformer, initialise, local, num_parameters
 from tokshard.trainer.optimizer import learning_rate, make_optimizer
 from tokshard.trainer.out_of_memory import out_of_memory_explained
-from tokshard.trainer.parallel import check_same, make_mesh, process_group, say, sharded_model, together
+from tokshard.trainer.parallel import check_same, make_mesh, process_group, say, sharded_model, together, warnings_said
 from tokshard.trainer.profiling import Profiler
 from tokshard.trainer.run_directory import run_directory
 from tokshard.wording import counted
@@ -49,7 +49,7 @@ def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
         TokshardError: the recipe, the corpora or a checkpoint do not fit, or the loss is not finite. An error on one
             rank is raised on all.
     """
-    with errors_in_keys(), process_group(settings.parallel) as device, stop_signals() as received:
+    with errors_in_keys(), process_group(settings.parallel) as device, warnings_said(), stop_signals() as received:
         with together():
             plan = StreamPlan(**settings.data.arguments())
         check_same(
@@ -97,8 +97,7 @@ class _Run:
         if not is_evaluated and step <= last:  # a signal or a crash may have ended the evaluation after this step
             self._evaluate(step, is_end=is_done)
         if is_done:
-            why = f", train.steps or train.stop_after is {last}" if step > last else ""
-            say(f"step {step}: nothing is left to do{why}")
+            say(f"step {step}: nothing is left to do{_why(step, last)}")
             return self.report.close(step)
         for batch in self.batches.after(step):
             self.profiler.before(step + 1)
@@ -186,6 +185,11 @@ class _Run:
             except Interrupted as interrupted:
                 self.report.stop(step, *interrupted.args)
             self.report.restart_clock()
+
+
+def _why(step: int, last: int) -> str:
+    """Why a run after a step, whose last one is given, has nothing to do; empty if that was its last step."""
+    return ", the pass is over" if step < last else f", train.steps or train.stop_after is {last}" * (step > last)
 
 
 @contextmanager
