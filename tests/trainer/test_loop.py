@@ -62,7 +62,8 @@ def test_a_pass_that_ends_at_a_used_up_corpus_says_so_once_in_the_keys_of_the_re
     assert warning.startswith("the pass ends before sample ")
     assert warning.endswith('a weight of 0 leaves it out, data.on_max_epochs = "warn" reads on')
     assert f"step {step}: the pass is over, before step 50\n" in said
-    assert said.endswith(f"step {step}: nothing is left to do, the pass is over\n")
+    why = "the pass is over: corpus 'code' was read data.max_epochs times"
+    assert said.endswith(f"step {step}: nothing is left to do, {why}\n")
     assert not errors
 
 

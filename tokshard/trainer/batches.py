@@ -62,7 +62,7 @@ class Batches:
         batches, is_first = iter(self.loader), True
         while True:
             step += 1
-            if self._settings.data.batch_size(step) != self._size and not self.is_over:
+            if self._settings.data.batch_size(step) != self._size and not self.why_over:
                 batches = self._resize(self._settings.data.batch_size(step))
             start, batch, began = self.loader.cursor.sample, None, time.perf_counter()
             if any(first <= step < stop for first, stop in self._settings.train.skip):
@@ -114,10 +114,12 @@ class Batches:
         yield from (f"corpus {one.name} {one.action} {since}" for one in here.changes if one.sample == here.sample)
 
     @property
-    def is_over(self) -> bool:
-        """Whether a pass was read to its end."""
+    def why_over(self) -> str:
+        """Why no step is left; empty: one is."""
         cursor = self.loader.cursor
-        return not stop_of(self.plan, cursor).has_step(cursor.sample)
+        stop = stop_of(self.plan, cursor)
+        used_up = "" if stop.corpus is None else f": corpus {stop.corpus!r} was read data.max_epochs times"
+        return "" if stop.has_step(cursor.sample) else f"the pass is over{used_up}"
 
     def close(self) -> None:
         """Stop the threads and workers of the loader."""

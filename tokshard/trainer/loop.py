@@ -92,12 +92,13 @@ class _Run:
     def run(self) -> int:
         step = saved = self._resume()
         last = min(self.settings.train.steps, self.settings.train.stop_after or self.settings.train.steps)
-        is_done = step >= last or self.batches.is_over
+        is_done = step >= last or bool(self.batches.why_over)
         is_evaluated = self.report.open(last_step=step)
         if not is_evaluated and step <= last:  # a signal or a crash may have ended the evaluation after this step
             self._evaluate(step, is_end=is_done)
         if is_done:
-            say(f"step {step}: nothing is left to do{_why(step, last)}")
+            why = f"train.steps or train.stop_after is {last}" * (step > last) or self.batches.why_over * (step < last)
+            say(f"step {step}: nothing is left to do{', ' * bool(why)}{why}")
             return self.report.close(step)
         for batch in self.batches.after(step):
             self.profiler.before(step + 1)
@@ -185,11 +186,6 @@ class _Run:
             except Interrupted as interrupted:
                 self.report.stop(step, *interrupted.args)
             self.report.restart_clock()
-
-
-def _why(step: int, last: int) -> str:
-    """Why a run after a step, whose last one is given, has nothing to do; empty if that was its last step."""
-    return ", the pass is over" if step < last else f", train.steps or train.stop_after is {last}" * (step > last)
 
 
 @contextmanager
