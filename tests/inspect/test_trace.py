@@ -12,7 +12,6 @@ from tokshard.inspect.plan.preview import report_plan
 from tokshard.inspect.plan.run import Run, open_run
 from tokshard.inspect.plan.trace import DocumentReader, trace_samples, trace_steps
 from tokshard.runtime import NumpyLoader, StreamPlan
-from tokshard.runtime.state import save_state
 
 
 @pytest.fixture
@@ -105,7 +104,9 @@ def test_an_edited_recipe_is_traced_with_its_weights_from_the_checkpoint_on_howe
         return open_run(str(mix), {}, checkpoint=str(state) if state.exists() else None)
 
     before = run_of("weights = { a = 3, b = 1 }")
-    state.write_text(save_state(before.plan, before.cursor.advanced(4))["cursor"])
+    loader = NumpyLoader(before.plan, global_batch_size=2)
+    loader.skip(4)
+    state.write_text(loader.state_dict()["cursor"])
     for edited in ("repeats = { a = 2 }", *[""] * bool(table)):  # without weights, a mix leaves them to the program
         found = run_of(edited)
         assert found.cursor.segments[-1].weights == found.plan.schedule.at(4).weights != (3, 1)

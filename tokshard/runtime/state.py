@@ -30,6 +30,7 @@ from tokshard.runtime.order.windows import BLOCK_SECTIONS
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.masks import load_mask
 from tokshard.runtime.stop import check_pass
+from tokshard.wording import counted
 
 STATE_VERSION = 1
 """Version of the form of states. Bump when an older tokshard would misread it."""
@@ -254,6 +255,7 @@ def load_state(
     cursor = replace(cursor, masks=tuple(masks))
     if saved.identity.corpora != plan.identity.corpora:
         cursor = _adopted(saved, cursor, plan)
+        _warn_of_unmasked(saved, cursor, plan)
     elif weights == "plan":
         cursor = cursor.rescheduled(plan.schedule)
     else:
@@ -447,6 +449,19 @@ def _adopted(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
     )
     changes = (*cursor.changes, *removed, *added)
     return replace(cursor, segments=(), balance=balance, changes=changes, lengths=lengths).rescheduled(plan.schedule)
+
+
+def _warn_of_unmasked(saved: _State, cursor: Cursor, plan: StreamPlan) -> None:
+    """Warn of masks of a corpus that the plan does not read any more: another may have its documents."""
+    gone = {one.fingerprint for one in saved.corpora} - {source.fingerprint for source in plan.sources}
+    for mask in cursor.masks:
+        if mask.fingerprint in gone:
+            warnings.warn(
+                f"the run masks {counted(len(mask.documents), 'document')} of corpus {mask.name!r}, listed in "
+                f"{mask.file}, and the plan has this corpus no more: if other corpora have these documents, as views, "
+                "copies and generations of it may, they are in the loss there until a list for that corpus masks them",
+                stacklevel=4,
+            )
 
 
 def _check_bases(cursor: Cursor, plan: StreamPlan) -> None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, distributed
 
+from tokshard.errors import warnings_to
 from tokshard.run_files.checkpoint_directory import State
 from tokshard.run_files.model_shape import model_shape
-from tokshard.run_files.recipe import Config, check_start, errors_in_keys, saved_form, vocabulary_of
+from tokshard.run_files.recipe import Config, check_start, errors_in_keys, in_keys, saved_form, vocabulary_of
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer import checkpoint
@@ -26,7 +27,7 @@ from tokshard.trainer.metrics import OnRecord, Report, StepSums
 from tokshard.trainer.model import Transformer, initialise, local, num_parameters
 from tokshard.trainer.optimizer import learning_rate, make_optimizer
 from tokshard.trainer.out_of_memory import out_of_memory_explained
-from tokshard.trainer.parallel import check_same, make_mesh, process_group, say, sharded_model, together, warnings_said
+from tokshard.trainer.parallel import check_same, make_mesh, process_group, say, sharded_model, together
 from tokshard.trainer.profiling import Profiler
 from tokshard.trainer.run_directory import run_directory
 from tokshard.wording import counted
@@ -49,7 +50,12 @@ def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
         TokshardError: the recipe, the corpora or a checkpoint do not fit, or the loss is not finite. An error on one
             rank is raised on all.
     """
-    with errors_in_keys(), process_group(settings.parallel) as device, warnings_said(), stop_signals() as received:
+    with (
+        errors_in_keys(),
+        process_group(settings.parallel) as device,
+        warnings_to(lambda text: say(f"warning: {in_keys(text)}")),
+        stop_signals() as received,
+    ):
         with together():
             plan = StreamPlan(**settings.data.arguments())
         check_same(

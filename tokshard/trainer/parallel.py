@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, cast
 
 import torch
 from torch import distributed, nn
@@ -17,11 +15,10 @@ from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-import tokshard
 from tokshard.errors import TokshardError, TrainerError, UsageError
 from tokshard.extras import extra_module
 from tokshard.run_files.model_shape import Shape
-from tokshard.run_files.recipe import Compute, Parallel, in_keys
+from tokshard.run_files.recipe import Compute, Parallel
 from tokshard.trainer.backports.chunked_loss import token_losses
 from tokshard.trainer.launcher import device_index, rank_of
 from tokshard.trainer.model import Transformer
@@ -121,22 +118,6 @@ def say(line: str, *, ranks: Sequence[int] = (0,)) -> None:
         with suppress(OSError, ValueError, AttributeError):
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
-
-
-@contextmanager
-def warnings_said() -> Iterator[None]:
-    """A block whose warnings of tokshard, such as those of a loader, are lines of rank 0, in the keys of a recipe."""
-    package, show = os.path.dirname(tokshard.__file__), warnings.showwarning
-
-    def said(message: Warning | str, category: type[Warning], filename: str, *place: Any) -> None:
-        if filename.startswith(package):
-            say(f"warning: {in_keys(str(message))}")
-        else:
-            show(message, category, filename, *place)
-
-    with warnings.catch_warnings():
-        warnings.showwarning = cast("Any", said)
-        yield
 
 
 def check_same(value: str, problem: str, *, hint: str) -> None:
