@@ -270,7 +270,10 @@ def test_documents_of_the_recipe_are_out_of_the_loss_and_a_new_list_from_where_t
     run(train__steps=6, train__stop_after=4, data__mask=masks)
     steps = run(train__steps=6, data__mask=masks)
     assert all(of["loss_by_corpus"]["prose"] is None for of in steps)
-    assert [of["loss_by_corpus"]["code"] is None for of in steps] == [False] * 2 + [True] * 4
+    for of in ({"loss": of["loss"], **of["loss_by_corpus"]} for of in steps[2:]):
+        assert set(of.values()) == {None}  # the mean of nothing
+    assert None not in {steps[step][loss] for step in (0, 1) for loss in ("loss", "grad_norm")}
+    assert "step 6/6  no targets  grad 0.00" in capsys.readouterr().out
     for step in (2, 6):  # the recipe adds to the first what the second has
         traced = open_run(str(tmp_path / "out" / "checkpoints" / f"step-0000000{step}"), {"mask": masks}).cursor.masks
         assert [(mask.calls[0][0], mask.name, len(mask.documents)) for mask in traced] == [
