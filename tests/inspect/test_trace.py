@@ -72,8 +72,8 @@ def test_a_pass_that_changed_its_seq_len_and_batch_size_ends_where_its_loader_en
     run = replace(open_run(str(mix), {}, checkpoint=str(tmp_path / "state.json")), step=4)
     report, ends = report_plan(run, num_tokens=None), loader.stats()
     assert (report.num_steps, report.num_samples) == (3 + len(steps), ends["samples"])
-    assert [(one.samples, one.tokens) for one in report.corpora] == [
-        (of["samples"], of["tokens"]) for of in ends["corpora"].values()
+    assert [(one.samples, one.tokens, one.epochs) for one in report.corpora] == [
+        (of["samples"], of["tokens"], of["epoch"]) for of in ends["corpora"].values()
     ]
     assert report.num_tokens == report.corpora[0].tokens
     assert len(loader) == -(-ends["samples"] // 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -61,7 +61,8 @@ class CorpusPlan:
         num_documents: documents in the whole corpus.
         num_blocks, num_windows: per epoch, without the short tail.
         num_parts: streams that own a part of it; 1 if they share the corpus.
-        samples, tokens, epochs: how much is read; tokens and epochs include padding.
+        samples, tokens, epochs: how much is read; tokens and epochs include padding, and epochs what changes of the
+            length of samples left out.
         share: its share of all samples that are read.
         documents: about how many different documents are read, at least in part.
         bytes: size of the token ids that are read.
@@ -217,9 +218,9 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
     plan, found = run.plan, []
     windows = steps_per_window(plan, run.global_batch_size, run.cursor)
     shares, corpora = run.shares(run.cursor.segments[0]), run.corpora
-    of_corpora = run.cursor.tokens_of(counts, plan.seq_len)
+    read, left_out = run.cursor.tokens_of(counts, plan.seq_len), plan.left_out(replace(run.cursor, sample=samples))
     for number, (name, source, shuffled, most, count, tokens) in enumerate(
-        zip(plan.names, plan.sources, plan.corpora, plan.max_epochs, counts, of_corpora, strict=True)
+        zip(plan.names, plan.sources, plan.corpora, plan.max_epochs, counts, read, strict=True)
     ):
         corpus = corpora[name]
         part = min(1.0, tokens / shuffled.padded_tokens) * shuffled.num_tokens / source.num_tokens
@@ -240,7 +241,7 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
                 num_parts=shuffled.num_parts,
                 samples=count,
                 tokens=tokens,
-                epochs=tokens / shuffled.padded_tokens,
+                epochs=(tokens + left_out[number]) / shuffled.padded_tokens,
                 share=count / samples if samples else 0.0,
                 documents=math.ceil(part * corpus.num_documents),
                 bytes=tokens * source.dtype.itemsize,
