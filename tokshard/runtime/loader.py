@@ -75,6 +75,10 @@ class LoopPosition:
         self.move(cursor)
         self._was_moved = True
 
+    def resize(self, global_batch_size: int) -> None:
+        """Have steps of another size from here on."""
+        self._size = global_batch_size
+
     def begin(self) -> None:
         """Begin a loop; after a whole pass of this loader, begin the pass again."""
         most = self._plan.at(self.cursor).num_samples
@@ -142,8 +146,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     ) -> None:
         self._depth = integer("prefetch_factor", prefetch_factor, least=0, most=_MAX_AHEAD)
         self._timeout_seconds = _seconds(timeout_seconds)
-        for message in warnings_of_windows(plan, ranks.global_batch_size, ranks.world_size):
-            warnings.warn(message, stacklevel=3)
+        _warn_of_windows(plan, ranks)
         self._plan, self._ranks, self._finish = plan, ranks, finish
         self._position = LoopPosition(plan, ranks.global_batch_size)
         self._prefetch: Prefetch[tuple[Batch, int, int]] | None = None
@@ -282,21 +285,31 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                 self._position.jump(self.cursor.skipping(num_samples))
                 self._discard()
 
-    def resize(self, dp_rank: int, dp_world_size: int) -> None:
-        """Read as rank `dp_rank` of `dp_world_size` from the next batch on. All ranks call it between two steps.
+    def resize(
+        self,
+        dp_rank: int | None = None,
+        dp_world_size: int | None = None,
+        *,
+        global_batch_size: int | None = None,
+    ) -> None:
+        """Read as rank `dp_rank` of `dp_world_size`, or in batches of another size, from the next batch on.
 
-        No sample is lost or read twice: the samples of a step do not depend on the ranks. Tables and tokens of windows
-        are kept, so batches that were made ahead are quickly made again. A rank that joins first loads the state of
-        another.
+        What is None stays. All ranks call it between two steps. No sample is lost or read twice: a sample depends
+        neither on the ranks nor on the batch. Tables and tokens of windows are kept, so batches that were made ahead
+        are quickly made again. A rank that joins first loads the state of another.
 
         Raises:
-            PlanError: the ranks do not divide the batch, or the rank is not one of them.
+            PlanError: the ranks or the streams do not divide the batch, or the rank is not one of them.
         """
-        ranks = replace(self._ranks, rank=dp_rank, world_size=dp_world_size)
+        given: dict[str, Any] = {"rank": dp_rank, "world_size": dp_world_size, "global_batch_size": global_batch_size}
+        ranks = replace(self._ranks, **{name: value for name, value in given.items() if value is not None})
         ranks.check_size(self.plan.seq_len)
         with self._exclusive():
+            if ranks.global_batch_size != self._ranks.global_batch_size:
+                _warn_of_windows(self.plan, ranks)
             if ranks != self._ranks:
                 self._ranks = ranks
+                self._position.resize(ranks.global_batch_size)
                 self._discard()
 
     def mask(self, corpus: str, file: str | os.PathLike[str]) -> None:
@@ -603,6 +616,12 @@ def _batches(
 ) -> Iterator[tuple[Batch, int, int]]:
     for narrow in steps():
         yield finish(narrow, recycler), narrow.num_masked_tokens, narrow.num_read_tokens
+
+
+def _warn_of_windows(plan: StreamPlan, ranks: RankRows) -> None:
+    """Warn, in the caller of a loader's method or class, of windows that do not fit the batches."""
+    for message in warnings_of_windows(plan, ranks.global_batch_size, ranks.world_size):
+        warnings.warn(message, stacklevel=4)
 
 
 def _reading(plan: StreamPlan) -> str:

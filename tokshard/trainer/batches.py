@@ -28,7 +28,7 @@ class Batches:
 
     Attributes:
         plan: the plan that the loader reads.
-        loader: at the last step that was yielded. `data.batch_ramp` replaces it.
+        loader: at the last step that was yielded.
         samples: the global samples of that step, half-open.
         wait_seconds: how long this rank waited for its batch.
         failure: the error that ended this rank's loader. Its further batches are padding, so it takes part in steps
@@ -41,7 +41,8 @@ class Batches:
         self.failure: TokshardError | None = None
         self.samples, self.wait_seconds = (0, 0), 0.0
         self._size = settings.data.global_batch_size
-        self.loader = self._loader()
+        data = settings.data
+        self.loader = compact_loader(plan, self._size, mesh, uneven=data.uneven, deal=data.deal)
 
     def after(self, step: int) -> Iterator[Batch | None]:
         """The batch of each step after `step`, to the end of the pass; None for a skipped step.
@@ -62,8 +63,8 @@ class Batches:
         batches, is_first = iter(self.loader), True
         while True:
             step += 1
-            if self._settings.data.batch_size(step) != self._size and not self.why_over:
-                batches = self._resize(self._settings.data.batch_size(step))
+            self._size = self._settings.data.batch_size(step)
+            self.loader.resize(global_batch_size=self._size)
             start, batch, began = self.loader.cursor.sample, None, time.perf_counter()
             if any(first <= step < stop for first, stop in self._settings.train.skip):
                 is_over = not self._leave_out()
@@ -146,19 +147,6 @@ class Batches:
         with together():
             for name, file in self._settings.data.masks():
                 self.loader.mask(name, file)
-
-    def _resize(self, size: int) -> Iterator[Batch]:
-        with together():
-            state = self.loader.state_dict()
-            self.loader.close()
-            self._size = size
-            self.loader = self._loader()
-            self.loader.load_state_dict(state)
-        return iter(self.loader)
-
-    def _loader(self) -> StreamingLoader:
-        data = self._settings.data
-        return compact_loader(self.plan, self._size, self._mesh, uneven=data.uneven, deal=data.deal)
 
 
 def compact_loader(plan: StreamPlan, size: int, mesh: DeviceMesh, **options: Any) -> StreamingLoader:
