@@ -87,6 +87,7 @@ def change(data: st.DataObject, plan: StreamPlan, loader: Any, folder: Path) -> 
 
 
 @pytest.mark.filterwarnings("ignore:the pass:UserWarning", "ignore:.*is used up:UserWarning")
+@pytest.mark.filterwarnings("ignore:set_weights replaces:UserWarning")
 @settings(max_examples=examples(40), deadline=None)
 @given(
     plan=st.sampled_from(sorted(TRANSFORMS)).flatmap(lambda name: plans(transforms=TRANSFORMS[name])),

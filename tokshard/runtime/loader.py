@@ -30,6 +30,7 @@ from tokshard.runtime.rows.recycling import Recycler
 from tokshard.runtime.rows.steps import Deal, RankRows, steps_of_shortest_window
 from tokshard.runtime.state import load_state, plan_of_run, save_state
 from tokshard.runtime.stop import stop_of, used_up, warn_of_stop, warn_of_use
+from tokshard.wording import counted
 
 NumpyBatch = dict[str, NDArray[Any]]
 Batch = TypeVar("Batch")
@@ -258,13 +259,21 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             self._discard()
 
     def set_weights(self, weights: Weights) -> None:
-        """Read with other weights from the next batch on. The plan does not change; earlier shares are not compensated.
+        """Read with other weights from the next batch on, also where the plan has later changes: a warning names them.
+
+        The plan does not change; earlier shares are not compensated.
 
         Raises:
             PlanError: the weights do not fit the plan.
         """
         checked = checked_weights(self.plan.names, weights)
         with self._exclusive():
+            if replaced := [part.start for part in self.cursor.segments if part.start > self.cursor.sample]:
+                warnings.warn(
+                    f"set_weights replaces {counted(len(replaced), 'planned change')} of weights, next at sample "
+                    f"{replaced[0]:,}; to change weights and keep these, load the state into a plan that has both",
+                    stacklevel=2,
+                )
             cursor = self.cursor.weighted(checked)
             self._position.move(cursor.compacted(self.plan.mixture(cursor)))
             self._discard()
