@@ -30,7 +30,7 @@ from tokshard.runtime.rows.recycling import Recycler
 from tokshard.runtime.rows.steps import Deal, RankRows, steps_of_shortest_window
 from tokshard.runtime.state import load_state, plan_of_run, save_state
 from tokshard.runtime.stop import stop_of, used_up, warn_of_stop, warn_of_use
-from tokshard.wording import counted
+from tokshard.wording import counted, listed
 
 NumpyBatch = dict[str, NDArray[Any]]
 Batch = TypeVar("Batch")
@@ -242,7 +242,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                 warning and `stats` count the tokens left out, and the next epoch reads them.
 
         A list of masked documents is known by its length and hash. If it was moved, `mask` it at its new place first.
-        Other documents masked before are not in the state: mask them again.
+        Other documents masked before are not in the state: mask them again, as a warning says.
 
         A plan that was not given `block_tokens` or `window_blocks` takes those of the run.
 
@@ -252,6 +252,13 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         plan = plan_of_run(self.plan, state)
         files = [mask.file for mask in self.cursor.masks]
         cursor = load_state(plan, state, weights=weights, corpora=corpora, seq_len=seq_len, mask_files=files)
+        known = {(mask.fingerprint, mask.sha256) for mask in cursor.masks}
+        if lost := [mask.file for mask in self.cursor.masks if (mask.fingerprint, mask.sha256) not in known]:
+            warnings.warn(
+                f"documents of {listed(lost, 'and')} were masked before the state was loaded, which does not have "
+                "them: call mask again after load_state_dict",
+                stacklevel=2,
+            )
         with self._exclusive():
             if plan is not self._plan:
                 self._plan, self._memory = plan, None

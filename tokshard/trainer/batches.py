@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -90,7 +91,8 @@ class Batches:
             TokshardError: it is of another plan, or a list of masked documents is gone; the same error on all ranks.
         """
         self._mask()  # lists of the recipe, in case the lists of the state were moved
-        with together():
+        with together(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* were masked before the state was loaded")  # `after` masks them
             weights = other_weights(self.plan, state.loader)
             choices: dict[str, Any] = dict.fromkeys(self._settings.data.on_resume, "plan")
             self.loader.load_state_dict(state.loader, weights="same" if weights is None else "plan", **choices)
