@@ -46,6 +46,10 @@ def test_a_finite_pass_ends_after_its_short_batch_and_is_not_begun_again(
     assert run(**plan, train__steps=1_000) == steps
     assert f"{last}nothing is left to do, the pass is over\n" in capsys.readouterr().out
     assert not distributed.is_initialized()
+    read = steps[-1]["samples"][1]
+    assert run(**plan | {"data__epochs": 2}, train__steps=len(steps) + 1)[-1]["samples"] == [read, read + 100]
+    said = capsys.readouterr().out
+    assert f"epochs 1 -> 2 from sample {read} on, without the tokens that would fill the padded end of" in said
     run("ramp", **plan, train__steps=1_000, data__batch_ramp=[[len(steps) + 1, 50]])  # in a step that does not come
     assert "warning" not in capsys.readouterr().out
 
