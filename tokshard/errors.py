@@ -28,7 +28,11 @@ Wrong arguments to a Python function raise a plain `ValueError`, `TypeError` or 
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
 import msgspec
 
@@ -141,6 +145,22 @@ class DamagedCorpusError(CorpusError):
 
     def __init__(self, problem: str, *, hint: str = RESTORE) -> None:
         super().__init__(problem, hint=hint)
+
+
+@contextmanager
+def warnings_to(show: Callable[[str], None]) -> Iterator[None]:
+    """A block in which tokshard's own warnings go to a function, as a program shows its lines: they are for people."""
+    package, others = os.path.dirname(__file__), warnings.showwarning
+
+    def shown(message: Warning | str, category: type[Warning], filename: str, *place: Any) -> None:
+        if filename.startswith(package):
+            show(str(message))
+        else:
+            others(message, category, filename, *place)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = cast("Any", shown)
+        yield
 
 
 def _rebuild(kind: type[TokshardError], problem: str, hint: str) -> TokshardError:

@@ -51,6 +51,14 @@ def test_times_are_those_of_the_run(mix):
     assert all(0 < reading["first_batch_seconds"] < took for reading in json.loads(out)["readings"])
 
 
+@pytest.mark.timeout(60)
+def test_a_mix_that_soon_uses_up_a_corpus_is_read_on(mix):
+    with open(mix, "a") as file:
+        file.write("max_epochs = 0.01\n")
+    exit_code, _, err = shell("bench", mix, *SHORT)
+    assert (exit_code, err) == (0, "")
+
+
 def test_a_narrow_terminal_and_a_busy_machine_are_taken_into_account(mix, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr("os.getloadavg", lambda: (1.5, 0, 0))

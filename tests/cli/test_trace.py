@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.cli.transcripts import json_of
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
+from tests.refusals import tokshard
 from tokshard import open_corpus
 from tokshard.runtime import NumpyLoader, StreamPlan
 
@@ -60,3 +62,15 @@ def test_every_row_of_every_rank_is_what_the_loader_gives_to_that_rank(deal):
                 assert samples == set(zip(range(2), batch["sample_index"].tolist(), names, strict=True))
                 for row in range(2):
                     assert tokens_of(mine, rank, row) == batch["input_ids"][row].tolist()
+
+
+def test_a_warning_of_the_plan_is_a_line_like_others_without_a_place_in_the_source() -> None:
+    loader = NumpyLoader(StreamPlan.load("mix.toml"), global_batch_size=6)
+    loader.skip(6)
+    Path("state.json").write_text(loader.state_dict()["cursor"])
+    Path("recipe.toml").write_text(f'[data]{MIX.replace("32", "48")}on_resume = ["seq_len"]\nblock_tokens = 65_536\n')
+    with warnings.catch_warnings():
+        warnings.filterwarnings("default", "the change of seq_len")
+        said = tokshard("trace", "recipe.toml", "--checkpoint", "state.json", "--sample", 6)
+    (warning,) = (line for line in said.errors.splitlines() if not line.startswith("note: "))
+    assert warning.startswith("warning: the change of seq_len from 32 to 48 leaves out ")

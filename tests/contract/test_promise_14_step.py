@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,29 @@ def test_ranks_that_do_not_fit_a_step_are_refused_and_nothing_changes() -> None:
         loader.resize(1, 2)
         assert next(loop)["sample_index"].tolist() == next(expected)["sample_index"].tolist()
     loader.close()
+
+
+def test_batches_of_another_size_go_on_where_the_others_ended_without_a_list_that_is_gone(tmp_path: Path) -> None:
+    listed = tmp_path / "list"
+    listed.write_text("1\n")
+    loaders = [NumpyLoader(plan_of(**CUT), global_batch_size=6, dp_rank=rank, dp_world_size=2) for rank in range(2)]
+    for loader in loaders:
+        loader.mask(loader.plan.names[0], listed)
+    listed.unlink()
+    loops, read = [iter(loader) for loader in loaders], 0
+    for size in (6, 4, 4, 10, 2):
+        for rank, loader in enumerate(loaders):
+            loader.resize(global_batch_size=size)
+            with pytest.raises(PlanError, match="2 ranks do not divide a global batch of 3"):
+                loader.resize(rank, global_batch_size=3)
+        batches = [next(loop) for loop in loops]
+        check(batches)
+        assert sorted(np.concatenate([batch["sample_index"] for batch in batches])) == [
+            *range(read, read := read + size)
+        ]
+    assert len({str(loader.state_dict()) for loader in loaders}) == 1
+    for loader in loaders:
+        loader.close()
 
 
 def test_batches_made_ahead_are_kept_where_the_world_stays_as_it_was() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.corpora import TINY_TOKENIZER, change_table, documents_of, write_corpus
 from tokshard.errors import UsageError
+from tokshard.inspect.plan.preview import report_plan
 from tokshard.inspect.plan.run import Run, open_run
 from tokshard.inspect.plan.trace import DocumentReader, trace_samples, trace_steps
 from tokshard.runtime import NumpyLoader, StreamPlan
@@ -49,6 +52,64 @@ def test_a_finished_pass_has_done_the_step_that_was_padded(corpus, tmp_path):
     for samples, step in ((7, 4), (6, 3), (5, None)):
         (tmp_path / "state.json").write_text(states[samples - 1])
         assert open_run(str(mix), {}, checkpoint=str(tmp_path / "state.json")).step == step
+
+
+@pytest.mark.filterwarnings("ignore:the change of seq_len")
+@pytest.mark.parametrize("lengths", [(2, 4), (4, 2)])
+def test_a_pass_that_changed_its_seq_len_and_batch_size_ends_where_its_loader_ends(tmp_path, lengths):
+    write_corpus(tmp_path / "a", documents_of([5, 9, 2, 4, 30, 1, 7]), tokenizer=TINY_TOKENIZER)
+    mix, state = tmp_path / "mix.toml", {}
+    for seq_len, size, num_steps in ((lengths[0], 2, 3), (lengths[1], 3, 99)):
+        sizes = f"seq_len = {seq_len}\nglobal_batch_size = {size}\nblock_tokens = 16\nwindow_blocks = 1"
+        mix.write_text(f'corpora = {{ a = "a" }}\nepochs = 1\n{sizes}\n')
+        loader = NumpyLoader(StreamPlan.load(mix))
+        if state:
+            loader.load_state_dict(state, seq_len="plan")
+        steps = [loader.state_dict() for _ in zip(range(num_steps), loader, strict=False)]
+        state = steps[0] if state else steps[-1]
+        loader.close()
+    (tmp_path / "state.json").write_text(state["cursor"])
+    run = replace(open_run(str(mix), {}, checkpoint=str(tmp_path / "state.json")), step=4)
+    report, ends = report_plan(run, num_tokens=None), loader.stats()
+    assert (report.num_steps, report.num_samples) == (3 + len(steps), ends["samples"])
+    assert [(one.samples, one.tokens, one.epochs) for one in report.corpora] == [
+        (of["samples"], of["tokens"], of["epoch"]) for of in ends["corpora"].values()
+    ]
+    assert report.num_tokens == report.corpora[0].tokens
+    assert len(loader) == -(-ends["samples"] // 3)
+    list(trace_samples(run, range(ends["samples"])))
+    with pytest.raises(UsageError, match="is not a range of the plan's samples"):
+        list(trace_samples(run, range(ends["samples"] + 1)))
+
+
+def test_samples_that_a_used_up_corpus_keeps_from_being_read_are_not_traced(corpus):
+    plan = StreamPlan({"a": str(corpus)}, seq_len=3, max_epochs=0.5, allow_small_blocks=True)
+    run = Run(plan=plan, global_batch_size=2, cursor=plan.cursor())
+    (rows,) = trace_samples(run, range(4))
+    assert {(row.step, row.sample) for row in rows} == {(1, 0), (1, 1), (2, 2), (2, 3)}
+    with pytest.raises(UsageError, match="is not a range of the plan's samples"):
+        list(trace_samples(run, range(4, 5)))
+
+
+@pytest.mark.parametrize("table", ["", "[data]\n"])
+def test_an_edited_recipe_is_traced_with_its_weights_from_the_checkpoint_on_however_it_gives_them(
+    corpus, tmp_path, table
+):
+    write_corpus(tmp_path / "b", documents_of([8, 20]), tokenizer=TINY_TOKENIZER)
+    mix, state = tmp_path / "mix.toml", tmp_path / "state.json"
+
+    def run_of(weights):
+        sizes = "seq_len = 3\nglobal_batch_size = 2\nallow_small_blocks = true"
+        mix.write_text(f'{table}corpora = {{ a = "{corpus}", b = "b" }}\n{sizes}\n{weights}\n')
+        return open_run(str(mix), {}, checkpoint=str(state) if state.exists() else None)
+
+    before = run_of("weights = { a = 3, b = 1 }")
+    loader = NumpyLoader(before.plan, global_batch_size=2)
+    loader.skip(4)
+    state.write_text(loader.state_dict()["cursor"])
+    for edited in ("repeats = { a = 2 }", *[""] * bool(table)):  # without weights, a mix leaves them to the program
+        found = run_of(edited)
+        assert found.cursor.segments[-1].weights == found.plan.schedule.at(4).weights != (3, 1)
 
 
 FUSED = b'{"type": "Fuse"}'

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.corpora import TINY_TOKENIZER, append_generation, documents_of, write_corpus
+from tokshard.errors import PlanError
 from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
@@ -49,7 +50,9 @@ def test_a_plan_reads_all_generations_and_can_be_pinned_to_one(corpus: Path, acc
 def test_a_run_that_read_a_corpus_at_two_generations_goes_on_with_the_newer_one(corpus: Path) -> None:
     append_generation(corpus, SECOND)
     sources = {"new": CorpusSource(corpus), "old": CorpusSource(corpus, generation=0)}
-    loader = NumpyLoader(StreamPlan(sources, **SIZES), global_batch_size=4)
+    with pytest.raises(PlanError, match="corpora 'new' and 'old' share documents, such as number 0"):
+        StreamPlan(sources, **SIZES)
+    loader = NumpyLoader(StreamPlan(sources, allow_overlap=True, **SIZES), global_batch_size=4)
     loader.skip(20)
     newer = NumpyLoader(StreamPlan({"new": corpus}, **SIZES), global_batch_size=4)
     newer.load_state_dict(loader.state_dict(), corpora="plan")

@@ -29,7 +29,7 @@ from tests.runtime.loaders import SIZES, dataloader, expected_rows, one_corpus, 
 from tests.runtime.plans import plans
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.transforms import note, roll
-from tokshard.errors import LoaderError
+from tokshard.errors import LoaderError, PlanMismatchError
 from tokshard.runtime import NumpyLoader, expand, prefetch
 from tokshard.runtime.locality import steps_per_window
 from tokshard.runtime.plan import StreamPlan
@@ -87,6 +87,7 @@ def change(data: st.DataObject, plan: StreamPlan, loader: Any, folder: Path) -> 
 
 
 @pytest.mark.filterwarnings("ignore:the pass:UserWarning", "ignore:.*is used up:UserWarning")
+@pytest.mark.filterwarnings("ignore:set_weights replaces:UserWarning")
 @settings(max_examples=examples(40), deadline=None)
 @given(
     plan=st.sampled_from(sorted(TRANSFORMS)).flatmap(lambda name: plans(transforms=TRANSFORMS[name])),
@@ -268,6 +269,21 @@ def test_a_plan_says_how_many_steps_read_a_window_over_all_streams() -> None:
 
 def real_rows(batches: Any) -> list[dict[str, Any]]:
     return [row for row in rows_of(list(batches)) if row["sample_index"] >= 0]
+
+
+def test_a_data_set_takes_the_choices_of_a_loader_that_its_refusals_name() -> None:
+    edited = two_corpora(weights={"a": 1, "b": 5})
+    with StreamingLoader(two_corpora(), global_batch_size=4) as loader:
+        loader.skip(8)
+        state = loader.state_dict()
+    dataset, expected = (kind(edited, global_batch_size=4) for kind in (StreamDataset, StreamingLoader))
+    with pytest.raises(PlanMismatchError) as refused:
+        dataset.sampler.load_state_dict(state)
+    assert "weights='plan'" in refused.value.hint
+    dataset.sampler.load_state_dict(state, weights="plan")
+    expected.load_state_dict(state, weights="plan")
+    assert fully(next(iter(dataloader(dataset)))) == fully(next(iter(expected)))
+    expected.close()
 
 
 def test_a_finished_pass_that_is_resumed_is_over_for_one_loop() -> None:

@@ -70,6 +70,17 @@ def test_what_is_masked_is_counted_and_traced(tmp_path: Path) -> None:
     assert not any(piece.masked for sample in range(8) for piece in plan.trace(sample, loader.cursor))
 
 
+def test_a_plan_without_the_corpus_of_a_mask_is_told_that_others_may_have_its_documents(tmp_path: Path) -> None:
+    loader = loader_of()
+    (tmp_path / "list").write_text("4\n0\n")
+    loader.mask("code", tmp_path / "list")
+    plan = StreamPlan({"code": ListSource([9, 30, 1] * 9), "prose": PROSE}, **SIZES)
+    with pytest.warns(UserWarning, match=r"masks 2 documents of corpus 'code', listed in .*/list, and the plan has"):
+        found = resumed(plan, loader.state_dict(), corpora="plan")
+    resumed(plan, found.state_dict())  # it is said once
+    resumed(plan_of(weights={"code": 0.1, "prose": 0.9}), loader.state_dict(), weights="plan")
+
+
 @pytest.mark.parametrize("content", [b"4\r\n0\r\n\r\n2\r\n4\r\n", b"4\n0\n002", np.array([4, 0, 2, 4], np.uint32)])
 def test_a_list_has_digits_in_lines_of_any_system_or_is_an_array(tmp_path: Path, content: Any) -> None:
     path = tmp_path / "list.npy"
@@ -146,7 +157,9 @@ def test_a_list_that_moved_is_found_if_it_is_masked_at_its_new_place_before_the_
     with new.open("a") as file:
         file.write("2\n")  # of what grew, the part that counts is found
     moved.mask("code", new)
-    moved.load_state_dict(state)
+    with pytest.warns(UserWarning, match=r"/other and .*/new were masked before the state was loaded"):
+        moved.load_state_dict(state)
+    moved.load_state_dict(state)  # nothing else is masked now
     assert [batch["labels"].tolist() for batch in take(moved, 8)] == [batch["labels"].tolist() for batch in expected]
     assert [mask["file"] for mask in masks_of(moved)] == [str(new)]
 

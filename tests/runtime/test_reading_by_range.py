@@ -384,6 +384,6 @@ def test_a_loader_whose_windows_do_not_fit_into_memory_says_how_much_they_need(l
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loader_with(needed)
-    with pytest.warns(UserWarning, match=r"need .*, and .* are allowed: .*memory_bytes=268435456\)"):
+    with pytest.warns(UserWarning, match=r"need .*, and .* are allowed: .*memory_bytes=268435456"):
         loader_with(needed - 1)
     NumpyLoader(StreamPlan(str(local), cache=Cache(memory_bytes=0), **SIZES), global_batch_size=4)  # it is mapped

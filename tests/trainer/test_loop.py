@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -40,10 +41,34 @@ def test_a_finite_pass_ends_after_its_short_batch_and_is_not_begun_again(
     assert [step["num_samples"] for step in steps[:-1]] == [100] * (len(steps) - 1)
     assert 0 < steps[-1]["num_samples"] < 100
     assert 1 <= steps[-1]["corpora"]["code"]["epoch"] < 1.01
-    capsys.readouterr()
+    last = f"step {len(steps)}: "
+    assert f"{last}the pass is over, before step 1000\n" in capsys.readouterr().out
     assert run(**plan, train__steps=1_000) == steps
-    assert f"step {len(steps)}: nothing is left to do" in capsys.readouterr().out
+    assert f"{last}nothing is left to do, the pass is over\n" in capsys.readouterr().out
     assert not distributed.is_initialized()
+    read = steps[-1]["samples"][1]
+    assert run(**plan | {"data__epochs": 2}, train__steps=len(steps) + 1)[-1]["samples"] == [read, read + 100]
+    said = capsys.readouterr().out
+    assert f"epochs 1 -> 2 from sample {read} on, without the tokens that would fill the padded end of" in said
+    run("ramp", **plan, train__steps=1_000, data__batch_ramp=[[len(steps) + 1, 50]])  # in a step that does not come
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_a_pass_that_ends_at_a_used_up_corpus_says_so_once_in_the_keys_of_the_recipe(
+    run: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan: dict[str, Any] = {"data__max_epochs": {"code": 0.01}, "train__steps": 50}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("default", "the pass ends")
+        (step,) = {len(run(**plan)) for _ in range(2)}
+    said, errors = capfd.readouterr()
+    (warning,) = re.findall(r"^warning: (.*)\n", said, re.MULTILINE)
+    assert warning.startswith("the pass ends before sample ")
+    assert warning.endswith('a weight of 0 leaves it out, data.on_max_epochs = "warn" reads on')
+    assert f"step {step}: the pass is over, before step 50\n" in said
+    why = "the pass is over: corpus 'code' was read data.max_epochs times"
+    assert said.endswith(f"step {step}: nothing is left to do, {why}\n")
+    assert not errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -163,6 +163,7 @@ SIZE = "model.vocab_size=128"
 
 CALLS: dict[str, Call] = {
     "a later batch size that streams do not divide": given(start, data__num_streams=2, data__batch_ramp=[[3, 5]]),
+    "blocks that are small for a sample": given(start, data__block_tokens=32),
     "a profile of a rank that the job does not have": given(
         start, train__profile_steps=[2, 3], train__profile_ranks=[0, 1]
     ),

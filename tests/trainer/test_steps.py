@@ -155,6 +155,20 @@ def test_a_corpus_that_the_recipe_leaves_out_is_told_at_the_resume_that_removes_
     assert said.count("corpus code removed") == said.count("corpus code removed from sample 8 on") == 1
 
 
+def test_weights_are_told_also_of_corpora_in_another_order_and_of_new_ones(
+    run: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(train__steps=1)
+    prose, code = run.paths["prose"], run.paths["code"]
+    turned = {"data__corpora": {"prose": prose, "code": code}, "data__on_resume": ["corpora"]}
+    run(**turned, data__weights={"prose": 0.3, "code": 0.7}, train__steps=2)
+    run(**turned, data__weights={"prose": 0.6, "code": 0.7}, train__steps=3)
+    more = turned | {"data__corpora": {"more": code, "prose": prose}, "data__start_epoch": {"more": 1}}
+    run(**more, data__weights={"prose": 0.6, "more": 0.2}, train__steps=4)
+    said = re.findall("that checkpoint: weights (.*)", capsys.readouterr().out)
+    assert said == ["prose 0.3 -> 0.6 from sample 8 on", "more 0 -> 0.2 from sample 12 on"]
+
+
 def test_a_trace_of_a_run_reads_its_newest_checkpoint_and_that_of_a_recipe_says_how_its_run_differs(
     run: Runs, tmp_path: Path
 ) -> None:
@@ -256,7 +270,10 @@ def test_documents_of_the_recipe_are_out_of_the_loss_and_a_new_list_from_where_t
     run(train__steps=6, train__stop_after=4, data__mask=masks)
     steps = run(train__steps=6, data__mask=masks)
     assert all(of["loss_by_corpus"]["prose"] is None for of in steps)
-    assert [of["loss_by_corpus"]["code"] is None for of in steps] == [False] * 2 + [True] * 4
+    for of in ({"loss": of["loss"], **of["loss_by_corpus"]} for of in steps[2:]):
+        assert set(of.values()) == {None}  # the mean of nothing
+    assert None not in {steps[step][loss] for step in (0, 1) for loss in ("loss", "grad_norm")}
+    assert "step 6/6  no targets  grad 0.00" in capsys.readouterr().out
     for step in (2, 6):  # the recipe adds to the first what the second has
         traced = open_run(str(tmp_path / "out" / "checkpoints" / f"step-0000000{step}"), {"mask": masks}).cursor.masks
         assert [(mask.calls[0][0], mask.name, len(mask.documents)) for mask in traced] == [

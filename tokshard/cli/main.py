@@ -17,7 +17,8 @@ from tokshard import __version__
 from tokshard.cli.failures import Terminated, describe, did_you_mean, show, unwritten
 from tokshard.cli.options import debug_option
 from tokshard.cli.streams import ReaderGoneError, open_streams
-from tokshard.errors import UsageError
+from tokshard.errors import UsageError, warnings_to
+from tokshard.wording import one_line
 
 GROUPS = {
     "Make corpora": {
@@ -136,7 +137,8 @@ def run(arguments: Sequence[str]) -> int:
     # taken from the raw arguments, because options are unknown if parsing fails
     flags = set(itertools.takewhile(lambda argument: argument != "--", arguments))
     try:
-        return _invoke(arguments)
+        with warnings_to(lambda text: click.echo(f"warning: {one_line(text)}", err=True)):
+            return _invoke(arguments)
     except SystemExit:
         raise
     except ReaderGoneError:

@@ -68,8 +68,9 @@ def check_ranks(run: Run, pads: str) -> None:
         pads: how to say that ranks are padded.
 
     Raises:
-        PlanError: the world size does not divide the batch, and ranks are not padded.
+        PlanError: the world size does not divide the batch, and ranks are not padded; or streams do not divide it.
     """
+    run.ranks()
     try:
         run.ranks(rank=0)
     except PlanError as error:

@@ -38,7 +38,8 @@ NotNegative = Annotated[float, Meta(ge=0, le=1e38)]  # of fp32, and finite
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 _ON_RESUME = re.compile(r"load_state_dict\(state, (corpora|seq_len)='plan'\)")
-_ARGUMENT = re.compile(rf"\b({'|'.join(item.name for item in dataclasses.fields(Data))})=('[^']*'|\{{[^{{}}]*\}}|\d+)")
+_KEYS = "|".join(item.name for item in dataclasses.fields(Data))
+_ARGUMENT = re.compile(rf"\b({_KEYS})=('[^']*'|\{{[^{{}}]*\}}|\d+|True)")
 """Words of hints that are written for Python."""
 
 StepRange = tuple[Positive, Positive]
@@ -271,7 +272,7 @@ def errors_in_keys() -> Iterator[None]:
     try:
         yield
     except (PlanError, PlanMismatchError) as error:
-        raise type(error)(error.problem, hint=_in_keys(error.hint)) from error
+        raise type(error)(error.problem, hint=in_keys(error.hint)) from error
 
 
 def check_ranks(settings: Config, num_ranks: int) -> None:
@@ -315,10 +316,14 @@ def check_start(settings: Checkpoint, saved: Mapping[str, Any], path: str) -> No
             )
 
 
-def _in_keys(text: str) -> str:
+def in_keys(text: str) -> str:
     """A message in which arguments of Python are keys of a recipe."""
     text = _ON_RESUME.sub(lambda found: f'data.on_resume = ["{found[1]}"]', text)
-    return _ARGUMENT.sub(lambda found: f"data.{found[1]} = " + found[2].replace("': ", "' = ").replace("'", '"'), text)
+
+    def in_toml(found: re.Match[str]) -> str:
+        return f"data.{found[1]} = " + found[2].replace("': ", "' = ").replace("'", '"').replace("True", "true")
+
+    return _ARGUMENT.sub(in_toml, text)
 
 
 def _apply(fields: dict[str, Any], override: str) -> None:

@@ -233,17 +233,25 @@ class Cursor:
         """Tokens of samples of each corpus.
 
         Args:
-            counts: samples of each, from the start of the run to the cursor.
+            counts: samples of each, from the start of the run to any place.
             seq_len: tokens of a sample, for a run that did not change it.
         """
         sizes = [length.seq_len for length in self.lengths] or [seq_len]
         at_changes = [[sum(of_streams) for of_streams in zip(*one.bases, strict=True)] for one in self.lengths[1:]]
-        bounds = zip([0] * len(counts), *at_changes, counts, strict=True)
-        return [
-            sum(size * (stop - start) for size, (start, stop) in zip(sizes, pairwise(of), strict=True)) for of in bounds
-        ]
+        return [_tokens(count, sizes, of) for count, *of in zip(counts, *at_changes, strict=True)]
+
+    def tokens_before(self, sample: int, seq_len: int) -> int:
+        """Tokens of all samples before one; `seq_len` as for `tokens_of`."""
+        sizes = [length.seq_len for length in self.lengths] or [seq_len]
+        return _tokens(sample, sizes, [length.sample for length in self.lengths[1:]])
 
     @property
     def num_started(self) -> int:
         """Segments that start at the next sample or before."""
         return bisect_right(self.segments, self.sample, key=lambda segment: segment.start)
+
+
+def _tokens(num_samples: int, sizes: Sequence[int], changes: Sequence[int]) -> int:
+    """Tokens of the first samples, whose size changes after so many samples each."""
+    bounds = [0, *(min(change, num_samples) for change in changes), num_samples]
+    return sum(size * (stop - start) for size, (start, stop) in zip(sizes, pairwise(bounds), strict=True))

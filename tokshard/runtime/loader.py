@@ -30,6 +30,7 @@ from tokshard.runtime.rows.recycling import Recycler
 from tokshard.runtime.rows.steps import Deal, RankRows, steps_of_shortest_window
 from tokshard.runtime.state import load_state, plan_of_run, save_state
 from tokshard.runtime.stop import stop_of, used_up, warn_of_stop, warn_of_use
+from tokshard.wording import counted, listed
 
 NumpyBatch = dict[str, NDArray[Any]]
 Batch = TypeVar("Batch")
@@ -74,6 +75,10 @@ class LoopPosition:
         self._plan = plan or self._plan
         self.move(cursor)
         self._was_moved = True
+
+    def resize(self, global_batch_size: int) -> None:
+        """Have steps of another size from here on."""
+        self._size = global_batch_size
 
     def begin(self) -> None:
         """Begin a loop; after a whole pass of this loader, begin the pass again."""
@@ -142,8 +147,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     ) -> None:
         self._depth = integer("prefetch_factor", prefetch_factor, least=0, most=_MAX_AHEAD)
         self._timeout_seconds = _seconds(timeout_seconds)
-        for message in warnings_of_windows(plan, ranks.global_batch_size, ranks.world_size):
-            warnings.warn(message, stacklevel=3)
+        _warn_of_windows(plan, ranks)
         self._plan, self._ranks, self._finish = plan, ranks, finish
         self._position = LoopPosition(plan, ranks.global_batch_size)
         self._prefetch: Prefetch[tuple[Batch, int, int]] | None = None
@@ -173,11 +177,11 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         Raises:
             TypeError: the plan is endless.
         """
-        if self.plan.num_samples is None:
+        if (num_samples := self.plan.at(self.cursor).num_samples) is None:
             raise TypeError(
                 "the plan is endless: it has no length. Iterate the loader itself, without a DataLoader around it"
             )
-        return math.ceil(self.plan.num_samples / self._ranks.global_batch_size)
+        return math.ceil(num_samples / self._ranks.global_batch_size)
 
     def __getitem__(self, _: Any) -> Any:
         """Refuse a DataLoader around a loader.
@@ -238,7 +242,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                 warning and `stats` count the tokens left out, and the next epoch reads them.
 
         A list of masked documents is known by its length and hash. If it was moved, `mask` it at its new place first.
-        Other documents masked before are not in the state: mask them again.
+        Other documents masked before are not in the state: mask them again, as a warning says.
 
         A plan that was not given `block_tokens` or `window_blocks` takes those of the run.
 
@@ -248,6 +252,13 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         plan = plan_of_run(self.plan, state)
         files = [mask.file for mask in self.cursor.masks]
         cursor = load_state(plan, state, weights=weights, corpora=corpora, seq_len=seq_len, mask_files=files)
+        known = {(mask.fingerprint, mask.sha256) for mask in cursor.masks}
+        if lost := [mask.file for mask in self.cursor.masks if (mask.fingerprint, mask.sha256) not in known]:
+            warnings.warn(
+                f"documents of {listed(lost, 'and')} were masked before the state was loaded, which does not have "
+                "them: call mask again after load_state_dict",
+                stacklevel=2,
+            )
         with self._exclusive():
             if plan is not self._plan:
                 self._plan, self._memory = plan, None
@@ -255,7 +266,9 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             self._discard()
 
     def set_weights(self, weights: Weights) -> None:
-        """Read with other weights from the next batch on. The plan does not change; earlier shares are not compensated.
+        """Read with other weights from the next batch on, also where the plan has later changes: a warning names them.
+
+        The plan does not change; earlier shares are not compensated.
 
         Windows have the size for the largest share in the plan and its schedule, for the whole run. A warning says if
         they become short for a corpus that gets a much larger share; `window_blocks` of a plan makes them larger.
@@ -265,6 +278,12 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         """
         checked = checked_weights(self.plan.names, weights)
         with self._exclusive():
+            if replaced := [part.start for part in self.cursor.segments if part.start > self.cursor.sample]:
+                warnings.warn(
+                    f"set_weights replaces {counted(len(replaced), 'planned change')} of weights, next at sample "
+                    f"{replaced[0]:,}; to change weights and keep these, load the state into a plan that has both",
+                    stacklevel=2,
+                )
             cursor = self.cursor.weighted(checked)
             self._position.move(cursor.compacted(self.plan.mixture(cursor)))
             self._discard()
@@ -287,21 +306,31 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                 self._position.jump(self.cursor.skipping(num_samples))
                 self._discard()
 
-    def resize(self, dp_rank: int, dp_world_size: int) -> None:
-        """Read as rank `dp_rank` of `dp_world_size` from the next batch on. All ranks call it between two steps.
+    def resize(
+        self,
+        dp_rank: int | None = None,
+        dp_world_size: int | None = None,
+        *,
+        global_batch_size: int | None = None,
+    ) -> None:
+        """Read as rank `dp_rank` of `dp_world_size`, or in batches of another size, from the next batch on.
 
-        No sample is lost or read twice: the samples of a step do not depend on the ranks. Tables and tokens of windows
-        are kept, so batches that were made ahead are quickly made again. A rank that joins first loads the state of
-        another.
+        What is None stays. All ranks call it between two steps. No sample is lost or read twice: a sample depends
+        neither on the ranks nor on the batch. Tables and tokens of windows are kept, so batches that were made ahead
+        are quickly made again. A rank that joins first loads the state of another.
 
         Raises:
-            PlanError: the ranks do not divide the batch, or the rank is not one of them.
+            PlanError: the ranks or the streams do not divide the batch, or the rank is not one of them.
         """
-        ranks = replace(self._ranks, rank=dp_rank, world_size=dp_world_size)
+        given: dict[str, Any] = {"rank": dp_rank, "world_size": dp_world_size, "global_batch_size": global_batch_size}
+        ranks = replace(self._ranks, **{name: value for name, value in given.items() if value is not None})
         ranks.check_size(self.plan.seq_len)
         with self._exclusive():
+            if ranks.global_batch_size != self._ranks.global_batch_size:
+                _warn_of_windows(self.plan, ranks)
             if ranks != self._ranks:
                 self._ranks = ranks
+                self._position.resize(ranks.global_batch_size)
                 self._discard()
 
     def mask(self, corpus: str, file: str | os.PathLike[str]) -> None:
@@ -608,6 +637,12 @@ def _batches(
 ) -> Iterator[tuple[Batch, int, int]]:
     for narrow in steps():
         yield finish(narrow, recycler), narrow.num_masked_tokens, narrow.num_read_tokens
+
+
+def _warn_of_windows(plan: StreamPlan, ranks: RankRows) -> None:
+    """Warn, in the caller of a loader's method or class, of windows that do not fit the batches."""
+    for message in warnings_of_windows(plan, ranks.global_batch_size, ranks.world_size):
+        warnings.warn(message, stacklevel=4)
 
 
 def _reading(plan: StreamPlan) -> str:

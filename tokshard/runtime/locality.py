@@ -71,8 +71,8 @@ def warnings_of_windows(plan: StreamPlan, global_batch_size: int, world_size: in
     if needed > given:
         found.append(
             f"the current windows and the windows fetched ahead need {bytes_text(needed)} of memory, and "
-            f"{bytes_text(given)} are allowed: the same blocks are fetched again and again; give "
-            f"StreamPlan(..., cache=Cache(memory_bytes={-(-needed >> 28) << 28})), or memory_bytes in the mix"
+            f"{bytes_text(given)} are allowed: the same blocks are fetched again and again; give the mix, or "
+            f"Cache(...) of the plan, memory_bytes={-(-needed >> 28) << 28}"
         )
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from tokshard.runtime.bytes.source import KeptDocuments, TokenSource
 
 
 def check_apart(names: Sequence[str], sources: Sequence[TokenSource]) -> None:
-    """Refuse two views of one corpus that share documents, and a view beside its corpus, in any of its generations.
+    """Refuse corpora that share documents: views of one corpus, the corpus beside them, or several generations.
 
     Raises:
         PlanError: names the two.
@@ -25,6 +25,7 @@ def check_apart(names: Sequence[str], sources: Sequence[TokenSource]) -> None:
             wholes.setdefault([*source.earlier_fingerprints, source.fingerprint][0], []).append((name, source))
         else:
             groups.setdefault(source.kept.base, []).append((name, source.kept))
+    _check_generations(wholes.values())
     first = np.zeros(1, np.int64)
     for base, found in groups.items():
         for name, kept in found:
@@ -36,6 +37,14 @@ def check_apart(names: Sequence[str], sources: Sequence[TokenSource]) -> None:
             continue  # cells of one division: the ranges of a thousand of them need not be compared
         if len(found) > 1:
             _check_views(found)
+
+
+def _check_generations(wholes: Iterable[Sequence[tuple[str, TokenSource]]]) -> None:
+    """As `check_apart`, for corpora with the same first generation. The same corpus twice is read in other epochs."""
+    for found in wholes:
+        other = [name for name, source in found if source.fingerprint != found[0][1].fingerprint]
+        if other:
+            raise _shared(found[0][0], other[0], 0)
 
 
 def _check_views(found: Sequence[tuple[str, KeptDocuments]]) -> None:

@@ -30,6 +30,7 @@ from tokshard.runtime.order.windows import BLOCK_SECTIONS
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.masks import load_mask
 from tokshard.runtime.stop import check_pass
+from tokshard.wording import counted
 
 STATE_VERSION = 1
 """Version of the form of states. Bump when an older tokshard would misread it."""
@@ -165,7 +166,7 @@ class OtherWeights(NamedTuple):
 
     Args:
         sample: of the state.
-        before, now: weights in plan order: those in force there, and those of the plan.
+        before, now: weights in plan order: those in force there, 0 for a corpus that the run has not, and the plan's.
     """
 
     sample: int
@@ -174,22 +175,24 @@ class OtherWeights(NamedTuple):
 
 
 def other_weights(plan: StreamPlan, state: Any) -> OtherWeights | None:
-    """The change of weights that a plan makes at a state; None: no change, or it reads other corpora.
+    """The change of weights that a plan makes at a state; None: no change.
 
-    Weights that were set in the run itself are no change: the plan is compared with the plan that saved the state.
+    Weights that were set in the run itself are no change: the plan is compared with the plan that saved the state. With
+    other corpora, or in another order, its weights are compared with those in force.
 
     Raises:
         PlanMismatchError: it is not a state of tokshard, was changed or damaged.
     """
-    saved = _decoded(state)
-    return _other_weights(saved, plan) if saved.identity.corpora == plan.identity.corpora else None
+    return _other_weights(_decoded(state), plan)
 
 
 def _other_weights(saved: _State, plan: StreamPlan) -> OtherWeights | None:
-    if len(plan.names) == 1 or saved.planned == plan.schedule.fingerprint_from(saved.sample):
-        return None
-    before = [weights for start, weights in saved.weights if start <= saved.sample][-1]
-    return OtherWeights(saved.sample, before, plan.schedule.at(saved.sample).weights)
+    of_run, of_plan = saved.identity.corpora, plan.identity.corpora
+    in_force = [weights for start, weights in saved.weights if start <= saved.sample][-1]
+    known = dict(zip(of_run, in_force, strict=True))
+    before, now = tuple(known.get(one, 0.0) for one in of_plan), plan.schedule.at(saved.sample).weights
+    is_same = saved.planned == plan.schedule.fingerprint_from(saved.sample) if of_run == of_plan else before == now
+    return None if len(of_plan) == 1 or is_same else OtherWeights(saved.sample, before, now)
 
 
 def _check_weights(saved: _State, plan: StreamPlan) -> None:
@@ -252,6 +255,7 @@ def load_state(
     cursor = replace(cursor, masks=tuple(masks))
     if saved.identity.corpora != plan.identity.corpora:
         cursor = _adopted(saved, cursor, plan)
+        _warn_of_unmasked(saved, cursor, plan)
     elif weights == "plan":
         cursor = cursor.rescheduled(plan.schedule)
     else:
@@ -445,6 +449,19 @@ def _adopted(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
     )
     changes = (*cursor.changes, *removed, *added)
     return replace(cursor, segments=(), balance=balance, changes=changes, lengths=lengths).rescheduled(plan.schedule)
+
+
+def _warn_of_unmasked(saved: _State, cursor: Cursor, plan: StreamPlan) -> None:
+    """Warn of masks of a corpus that the plan does not read any more: another may have its documents."""
+    gone = {one.fingerprint for one in saved.corpora} - {source.fingerprint for source in plan.sources}
+    for mask in cursor.masks:
+        if mask.fingerprint in gone:
+            warnings.warn(
+                f"the run masks {counted(len(mask.documents), 'document')} of corpus {mask.name!r}, listed in "
+                f"{mask.file}, and the plan has this corpus no more: if other corpora have these documents, as views, "
+                "copies and generations of it may, they are in the loss there until a list for that corpus masks them",
+                stacklevel=4,
+            )
 
 
 def _check_bases(cursor: Cursor, plan: StreamPlan) -> None:

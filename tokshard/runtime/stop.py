@@ -90,7 +90,7 @@ def warn_of_use(found: Sequence[tuple[int, str]], start: int, stop: int, warned:
             warned.add(corpus)
             warnings.warn(
                 f"corpus {corpus!r} is used up at sample {sample}: it was read max_epochs times, and is read again; "
-                "set_weights with 0 leaves it out",
+                "a weight of 0 leaves it out",
                 stacklevel=4,
             )
 
@@ -99,6 +99,6 @@ def warn_of_stop(stop: Stop, sample: int) -> None:
     """Warn that a pass ends because a corpus is used up."""
     warnings.warn(
         f"the pass ends before sample {sample}, which would read corpus {stop.corpus!r} more than max_epochs "
-        "times; set_weights with 0 leaves it out, on_max_epochs='warn' reads on",
+        "times; a weight of 0 leaves it out, on_max_epochs='warn' reads on",
         stacklevel=4,
     )

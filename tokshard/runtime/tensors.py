@@ -255,10 +255,13 @@ class StepSampler(Sampler["Step"]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loop": None}  # a worker has no loop
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], **choices: Any) -> None:
         """Continue from a state of `StreamingLoader` or StatefulDataLoader; call it before ``iter(dataloader)``.
 
         The state of a StatefulDataLoader may come from another number of workers, which its own method refuses.
+
+        Args:
+            choices: weights, corpora and seq_len, as for `StreamingLoader.load_state_dict`.
 
         Raises:
             LoaderError: workers are still making batches of earlier steps, which would come first; or the state was
@@ -272,7 +275,7 @@ class StepSampler(Sampler["Step"]):
             )
         state = _of_sampler(state)
         plan = plan_of_run(self.plan, state)
-        self._position.jump(load_state(plan, state), plan)
+        self._position.jump(load_state(plan, state, **choices), plan)
         self.plan, self._is_under_way, self.is_second = plan, False, False
 
     def _num_ahead(self) -> int:

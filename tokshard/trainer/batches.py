@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -28,7 +29,7 @@ class Batches:
 
     Attributes:
         plan: the plan that the loader reads.
-        loader: at the last step that was yielded. `data.batch_ramp` replaces it.
+        loader: at the last step that was yielded.
         samples: the global samples of that step, half-open.
         wait_seconds: how long this rank waited for its batch.
         failure: the error that ended this rank's loader. Its further batches are padding, so it takes part in steps
@@ -41,7 +42,8 @@ class Batches:
         self.failure: TokshardError | None = None
         self.samples, self.wait_seconds = (0, 0), 0.0
         self._size = settings.data.global_batch_size
-        self.loader = self._loader()
+        data = settings.data
+        self.loader = compact_loader(plan, self._size, mesh, uneven=data.uneven, deal=data.deal)
 
     def after(self, step: int) -> Iterator[Batch | None]:
         """The batch of each step after `step`, to the end of the pass; None for a skipped step.
@@ -62,8 +64,8 @@ class Batches:
         batches, is_first = iter(self.loader), True
         while True:
             step += 1
-            if self._settings.data.batch_size(step) != self._size:
-                batches = self._resize(self._settings.data.batch_size(step))
+            self._size = self._settings.data.batch_size(step)
+            self.loader.resize(global_batch_size=self._size)
             start, batch, began = self.loader.cursor.sample, None, time.perf_counter()
             if any(first <= step < stop for first, stop in self._settings.train.skip):
                 is_over = not self._leave_out()
@@ -71,6 +73,7 @@ class Batches:
                 batch = self._next(batches)
                 is_over = batch is None
             if is_over:
+                say(f"step {step - 1}: the pass is over, before step {self._settings.train.steps}")
                 return
             self.samples, self.wait_seconds = (start, self.loader.cursor.sample), time.perf_counter() - began
             yield batch
@@ -82,13 +85,14 @@ class Batches:
         """Continue from a checkpoint. Where its recipe differs from the current one, the latter holds from here on.
 
         Returns:
-            The changes of weights, batch sizes, corpora and seq_len, one line each.
+            The changes of weights, batch sizes, corpora, seq_len and epochs, one line each.
 
         Raises:
             TokshardError: it is of another plan, or a list of masked documents is gone; the same error on all ranks.
         """
         self._mask()  # lists of the recipe, in case the lists of the state were moved
-        with together():
+        with together(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* were masked before the state was loaded")  # `after` masks them
             weights = other_weights(self.plan, state.loader)
             choices: dict[str, Any] = dict.fromkeys(self._settings.data.on_resume, "plan")
             self.loader.load_state_dict(state.loader, weights="same" if weights is None else "plan", **choices)
@@ -110,13 +114,19 @@ class Batches:
             yield f"global_batch_size and batch_ramp {old} -> {new} from step {state.step + 1:,} on"
         if before["seq_len"] != data.seq_len:
             yield f"seq_len {before['seq_len']:,} -> {data.seq_len:,} {since}"
+        if (epochs := before.get("epochs", 0)) != data.epochs:
+            is_padded = epochs and here.sample >= self.plan.at(here).corpora[0].num_samples(epochs)[0]
+            left_out = ", without the tokens that would fill the padded end of the last row" if is_padded else ""
+            yield f"epochs {epochs} -> {data.epochs} {since}{left_out}"
         yield from (f"corpus {one.name} {one.action} {since}" for one in here.changes if one.sample == here.sample)
 
     @property
-    def is_over(self) -> bool:
-        """Whether a finite pass was read to its end."""
-        num_samples = self.plan.at(self.loader.cursor).num_samples
-        return num_samples is not None and self.loader.cursor.sample >= num_samples
+    def why_over(self) -> str:
+        """Why no step is left; empty: one is."""
+        cursor = self.loader.cursor
+        stop = stop_of(self.plan, cursor)
+        used_up = "" if stop.corpus is None else f": corpus {stop.corpus!r} was read data.max_epochs times"
+        return "" if stop.has_step(cursor.sample) else f"the pass is over{used_up}"
 
     def close(self) -> None:
         """Stop the threads and workers of the loader."""
@@ -143,19 +153,6 @@ class Batches:
         with together():
             for name, file in self._settings.data.masks():
                 self.loader.mask(name, file)
-
-    def _resize(self, size: int) -> Iterator[Batch]:
-        with together():
-            state = self.loader.state_dict()
-            self.loader.close()
-            self._size = size
-            self.loader = self._loader()
-            self.loader.load_state_dict(state)
-        return iter(self.loader)
-
-    def _loader(self) -> StreamingLoader:
-        data = self._settings.data
-        return compact_loader(self.plan, self._size, self._mesh, uneven=data.uneven, deal=data.deal)
 
 
 def compact_loader(plan: StreamPlan, size: int, mesh: DeviceMesh, **options: Any) -> StreamingLoader:

@@ -65,8 +65,8 @@ class Evaluation:
         """Mean loss over the targets of each corpus after a step. Every rank calls this.
 
         Returns:
-            By corpus: ``loss``, in nats, None if it is not finite; the number of ``targets``; and the sum of their
-            ``loss_weights`` if the corpus has loss spans, by which its loss is weighted.
+            By corpus: ``loss``, in nats, None if it is not finite or of no targets; the number of ``targets``; and the
+            sum of their ``loss_weights`` if the corpus has loss spans, by which its loss is weighted.
 
         Raises:
             Interrupted: a rank received a signal; on all ranks.
@@ -82,7 +82,7 @@ class Evaluation:
         try:
             for name, plan in self._plans.items():
                 total, targets, weight = self._sums(model, plan, f"step {step}: evaluating {name}").tolist()
-                loss = total / (weight or 1.0) if math.isfinite(total) else None  # JSON has no NaN
+                loss = total / weight if weight and math.isfinite(total) else None  # JSON has no NaN
                 found[name] = {"loss": loss, "targets": int(targets)}
                 if has_spans(plan):
                     found[name]["loss_weights"] = weight

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, distributed
 
+from tokshard.errors import warnings_to
 from tokshard.run_files.checkpoint_directory import State
 from tokshard.run_files.model_shape import model_shape
-from tokshard.run_files.recipe import Config, check_start, errors_in_keys, saved_form, vocabulary_of
+from tokshard.run_files.recipe import Config, check_start, errors_in_keys, in_keys, saved_form, vocabulary_of
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer import checkpoint
@@ -49,7 +50,12 @@ def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
         TokshardError: the recipe, the corpora or a checkpoint do not fit, or the loss is not finite. An error on one
             rank is raised on all.
     """
-    with errors_in_keys(), process_group(settings.parallel) as device, stop_signals() as received:
+    with (
+        errors_in_keys(),
+        process_group(settings.parallel) as device,
+        warnings_to(lambda text: say(f"warning: {in_keys(text)}")),
+        stop_signals() as received,
+    ):
         with together():
             plan = StreamPlan(**settings.data.arguments())
         check_same(
@@ -92,13 +98,13 @@ class _Run:
     def run(self) -> int:
         step = saved = self._resume()
         last = min(self.settings.train.steps, self.settings.train.stop_after or self.settings.train.steps)
-        is_done = step >= last or self.batches.is_over
+        is_done = step >= last or bool(self.batches.why_over)
         is_evaluated = self.report.open(last_step=step)
         if not is_evaluated and step <= last:  # a signal or a crash may have ended the evaluation after this step
             self._evaluate(step, is_end=is_done)
         if is_done:
-            why = f", train.steps or train.stop_after is {last}" if step > last else ""
-            say(f"step {step}: nothing is left to do{why}")
+            why = f"train.steps or train.stop_after is {last}" * (step > last) or self.batches.why_over * (step < last)
+            say(f"step {step}: nothing is left to do{', ' * bool(why)}{why}")
             return self.report.close(step)
         for batch in self.batches.after(step):
             self.profiler.before(step + 1)

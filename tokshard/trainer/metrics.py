@@ -230,7 +230,8 @@ class Report:
     def write_evaluation(self, step: int, losses: dict[str, dict[str, float | None]]) -> None:
         """Report an evaluation after a step."""
         self._write({"step": step, "evaluation": losses})
-        shown = {name: "not finite" if of["loss"] is None else f"{of['loss']:.3f}" for name, of in losses.items()}
+        missing = {name: "not finite" if of["targets"] else "no targets" for name, of in losses.items()}
+        shown = {name: missing[name] if of["loss"] is None else f"{of['loss']:.3f}" for name, of in losses.items()}
         say(f"step {step}: evaluation  " + ", ".join(f"{name} {loss}" for name, loss in shown.items()))
 
     def _record(self, step: int, seconds: float, sums: dict[str, list[float]]) -> dict[str, Any]:
@@ -249,7 +250,7 @@ class Report:
         digest = (int(part) << shift for part, shift in zip(sums["digest"], DIGEST_SHIFTS, strict=True))
         return {
             **({} if is_finite else {"skipped": f"loss is {loss}, gradient norm {norm}"}),
-            "loss": loss if is_finite else None,
+            "loss": loss if is_finite and weight else None,
             "loss_by_corpus": {name: of / n if n else None for name, of, n in parts} if is_finite else {},
             "grad_norm": norm if is_finite else None,
             "targets": int(sum(sums["targets"])),

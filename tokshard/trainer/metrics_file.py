@@ -130,8 +130,9 @@ def progress_line(record: Mapping[str, Any], num_steps: int) -> str:
     mfu = f"  MFU {record['mfu']:.1%}" if record["mfu"] is not None else ""
     waited = record["loader_wait_seconds"] * record["tokens_per_second"] / max(1, record["tokens"])
     wait = f"  waiting for data {waited:.0%}" if waited >= _LONG_WAIT else ""
+    loss = "no targets" if record["loss"] is None else f"loss {record['loss']:.3f} ({by_corpus})"
     return (
-        f"{step}  loss {record['loss']:.3f} ({by_corpus})"
+        f"{step}  {loss}"
         f"  grad {record['grad_norm']:.2f}  lr {record['lr']:.1e}  {record['tokens_per_second']:,.0f} tokens/s{mfu}"
         f"  memory {record['memory_bytes'] / 1e9:.2f} GB{wait}"
     )

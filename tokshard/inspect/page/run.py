@@ -196,7 +196,8 @@ def _facts(history: _History, directory: str, checkpoints: Mapping[int, str]) ->
         yield "loss", f"{_last(values['loss']):.4f} in the last step, {np.nanmin(values['loss']):.4f} in the lowest"
     for step, losses in list(history.evaluations.items())[-1:]:
         shown = ", ".join(
-            f"{name} {'not finite' if of.loss is None else f'{of.loss:.4f}'}" for name, of in losses.items()
+            f"{name} {('not finite' if of.targets else 'no targets') if of.loss is None else f'{of.loss:.4f}'}"
+            for name, of in losses.items()
         )
         yield "evaluation", f"after step {step:,}: {shown}"
     if np.isfinite(speed).any():

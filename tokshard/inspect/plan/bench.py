@@ -163,7 +163,7 @@ def _reading(mix: Mix, batches: str, *, seconds: float) -> Reading:
     started, size = time.perf_counter(), mix.global_batch_size
     world_size = size if batches == "one row" else 1
     with StreamingLoader(
-        StreamPlan(**mix.arguments()),
+        StreamPlan(**mix.arguments() | {"max_epochs": None}),  # which would end the reading early, and for good
         global_batch_size=size,
         dp_rank=0,
         dp_world_size=world_size,

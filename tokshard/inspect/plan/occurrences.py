@@ -101,7 +101,7 @@ def current_epoch(run: Run, name: str) -> int:
 def _occurrence(run: Run, reading: trace.Occurrence, masked: str | None) -> PlacedOccurrence:
     sample = reading.sample
     place = None if sample is None else run.place_of(sample)
-    when: When = "to come" if place is not None or run.step is None else "never"
+    when: When = "to come" if sample is not None and run.stop.has_step(sample) else "never"
     if sample is None:
         when = "not kept"
     elif run.is_skipped(sample):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.balance import Balance, balance_of
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.inspect.plan.streams import StreamsAdvice, advise
-from tokshard.numbers import ceil_div
 from tokshard.runtime.bytes.corpus import CorpusSource
+from tokshard.runtime.cursor import MAX_SAMPLE
 from tokshard.runtime.locality import MIN_WINDOW_STEPS, enough_window_blocks, steps_per_window
 from tokshard.runtime.order.mixture import Segment
 from tokshard.runtime.order.packing import count_put_off
@@ -59,7 +61,8 @@ class CorpusPlan:
         num_documents: documents in the whole corpus.
         num_blocks, num_windows: per epoch, without the short tail.
         num_parts: streams that own a part of it; 1 if they share the corpus.
-        samples, tokens, epochs: how much is read; tokens and epochs include padding.
+        samples, tokens, epochs: how much is read; tokens and epochs include padding, and epochs what changes of the
+            length of samples left out.
         share: its share of all samples that are read.
         documents: about how many different documents are read, at least in part.
         bytes: size of the token ids that are read.
@@ -157,10 +160,7 @@ def report_plan(
             corpus was read up to there.
     """
     plan = run.plan
-    if num_tokens is None:
-        num_tokens = sum(corpus.padded_tokens for corpus in plan.corpora) * (plan.epochs or 1)
-    wanted, _ = run.step_with(max(0, ceil_div(num_tokens, plan.seq_len) - 1))
-    steps, samples = _end_of(run, wanted)
+    steps, samples, wanted = _end_of(run, num_tokens)
     check_sample(samples)
     mixture = plan.mixture(run.cursor)
     if samples < mixture.segments[0].start:
@@ -179,7 +179,7 @@ def report_plan(
         batch_ramp=run.ramp,
         num_steps=steps,
         num_samples=samples,
-        num_tokens=samples * plan.seq_len,
+        num_tokens=run.cursor.tokens_before(samples, plan.seq_len),
         bytes_per_token=plan.sources[0].dtype.itemsize,
         corpora=corpora,
         changes=[_change(run, segment) for segment in run.cursor.segments[1:]],
@@ -189,13 +189,24 @@ def report_plan(
     )
 
 
-def _end_of(run: Run, num_steps: int) -> tuple[int, int]:
-    """Steps and samples that a run of so many steps reads."""
-    samples, stop = run.samples_in(num_steps), run.stop.sample
+def _end_of(run: Run, num_tokens: int | None) -> tuple[int, int, int]:
+    """The steps and samples of a run that reads so many tokens, and the steps if its pass did not end before."""
+    plan, cursor, stop = run.plan, run.cursor, run.stop.sample
+    num_samples = plan.at(cursor).num_samples
+    if num_tokens is not None or num_samples is None:
+        num_tokens = sum(corpus.padded_tokens for corpus in plan.corpora) if num_tokens is None else num_tokens
+        tokens_before = partial(cursor.tokens_before, seq_len=plan.seq_len)
+        num_samples = max(1, bisect_left(range(MAX_SAMPLE + 2), num_tokens, key=tokens_before))
+    wanted, within = _step_of(run, num_samples - 1)
+    samples = num_samples - 1 - within + run.size_of(wanted)
     if stop is None or samples <= stop:
-        return num_steps, samples
-    step, within = run.step_with(stop)  # which is not read
-    return step - (within == 0), stop
+        return wanted, samples, wanted
+    return _step_of(run, stop - 1)[0], stop, wanted
+
+
+def _step_of(run: Run, sample: int) -> tuple[int, int]:
+    """The step that has a sample and its place there; if it has none that is known, as if no sample was skipped."""
+    return run.step_of(sample) or run.step_with(sample)
 
 
 def _change(run: Run, segment: Segment) -> WeightChange:
@@ -207,10 +218,11 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
     plan, found = run.plan, []
     windows = steps_per_window(plan, run.global_batch_size, run.cursor)
     shares, corpora = run.shares(run.cursor.segments[0]), run.corpora
-    for number, (name, source, shuffled, most, count) in enumerate(
-        zip(plan.names, plan.sources, plan.corpora, plan.max_epochs, counts, strict=True)
+    read, left_out = run.cursor.tokens_of(counts, plan.seq_len), plan.left_out(replace(run.cursor, sample=samples))
+    for number, (name, source, shuffled, most, count, tokens) in enumerate(
+        zip(plan.names, plan.sources, plan.corpora, plan.max_epochs, counts, read, strict=True)
     ):
-        corpus, tokens = corpora[name], count * plan.seq_len
+        corpus = corpora[name]
         part = min(1.0, tokens / shuffled.padded_tokens) * shuffled.num_tokens / source.num_tokens
         found.append(
             CorpusPlan(
@@ -229,7 +241,7 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
                 num_parts=shuffled.num_parts,
                 samples=count,
                 tokens=tokens,
-                epochs=tokens / shuffled.padded_tokens,
+                epochs=(tokens + left_out[number]) / shuffled.padded_tokens,
                 share=count / samples if samples else 0.0,
                 documents=math.ceil(part * corpus.num_documents),
                 bytes=tokens * source.dtype.itemsize,

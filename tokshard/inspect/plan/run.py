@@ -187,25 +187,31 @@ class Run:
                 number += stop - start
         return number
 
+    def step_of(self, sample: int) -> tuple[int, int] | None:
+        """The step that has a sample, from 1, and the place of the sample in it, wherever the pass ends.
+
+        None if it was skipped, or its step is unknown.
+        """
+        if self.step is None or self.is_skipped(sample):
+            return None
+        if sample >= self.cursor.sample:
+            return self.step_with(sample - self.cursor.sample + self.samples_in(self.step))
+        if len(self.record) and sample >= self.record[0, 1]:
+            index = int(np.searchsorted(self.record[:, 1], sample, "right")) - 1
+            return int(self.record[index, 0]), sample - int(self.record[index, 1])
+        skipped = sum(stop - start for start, stop in self.cursor.skipped if start < sample)
+        step, within = self.step_with(sample - skipped - self._surplus)
+        return (step, within) if step >= 1 else None
+
     def place_of(self, sample: int) -> tuple[int, int, int] | None:
         """Where a sample is read: the step, from 1; the data-parallel rank; the row in the batch of that rank.
 
         None if it was skipped, is never read, or its step is unknown.
         """
-        if self.step is None or self.is_skipped(sample):
+        is_read = sample < self.cursor.sample or self.stop.has_step(sample)
+        if not is_read or (found := self.step_of(sample)) is None:
             return None
-        if sample >= self.cursor.sample:
-            step, within = self.step_with(sample - self.cursor.sample + self.samples_in(self.step))
-            if not self.stop.has_step(sample):
-                return None
-        elif len(self.record) and sample >= self.record[0, 1]:
-            index = int(np.searchsorted(self.record[:, 1], sample, "right")) - 1
-            step, within = int(self.record[index, 0]), sample - int(self.record[index, 1])
-        else:
-            skipped = sum(stop - start for start, stop in self.cursor.skipped if start < sample)
-            step, within = self.step_with(sample - skipped - self._surplus)
-            if step < 1:
-                return None
+        step, within = found
         start, size = sample - within, self.size_of(step)
         part, row = divmod(self.ranks(size).row_of(sample, start), ceil_div(size, self.world_size))
         (rotation,) = rotations(np.array([start]), self.world_size, self.plan.num_streams).tolist()
@@ -288,7 +294,8 @@ def open_run(
         state = read_state(checkpoint)
         plan = plan_of_run(plan, {"cursor": state.cursor})
         changes: dict[str, Any] = dict.fromkeys(mix.on_resume if isinstance(mix, TrainerData) else (), "plan")
-        if mix.weights or mix.schedule:  # of a recipe that was edited since; it holds from the checkpoint on
+        if isinstance(mix, TrainerData) or mix.weights or mix.repeats or mix.schedule:
+            # of a recipe that was edited since; it holds from the checkpoint on
             changes["weights"] = "same" if other_weights(plan, {"cursor": state.cursor}) is None else "plan"
         else:
             changes["weights"] = "cursor"
@@ -315,7 +322,7 @@ def open_run(
         other_run=_other_run(location, mix, plan) if checkpoint is None else "",
     )
     step, rest = run.step_with(run.num_received)
-    if done is not None or (rest and cursor.sample != plan.num_samples):
+    if done is not None or (rest and cursor.sample != run.stop.sample):
         return run
     return replace(run, step=step - 1 + bool(rest), is_step_counted=bool(run.num_received))
 

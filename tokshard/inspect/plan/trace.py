@@ -155,7 +155,7 @@ def trace_samples(
     run: Run, samples: range, *, rank: int | None = None, num_characters: int | None = None
 ) -> Iterator[list[TraceRow]]:
     """Every document of some global samples, in parts. Arguments and errors as for `trace_steps`."""
-    reader, num_samples = DocumentReader(run), run.plan.num_samples
+    reader, num_samples = DocumentReader(run), run.stop.sample
     check_sample(samples.stop - 1)
     if not samples or (num_samples is not None and samples.stop > num_samples):
         raise UsageError(

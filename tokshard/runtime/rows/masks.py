@@ -151,7 +151,7 @@ def _mask(content: bytes, path: str, calls: Calls, sha256: str, *, fingerprint: 
     lists = [_listed(content[start:stop], path, is_npy=is_npy) for start, stop in pairwise(bounds)]
     documents, since = _once(np.concatenate(lists), np.repeat([sample for sample, _ in calls], list(map(len, lists))))
     if not len(documents):
-        raise PlanError(f"{path} has no documents", hint=_HINT)
+        raise PlanError(f"{path} has no documents", hint=f"leave it out if there are none to mask, or {_HINT}")
     if documents[0] < 0:
         raise PlanError(
             f"{path} lists document {documents[0]} of corpus {name!r}", hint="documents are numbered from 0"
