@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from tokshard.pipeline.tasks.cells import ALL, Cells
 from tokshard.pipeline.tasks.running import InputReader
 from tokshard.pipeline.workspace.places import WRITE
 from tokshard.pipeline.workspace.receipts import CellCounts, Receipt, read_receipt
-from tokshard.store import Store, is_uri, real_location, side_by_side
+from tokshard.store import Store, is_uri, real_location, side_by_side, temporary_file
 from tokshard.wording import counted
 
 MISSING = "__HIVE_DEFAULT_PARTITION__"
@@ -94,7 +93,7 @@ def write_views(build: Build, receipts: Sequence[Receipt]) -> Manifest:
     cells, left_out = defaultdict[str, CellCounts](CellCounts), defaultdict[int, Counter[str]](Counter)
     places = defaultdict[str, list[tuple[int, int]]](list)
     out = build.outputs[0].store
-    with tempfile.TemporaryFile() as spool, open_corpus(build.corpora[0][0], generation=build.corpora[0][1]) as corpus:
+    with temporary_file() as spool, open_corpus(build.corpora[0][0], generation=build.corpora[0][1]) as corpus:
         for receipt in side_by_side(store, partial(read_receipt, store, WRITE), (one.key for one in receipts)):
             for label, found in receipt.cells.items():
                 cells[label].add(found)

@@ -24,6 +24,7 @@ from tokshard.store.base import (
     written,
 )
 from tokshard.store.posix import PosixStore, obstacle
+from tokshard.store.temporary import named_temporary_file, temporary_file
 
 __all__ = [
     "STORES_BY_SCHEME",
@@ -40,11 +41,13 @@ __all__ = [
     "local_file",
     "locate",
     "look_at",
+    "named_temporary_file",
     "obstacle",
     "open_store",
     "present",
     "real_location",
     "side_by_side",
+    "temporary_file",
     "without_secrets",
     "written",
 ]

@@ -15,13 +15,14 @@ import errno
 import itertools
 import os
 import shutil
-import tempfile
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import IO, Protocol, TypeVar
+
+from tokshard.store.temporary import named_temporary_file
 
 _COPY_BYTES = 1 << 20
 
@@ -252,7 +253,7 @@ def local_file(store: Store, name: str) -> Iterator[str]:
     if path is not None:
         yield path
         return
-    with tempfile.NamedTemporaryFile() as copy:
+    with named_temporary_file() as copy:
         with store.open(name) as file:
             shutil.copyfileobj(file, copy, _COPY_BYTES)
         copy.flush()
