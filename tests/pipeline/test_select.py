@@ -209,7 +209,8 @@ def test_columns_are_joined_by_id_or_by_number_and_documents_without_a_row_have_
     join = [tmp_path / "scores.parquet", tmp_path / "langs.parquet"]
     select_corpus(with_ids, out=tmp_path / "view", join=join, where=["score>=0.5", "lang=fr", "size<3"])
     assert ids(tmp_path / "view") == [number for number in range(25, 50) if number % 2 and number % 5 < 3]
-    select_corpus(with_ids, out=tmp_path / "missing", join=join[:1], where="score!=0.5")
+    done = select_corpus(with_ids, out=tmp_path / "missing", join=join[:1], where="score!=0.5")
+    assert done.notes == (f"{join[0]} has no row for 10 documents: values are missing there",)
     assert ids(tmp_path / "missing") == [number for number in range(60) if number != 25]
     select_corpus(with_ids, out=tmp_path / "february", join=join[:1], where="day>=1970-02-01")
     assert ids(tmp_path / "february") == [*range(31, 50)]

@@ -127,9 +127,12 @@ def _request(
 
 def _sha256(file: str) -> str:
     try:
-        return file_sha256(*locate(file))
+        store, name = locate(file)
+        store.stat(name)  # refuses a pipe, which can be read once only
+        return file_sha256(store, name)
     except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror or error}", hint="check the path") from error
+        hint = "check the path; a pipe has to become a file first"
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}", hint=hint) from error
 
 
 def _common(values: Sequence[T]) -> T | None:
