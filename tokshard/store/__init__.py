@@ -11,6 +11,7 @@ from urllib.parse import quote
 from tokshard.errors import UsageError
 from tokshard.store.addresses import SERVERS, canonical_uri, without_secrets
 from tokshard.store.base import (
+    NO_ROOM,
     Attempt,
     Entry,
     NotRegularFileError,
@@ -27,6 +28,7 @@ from tokshard.store.posix import PosixStore, obstacle
 from tokshard.store.temporary import named_temporary_file, temporary_file
 
 __all__ = [
+    "NO_ROOM",
     "STORES_BY_SCHEME",
     "Attempt",
     "Entry",

@@ -26,6 +26,9 @@ from tokshard.store.temporary import named_temporary_file
 
 _COPY_BYTES = 1 << 20
 
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of the system for a disk that is full."""
+
 
 class NotRegularFileError(OSError):
     """The name belongs to a pipe, a socket or a device."""
