@@ -19,7 +19,7 @@ from tests.pipeline.encode.chat.chats import said
 from tests.pipeline.encode.chat.templates import CHATML
 from tests.pipeline.inputs import jsonl, zstd
 from tokshard import build_corpus, copy_corpus, open_corpus
-from tokshard.errors import BuildError, UsageError
+from tokshard.errors import BadRecordError, BuildError, UsageError
 from tokshard.format import names
 from tokshard.runtime import NumpyLoader, StreamPlan
 from tokshard.store import files_below, open_store
@@ -104,6 +104,13 @@ def test_fields_that_are_not_read_are_named_with_the_number_of_records(kind, tmp
     result = build(source, tokenizer, tmp_path / "out", keep_field="name")
     (note,) = [note for note in result.notes if "not read" in note]
     assert "not read, with the number of their records: lang (3), meta (3), messages[].loss (1)" in note
+
+
+@pytest.mark.parametrize("content", [object(), {"a set"}, [{("a tuple",): "as key"}]], ids=str)
+def test_an_object_in_a_conversation_is_no_text(content, tmp_path, tokenizer):
+    source = iter([{"messages": [{"role": "user", "content": content}]}])
+    with pytest.raises(BadRecordError, match=r"record 1: malformed: the conversation cannot be JSON: "):
+        build(source, tokenizer, tmp_path / "out")
 
 
 def test_messages_of_a_type_that_is_not_read_are_refused_without_an_option_of_kept_fields(tmp_path, tokenizer):
