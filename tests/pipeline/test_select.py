@@ -43,7 +43,6 @@ from tokshard.pipeline.progress import StageStarted
 from tokshard.pipeline.workspace.receipts import Receipt
 from tokshard.runtime import CorpusSource, StreamPlan
 from tokshard.store import open_store
-from tokshard.store.posix import PosixStore
 from tokshard.testing import assert_token_source
 
 
@@ -243,8 +242,9 @@ def test_cells_that_share_a_folder_on_a_file_system_that_ignores_case_are_refuse
     source = Source(documents=documents_of([3] * 3), path="a.jsonl", metadata={"topic": ["Web", "web", "code"]})
     write_corpus(tmp_path / "corpus", sources=[source], columns={"topic": "string"}, tokenizer=TINY_TOKENIZER)
     select_corpus(tmp_path / "corpus", out=tmp_path / "cells", by="topic")
-    where = PosixStore.where
-    monkeypatch.setattr(PosixStore, "where", lambda store, name: where(store, name.casefold()))
+    store = type(open_store(tmp_path))
+    where = store.where
+    monkeypatch.setattr(store, "where", lambda store, name: where(store, name.casefold()))
     with pytest.raises(BuildError, match=r"the cells topic=Web and topic=web would share a folder in .*ignores case"):
         select_corpus(tmp_path / "corpus", out=tmp_path / "others", by="topic")
 
