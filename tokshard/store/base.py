@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import IO, Protocol, TypeVar
 
+from tokshard.errors import StoreError
 from tokshard.store.temporary import named_temporary_file
 
 _COPY_BYTES = 1 << 20
@@ -82,7 +83,7 @@ class Spool:
 
     def discard(self) -> None:
         """Remove the file unless it was put. Never fails."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StoreError):
             self.file.close()
         with contextlib.suppress(OSError):
             os.unlink(self.path)

@@ -19,7 +19,7 @@ def temporary_file() -> IO[bytes]:
         StoreError: it cannot be made; also from its writes.
     """
     with _own_errors(), tempfile.TemporaryFile(buffering=0) as file:
-        return io.BufferedRandom(_TemporaryFile(os.dup(file.fileno()), "r+b"))
+        return io.BufferedRandom(TemporaryFile(os.dup(file.fileno()), "r+b"))
 
 
 @contextlib.contextmanager
@@ -32,11 +32,13 @@ def named_temporary_file() -> Iterator[IO[bytes]]:
     with contextlib.ExitStack() as stack:
         with _own_errors():
             name = stack.enter_context(tempfile.NamedTemporaryFile()).name
-            file = stack.enter_context(io.BufferedRandom(_TemporaryFile(name, "r+b")))
+            file = stack.enter_context(io.BufferedRandom(TemporaryFile(name, "r+b")))
         yield file
 
 
-class _TemporaryFile(io.FileIO):
+class TemporaryFile(io.FileIO):
+    """An open file of the temporary directory, whose errors of writing say so."""
+
     def write(self, data: Any) -> int:
         with _own_errors():
             return super().write(data)
