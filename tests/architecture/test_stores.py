@@ -14,19 +14,15 @@ THROUGH_THE_STORE = ["format", "interop/tokens", "pipeline", "runtime"]
 
 LOCAL = {
     "format/arrow_file.py": "maps memory that belongs to no file",
-    "format/decode.py": "gives the library a tokenizer as a temporary file",
-    "format/view.py": "keeps the columns of a table in temporary files until it is written",
     "format/whole_corpus.py": "maps a shard that lies on this machine, to give back the pages that it has read",
     "pipeline/append.py": "asks whether a source on this machine is a link",
     "pipeline/encode/chat/sandbox.py": "asks the system how much memory this process has",
-    "pipeline/encode/encoder.py": "gives the library a tokenizer as a temporary file",
     "pipeline/estimate.py": "tells what is free on a disk of this machine",
     "pipeline/executors/ray_cluster.py": "starts Ray in an empty directory, because workers may import from there",
     "pipeline/executors/worker.py": "names the directory of temporary files in an error",
     "pipeline/executors/ray.py": "changes to the current directory of the driver, where relative paths start",
     "pipeline/sources/opening.py": "asks whether a mapped file was cut",
     "pipeline/spool.py": "reads standard input",
-    "pipeline/views.py": "keeps what receipts say in a temporary file",
 }
 """Modules of these rooms that open what no store has, and why."""
 

@@ -6,9 +6,11 @@ import json
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import termios
 from collections.abc import Callable
 from pathlib import Path
@@ -337,6 +339,20 @@ def test_a_result_that_cannot_be_written_is_an_error_after_the_work_is_done(tmp_
         ],
     )
     assert run(["verify", str(tmp_path / "out")]) == 0
+
+
+def test_a_full_temporary_directory_is_named_and_not_what_needed_it(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        assert run(["inspect", str(corpus), "--grep", "x"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"error: the temporary directory {tmp_path} cannot be written: File too large\nhint: make room"
+    )
 
 
 @pytest.mark.slow

@@ -52,6 +52,15 @@ def test_a_build_may_end_while_its_status_is_asked_for(table: Table, call: int) 
     assert corpora(table.out)
 
 
+def test_a_build_that_was_stopped_after_its_manifest_is_complete(table: Table) -> None:
+    table.clear()
+    words = [*table.command("build", "plain").words, "--workers", "1"]
+    assert table.run(words, Fault(on=r"replace .*/manifest\.json", is_after=True)).exit_code == -9
+    found = status(table.out)
+    assert found is not None
+    assert (found["state"], found["command"]) == ("complete", [])
+
+
 def test_the_status_of_an_array_counts_what_its_jobs_have_done_and_names_those_that_run(
     table: Table, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ from tests.store.memory import MemoryStore
 from tokshard.errors import DamagedCorpusError, TokenizerError, TokshardError, UnsupportedFormatError
 from tokshard.format import arrow_file, names, tables
 from tokshard.format.corpus import Corpus
+from tokshard.format.files import readable
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
 from tokshard.format.opening import open_corpus, read_generations
 
@@ -340,6 +341,12 @@ def test_a_changed_table_whose_hash_is_true_is_read_or_refused_and_never_ends_th
         for corpus in (lambda: open_corpus(path.parent), lambda: Corpus(store, read_generations(store))):
             with contextlib.suppress(TokshardError):
                 read_all_of(corpus())
+
+
+def test_a_file_without_permission_need_not_be_restored():
+    with pytest.raises(DamagedCorpusError, match="cannot be read: Permission denied") as caught, readable("a.arrow"):
+        raise PermissionError(13, "Permission denied")
+    assert caught.value.hint == "check its permissions"
 
 
 def test_offsets_that_change_while_a_shard_is_mapped_are_refused(tmp_path):

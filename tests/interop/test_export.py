@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,24 @@ def test_a_file_that_appears_meanwhile_is_kept(corpus, tmp_path):
         export_corpus(corpus, format="mds", out=tmp_path / "out", on_progress=write)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
     assert not list(tmp_path.glob(".*"))
+
+
+def test_an_empty_directory_that_an_export_replaces_keeps_its_mode(corpus, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out").chmod(0o2751)
+    export_corpus(corpus, format="hf", out=tmp_path / "out")
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o2751
+
+
+def test_a_directory_that_an_export_cannot_replace_is_refused_before_it_reads(corpus, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UsageError, match="is the current directory, which an export cannot replace"):
+        export_corpus(corpus, format="hf", out=".")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.path.ismount", lambda path: path == str(tmp_path / "here"))
+    with pytest.raises(UsageError, match="is a mount point"):
+        export_corpus(corpus, format="hf", out="here")
 
 
 # buckets

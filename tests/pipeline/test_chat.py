@@ -19,7 +19,7 @@ from tests.pipeline.encode.chat.chats import said
 from tests.pipeline.encode.chat.templates import CHATML
 from tests.pipeline.inputs import jsonl, zstd
 from tokshard import build_corpus, copy_corpus, open_corpus
-from tokshard.errors import BuildError
+from tokshard.errors import BadRecordError, BuildError, UsageError
 from tokshard.format import names
 from tokshard.runtime import NumpyLoader, StreamPlan
 from tokshard.store import files_below, open_store
@@ -96,12 +96,31 @@ def test_the_first_record_of_which_a_template_leaves_something_out_is_counted_in
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "records"])
 def test_fields_that_are_not_read_are_named_with_the_number_of_records(kind, tmp_path, tokenizer):
-    records = [{**record, "lang": "en", "meta": {"id": n}, "name": str(n)} for n, record in enumerate(RECORDS)]
+    records = [
+        {**record, "lang": "en", "meta": {"id": n}, "name": str(n), "none": None} for n, record in enumerate(RECORDS)
+    ]
     records[0]["messages"] = [{**one, "loss": 0} for one in records[0]["messages"]]
     source = iter(records) if kind == "records" else write(tmp_path / f"a.{kind}", records)
     result = build(source, tokenizer, tmp_path / "out", keep_field="name")
     (note,) = [note for note in result.notes if "not read" in note]
     assert "not read, with the number of their records: lang (3), meta (3), messages[].loss (1)" in note
+
+
+@pytest.mark.parametrize("content", [object(), {"a set"}, [{("a tuple",): "as key"}]])
+def test_an_object_in_a_conversation_is_no_text(content, tmp_path, tokenizer):
+    source = iter([{"messages": [{"role": "user", "content": content}]}])
+    with pytest.raises(BadRecordError, match=r"record 1: malformed: the conversation cannot be JSON: "):
+        build(source, tokenizer, tmp_path / "out")
+
+
+def test_messages_of_a_type_that_is_not_read_are_refused_without_an_option_of_kept_fields(tmp_path, tokenizer):
+    messages = pa.StructArray.from_arrays(
+        [pa.array(["user"]).dictionary_encode(), pa.array(["q"])], ["role", "content"]
+    )
+    pq.write_table(pa.table({"messages": pa.ListArray.from_arrays([0, 1], messages)}), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match=r"field 'messages' has type .*, which a build cannot read") as caught:
+        build(tmp_path / "a.parquet", tokenizer, tmp_path / "out")
+    assert caught.value.hint.endswith("in the source")
 
 
 def test_a_record_gives_the_same_document_from_json_lines_tables_and_python_objects(tmp_path, tokenizer):

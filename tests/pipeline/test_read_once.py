@@ -355,6 +355,26 @@ def test_numbers_of_numpy_are_numbers():
         assert (corpus.manifest.build.shard_tokens, corpus.manifest.build.max_documents) == (50, 5)
 
 
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+DEEP: Any = 0
+for _ in range(9_000):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("float64", 10**400),
+        *(("string", value) for value in (object(), {"a": {"a set"}}, {(1, 2): "a tuple as key"}, CIRCLE, DEEP)),
+    ],
+)
+def test_a_value_of_python_that_no_build_could_repeat_is_a_bad_record(kind, value):
+    """The text of an object may hold its address, and a set has no order."""
+    with pytest.raises(BadRecordError, match=r"record 1: kept field of another type: field 'v' is"):
+        build(iter([{"text": "a", "v": value}]), keep_field=[f"v:{kind}"])
+
+
 def test_a_printed_result_is_a_line_for_each_corpus():
     assert repr(build(iter(["a", "bb", "ccc"]))) == "<BuildResult out: 3 documents, 9 tokens in 1 shard>"
     result = repr(build(RECORDS, out="split", validation_fraction=0.5))

@@ -20,6 +20,7 @@ from pyarrow import parquet
 
 from tests.cli.transcripts import commands, is_as_expected, refusals, renewed, workplace
 from tests.contract import small
+from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tests.pipeline.encode.chat import chats
 from tests.pipeline.encode.chat.templates import BARE, CHATML
 from tests.pipeline.inputs import write_byte_tokenizer
@@ -112,6 +113,18 @@ def joining(columns: dict[str, Any], *, rows: int = 100, **options: Any) -> Call
     return call
 
 
+def repeated(_: Path) -> None:
+    parquet.write_table(pa.table([["a"], ["b"]], ["id", "id"]), "ids.parquet")
+    write_corpus(Path("corpus"), documents_of([3]), tokenizer=TINY_TOKENIZER)
+    select_corpus("corpus", out="view", join="ids.parquet", where="score>1")
+
+
+def piped(_: Path) -> None:
+    os.mkfifo("ids.txt")
+    write_corpus(Path("corpus"), documents_of([3]), tokenizer=TINY_TOKENIZER)
+    select_corpus("corpus", out="view", drop_ids="ids.txt")
+
+
 NUMBERED = {"document": [0, 1, 2]}
 LARGE = np.full(3, 1 << 63, np.uint64)
 
@@ -127,6 +140,8 @@ CALLS: dict[str, Call] = {
     "a joined column that cannot be compared": joining(NUMBERED | {"vector": [[0.5]] * 3}, where="vector=1"),
     "a joined column of numbers beyond int64": joining(NUMBERED | {"large": LARGE}, where="large>1"),
     "a joined file whose columns no condition names": joining(NUMBERED, min_tokens=2),
+    "a joined file with two columns of one name": repeated,
+    "a list of documents in a pipe": piped,
     "two joined columns of one name": joining(NUMBERED, join=["scores.parquet"] * 2, where="score>=0.5"),
     "cells of a column that is missing": joining(NUMBERED, join=(), by="topic"),
     "cells of a column of lists": joining(NUMBERED | {"vector": [[0.5]] * 3}, by="vector"),

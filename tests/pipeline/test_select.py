@@ -209,7 +209,8 @@ def test_columns_are_joined_by_id_or_by_number_and_documents_without_a_row_have_
     join = [tmp_path / "scores.parquet", tmp_path / "langs.parquet"]
     select_corpus(with_ids, out=tmp_path / "view", join=join, where=["score>=0.5", "lang=fr", "size<3"])
     assert ids(tmp_path / "view") == [number for number in range(25, 50) if number % 2 and number % 5 < 3]
-    select_corpus(with_ids, out=tmp_path / "missing", join=join[:1], where="score!=0.5")
+    done = select_corpus(with_ids, out=tmp_path / "missing", join=join[:1], where="score!=0.5")
+    assert done.notes == (f"{join[0]} has no row for 10 documents: values are missing there",)
     assert ids(tmp_path / "missing") == [number for number in range(60) if number != 25]
     select_corpus(with_ids, out=tmp_path / "february", join=join[:1], where="day>=1970-02-01")
     assert ids(tmp_path / "february") == [*range(31, 50)]
@@ -235,6 +236,17 @@ def test_each_value_has_a_cell_of_its_own(tmp_path_factory, values):
         with open_corpus(folder / "cells" / place) as cell:
             (value,) = {cell.metadata(number)["topic"] for number in range(cell.num_documents)}
             assert cell.num_documents == values.count(value)
+
+
+def test_cells_that_share_a_folder_on_a_file_system_that_ignores_case_are_refused(tmp_path, monkeypatch):
+    source = Source(documents=documents_of([3] * 3), path="a.jsonl", metadata={"topic": ["Web", "web", "code"]})
+    write_corpus(tmp_path / "corpus", sources=[source], columns={"topic": "string"}, tokenizer=TINY_TOKENIZER)
+    select_corpus(tmp_path / "corpus", out=tmp_path / "cells", by="topic")
+    store = type(open_store(tmp_path))
+    where = store.where
+    monkeypatch.setattr(store, "where", lambda store, name: where(store, name.casefold()))
+    with pytest.raises(BuildError, match=r"the cells topic=Web and topic=web would share a folder in .*ignores case"):
+        select_corpus(tmp_path / "corpus", out=tmp_path / "others", by="topic")
 
 
 @pytest.mark.parametrize("order", ["sorted", "in a random order", "without statistics"])

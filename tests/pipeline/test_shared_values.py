@@ -147,7 +147,7 @@ UNCOUNTABLE: dict[str, Callable[[], pa.Array]] = {
 @pytest.mark.parametrize("what", [pytest.param(w, marks=needs_views if "view" in w else []) for w in UNCOUNTABLE])
 def test_a_kept_column_in_which_values_can_be_shared_without_bound_is_refused(what, tmp_path):
     path = written({"text": pa.array(["a", "b", "c"]), "k": UNCOUNTABLE[what]()}, tmp_path)
-    with pytest.raises(UsageError, match=r"field 'k' has type .*, which a build cannot keep") as caught:
+    with pytest.raises(UsageError, match=r"field 'k' has type .*, which a build cannot read") as caught:
         build(path, tmp_path / "out", keep_field=["k"])
     assert "cast it to strings, numbers, or lists or structs of those" in caught.value.hint
     assert build_corpus(path, out=tmp_path / "out", tokenizer=str(tmp_path / ".tokenizer"), workers=1)

@@ -18,7 +18,7 @@ from tokshard.errors import BuildError, SourceError
 from tokshard.format import names
 from tokshard.pipeline.sources.discover import discover
 from tokshard.pipeline.sources.inputs import display_path
-from tokshard.pipeline.sources.opening import check_unchanged
+from tokshard.pipeline.sources.opening import check_unchanged, vanished
 from tokshard.store import open_store
 
 LINE = jsonl([{"text": "a"}])
@@ -105,6 +105,12 @@ def test_a_directory_that_cannot_be_listed_is_named(monkeypatch):
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(SourceError, match=r"(?m)^d/locked cannot be listed: Permission denied$"):
         discover(["d"], input_format=None)
+
+
+def test_a_file_without_permission_is_not_said_to_be_gone():
+    write("a.jsonl")
+    (input_,) = discover(["a.jsonl"], input_format=None).inputs
+    assert vanished(input_, PermissionError(13, "Permission denied")).hint.startswith("check its permissions and run")
 
 
 def test_a_table_of_inputs_that_is_saved_goes_to_other_processes_as_a_reference(tmp_path):

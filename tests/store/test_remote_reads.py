@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import resource
 import socket
 import subprocess
 import sys
@@ -42,6 +43,21 @@ def store(http_proxy: FaultyProxy, files: Path) -> RemoteStore:
     """A web server with one file, behind a proxy."""
     (files / "a.bin").write_bytes(CONTENT)
     return remote_store(f"http://127.0.0.1:{http_proxy.port}", OPTIONS)
+
+
+def test_a_full_temporary_directory_is_named_and_not_the_store(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "small"))
+    (tmp_path / "small").mkdir()
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        spool = store.spool("b.bin")
+        with pytest.raises(StoreError, match=r"the temporary directory .*small cannot be written"):
+            spool.file.write(b"x" * 100_000)
+        spool.discard()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not os.listdir(tmp_path / "small")
 
 
 # what a web server has

@@ -30,6 +30,7 @@ from tokshard.pipeline.progress import BuildResult
 from tokshard.pipeline.resolve import resolve
 from tokshard.pipeline.views import CellSize, preview_cells
 from tokshard.pipeline.workspace.receipts import progress_of
+from tokshard.run_files.strict_toml import read_toml
 from tokshard.store import open_store
 from tokshard.wording import aligned, one_line
 
@@ -101,10 +102,15 @@ def copy_cells(context: click.Context, folders: Sequence[str], options: Mapping[
     """Copy each cell of a folder of cells, and then their mix, whose paths hold in the copy, too.
 
     Raises:
-        UsageError: there is not one folder, or it has no cells.
+        UsageError: there is not one folder, it lacks cells, or an option cannot be for cells.
     """
     if len(folders) != 1:
         raise UsageError(f"--cells copies one folder of cells, and {len(folders)} are given", hint="copy each alone")
+    if options["validation_fraction"] is not None:
+        raise UsageError(
+            "--validation-fraction would divide each cell, and a mix of cells names whole ones",
+            hint="copy the corpus with --validation-fraction, and divide its parts with 'tokshard select --by'",
+        )
     source, out = open_store(folders[0]), open_store(options["out"])
     try:
         mix, cells = source.get(names.MIX), list(cells_in(source))
@@ -113,6 +119,13 @@ def copy_cells(context: click.Context, folders: Sequence[str], options: Mapping[
             f"{folders[0]} is not a folder of cells: {names.MIX} cannot be read: {error.strerror or error}",
             hint="leave out --cells, or divide a corpus with 'tokshard select CORPUS --by COLUMN'",
         ) from error
+    corpora = read_toml(source.where(names.MIX), hint="check the path").get("corpora")
+    for cell in corpora.values() if isinstance(corpora, dict) else ():
+        if isinstance(cell, str) and "=" in cell.partition("/")[0] and cell not in cells:
+            raise UsageError(
+                f"{source.where(names.MIX)} names the cell {cell}, which is not there",
+                hint="make the view again, or take it out of the mix",
+            )
     requests = [one_corpus([source.where(cell)], {**options, "out": out.where(cell)}, name=cell) for cell in cells]
     run_all(context, requests, reads=DOCUMENTS, are_cells=True)
     if not options["dry_run"]:

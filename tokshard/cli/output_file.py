@@ -6,14 +6,13 @@ import contextlib
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
 from tokshard.errors import UsageError
-from tokshard.store import open_store, written
+from tokshard.store import open_store, temporary_file, written
 
 _STDOUT = 1
 
@@ -70,7 +69,7 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
                 os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode))
             yield file
         return
-    with tempfile.TemporaryFile() as whole:  # the reader gets all of it or nothing
+    with temporary_file() as whole:  # the reader gets all of it or nothing
         yield whole
         whole.seek(0)
         # stdout by its descriptor: it may be a socket, which has no path, or a file that others append to

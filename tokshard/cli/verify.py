@@ -11,8 +11,8 @@ from tokshard.cli.failures import Failure, describe, show
 from tokshard.cli.options import debug_option, json_option, print_json
 from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import POSITIVE_COUNT
-from tokshard.errors import RESTORE, CorpusError
-from tokshard.inspect.corpus.places import corpora_at
+from tokshard.errors import CorpusError
+from tokshard.inspect.corpus.places import corpora_at, with_cells
 from tokshard.inspect.verify.verification import VerifyReport, base_of, verify_corpus
 from tokshard.wording import bytes_text, counted, one_line
 
@@ -34,13 +34,14 @@ def verify(
 ) -> None:
     """Check every byte of each CORPUS: hashes, structure, and the rules of the format.
 
-    CORPUS may also be the folder of a corpus with a validation split, or a folder of corpora. Exits with 1 if a corpus
-    is damaged or not finished, with 2 if there is none. --json prints one line per corpus.
+    CORPUS may also be the folder of a corpus with a validation split, or a folder of corpora; the cells of a view are
+    checked, too. Exits with 1 if a corpus is damaged or not finished, with 2 if there is none. --json prints one line
+    per corpus.
     """
-    corpora = tuple(corpora_at(corpora))
+    corpora = tuple(dict.fromkeys(with_cells(corpora_at(corpora))))
     if base:
         corpora = tuple(dict.fromkeys((*corpora, *filter(None, map(base_of, corpora)))))
-    damaged, exit_code = 0, 0
+    damaged, exit_code, hints = 0, 0, dict[str, None]()
     for location in corpora:
         started = time.monotonic()
         try:
@@ -57,10 +58,11 @@ def verify(
         else:
             click.echo(_text(report, seconds, is_quick=quick))
         damaged += not report.is_ok
+        hints.update((problem.hint, None) for problem in report.problems)
     if damaged:
         failure = Failure(
             f"{damaged} of {counted(len(corpora), 'corpus', 'corpora')} {'is' if damaged == 1 else 'are'} damaged",
-            RESTORE,
+            "; ".join(hints),
             1,
         )
         show(failure, as_json=False)  # the reports have said so

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
-from tokshard.format.arrays import value_array
+from tokshard.format.arrays import number_array, value_array
 from tokshard.format.schema import SUPPORTED_COLUMN_TYPES
 
 Condition = tuple[str, str, pa.Array]
@@ -53,9 +53,15 @@ def check_type(name: str, kind: str) -> None:
 
 
 def are_met(conditions: Sequence[Condition], columns: Mapping[str, pa.Array], num_documents: int) -> NDArray[np.bool_]:
-    """Whether each document meets conditions: bool [documents]. An absent column has no values."""
+    """Whether each document meets conditions: bool [documents]. An absent column has no values.
+
+    Raises:
+        UsageError: numbers or dates that are texts would be compared in another order than theirs.
+    """
     met = np.ones(num_documents, np.bool_)
     for name, sign, value in conditions:
+        if name in columns and sign[0] in "<>" and value.type == pa.string():
+            _check_order(name, columns[name], sign, value)
         met &= _is_met(columns[name], sign, value) if name in columns else sign == "!="
     return met
 
@@ -69,6 +75,49 @@ def _is_met(column: pa.Array, sign: str, value: pa.Array) -> NDArray[np.bool_]:
     return np.unpackbits(np.frombuffer(bits.buffers()[1], np.uint8), bitorder="little")[
         bits.offset : bits.offset + len(bits)
     ].astype(np.bool_)
+
+
+_IN_TEXTS: Mapping[str, tuple[str, str]] = {
+    "numbers": (
+        r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$",
+        "keep the column as numbers, with --keep-field {}:float64, or join a column of numbers",
+    ),
+    "dates": (
+        r"^(\d{4}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}|(19|20)\d{6}(\D|$))",
+        "write all as 2024-01-31, in the column {} and in the condition",
+    ),
+}
+"""What texts may stand for: their form, and what to do where their order is another one."""
+
+
+def _check_order(name: str, column: pa.Array, sign: str, value: pa.Array) -> None:
+    """Refuse a comparison of texts that stand for numbers or dates in another order than theirs: 10 is before 9."""
+    import pyarrow.compute as pc
+
+    given = value[0].as_py()
+    for what, (form, hint) in _IN_TEXTS.items():
+        if not re.match(form, given):
+            continue
+        found = column.filter(pc.match_substring_regex(column, form))
+        if what == "numbers":
+            numbers = number_array(np.array(found.to_pylist(), "f8"))
+            differs = _is_met(numbers, sign, pa.array([float(given)])) != _is_met(found, sign, value)
+        else:
+            differs = ~np.array(pc.match_substring_regex(found, _written_alike(given)), np.bool_)
+        if differs.any():
+            other = found[int(np.flatnonzero(differs)[0])].as_py()
+            raise UsageError(
+                f"the column {name!r} holds texts: {other!r} and {given!r} would not be compared as {what}",
+                hint=hint.format(name),
+            )
+
+
+def _written_alike(date: str) -> str:
+    """The form of dates that have the order of texts beside `date`: year first, with its separators and zeros."""
+    if not (parts := re.fullmatch(r"\d{4}(?:([-/.])\d\d(?:\1\d\d(?:(\D).*)?)?|\d{4}(?:(\D).*)?)", date)):
+        return "$^"
+    mark, day = re.escape(parts[1] or ""), re.escape(parts[2] or parts[3] or "") or r"\D"
+    return rf"^\d{{4}}({mark}\d\d({mark}\d\d({day}.*)?)?)?$"
 
 
 _OPERATOR = re.compile(r"\s*(?P<sign>[=!<>~≠≤≥]+|\s+in\s)\s*(?P<value>.*)", re.DOTALL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from tokshard.extras import version_of
 from tokshard.format import names
 from tokshard.format.files import readable
 from tokshard.format.manifest import Manifest
-from tokshard.store import Store
+from tokshard.store import Store, named_temporary_file
 
 Decode = Callable[[NDArray[Any]], str]
 """Turns token ids [tokens] into text, in which special tokens appear by their spelling."""
@@ -51,10 +50,11 @@ def load_decoder(store: Store, manifest: Manifest) -> Decode:
         raise DamagedCorpusError(
             f"{path} has a token with id {greatest:,}, expected ids below {manifest.tokenizer.vocab_size:,}"
         )
-    with _refusing(f"cannot load {path}", built), tempfile.NamedTemporaryFile(suffix=".json") as file:
+    with named_temporary_file() as file:
         file.write(msgspec.json.encode(parsed))  # without merges it is loaded in half the time and memory
         file.flush()
-        decode: Any = Tokenizer.from_file(file.name).decode
+        with _refusing(f"cannot load {path}", built):
+            decode: Any = Tokenizer.from_file(file.name).decode
 
     def text_of(tokens: NDArray[Any]) -> str:
         with _refusing(f"cannot decode the tokens of a document with {path}", built):

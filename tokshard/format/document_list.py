@@ -133,7 +133,7 @@ def read_document_list(location: str, corpus: Corpus) -> DocumentList:
         else:
             foreign.append(row)
     if row < 0:
-        raise UsageError(f"{location} lists no document", hint=_HINT)
+        raise UsageError(f"{location} lists no document", hint=f"leave it out if that is right, or {_HINT}")
     kind = f"S{_HASH_BYTES}"
     ids, first_ids = np.unique(np.frombuffer(hashes, kind) if hashes else np.empty(0, kind), return_index=True)
     distinct, first_numbers = np.unique(np.array(numbers), return_index=True)

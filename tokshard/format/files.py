@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from tokshard.errors import DamagedCorpusError
+from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.manifest import FileFacts
 from tokshard.format.schema import ARROW_ERRORS
 from tokshard.store import Store
@@ -40,7 +40,8 @@ def readable(path: str, problem: str = " cannot be read") -> Iterator[None]:
         raise DamagedCorpusError(f"{path} is missing") from None
     except ARROW_ERRORS as error:
         reason = getattr(error, "strerror", None) or error
-        raise DamagedCorpusError(f"{path}{problem}: {reason}") from error
+        hint = "check its permissions" if isinstance(error, PermissionError) else RESTORE
+        raise DamagedCorpusError(f"{path}{problem}: {reason}", hint=hint) from error
 
 
 def map_file(store: Store, name: str) -> pa.Buffer:

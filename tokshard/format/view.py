@@ -7,7 +7,6 @@ and searched by bisection, so a view of any size opens at once.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import IO, Any
@@ -29,7 +28,7 @@ from tokshard.format.schema import FORMAT_VERSION
 from tokshard.format.shard import Shard
 from tokshard.format.shard_table import Runs, ShardTable
 from tokshard.format.tables import BatchPlace, ShardInfo, open_table, write_table
-from tokshard.store import Store
+from tokshard.store import Store, temporary_file
 
 COLUMNS = ("document", "position", "number", "token")
 KEPT_SCHEMA = pa.schema(
@@ -312,7 +311,7 @@ class KeptWriter:
     """
 
     def __init__(self, content: str) -> None:
-        self._columns = [tempfile.TemporaryFile() for _ in COLUMNS]  # noqa: SIM115 - closed by `close`
+        self._columns = [temporary_file() for _ in COLUMNS]
         self._digest = KeptDigest(content)
         self._rows = 0
         self._ends: Sequence[int] = (0, 0, 0, 0)

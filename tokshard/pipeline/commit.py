@@ -49,6 +49,7 @@ from tokshard.pipeline.progress import BuildResult, BuiltCorpus
 from tokshard.pipeline.request import Build, saved_tokenizer
 from tokshard.pipeline.sources.inputs import display_path
 from tokshard.pipeline.sources.records import UNREAD
+from tokshard.pipeline.sources.selected import NO_ROW
 from tokshard.pipeline.stages import StageResults
 from tokshard.pipeline.tables import Totals, check_kept_fields, side_file
 from tokshard.pipeline.tasks.duplicates import write_text_hashes
@@ -264,6 +265,8 @@ def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
         more = f", and {len(named) - _MAX_SHOWN_FIELDS:,} more" if len(named) > _MAX_SHOWN_FIELDS else ""
         yield f"fields that are not read, with the number of their records: {shown}{more}"
     for what, count in sorted(changes.items()):
+        if what.startswith(NO_ROW):
+            yield f"{what.removeprefix(NO_ROW)} has no row for {counted(count, 'document')}: values are missing there"
         if what.startswith(SPELLED):
             token = what.removeprefix(SPELLED)
             yield (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from tokshard.format.files import file_sha256
 from tokshard.format.loss import LOSS_COLUMNS, kept_columns
 from tokshard.format.manifest import CopyConfig, SelectConfig
 from tokshard.format.opening import open_corpus
+from tokshard.format.view import View
 from tokshard.format.whole_corpus import check_side_files
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.request import Request, config_of, versions_here
@@ -53,7 +55,14 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
             holds_some=sorted(set[str]().union(*(parts for _, parts in held)) - whole),
             shuffle=options.shuffle,
         )
-        return _request(corpora, locations, options, columns, copied=copied), read_tokenizer(corpora[0].store, first)
+        bases = Counter(corpus.base.location for corpus in corpora if isinstance(corpus, View))
+        notes = tuple(
+            f"{count} views of {base}: what each leaves out is counted, also what another one has"
+            for base, count in bases.items()
+            if count > 1
+        )
+        request = _request(corpora, locations, options, columns, copied=copied)
+        return msgspec.structs.replace(request, notes=notes), read_tokenizer(corpora[0].store, first)
 
 
 def selected_request(locations: Sequence[str], options: BuildOptions) -> tuple[Request, bytes]:
@@ -127,9 +136,12 @@ def _request(
 
 def _sha256(file: str) -> str:
     try:
-        return file_sha256(*locate(file))
+        store, name = locate(file)
+        store.stat(name)  # refuses a pipe, which can be read once only
+        return file_sha256(store, name)
     except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror or error}", hint="check the path") from error
+        hint = "check the path; a pipe has to become a file first"
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}", hint=hint) from error
 
 
 def _common(values: Sequence[T]) -> T | None:

@@ -519,6 +519,9 @@ def checked_options(options: BuildOptions) -> BuildOptions:
         options = msgspec.convert(values, BuildOptions)
     except msgspec.ValidationError as error:
         raise _wrong_value(str(error), values) from error
+    for name in options.by:
+        if options.by.count(name) > 1:
+            raise UsageError(f"by names the column {name!r} twice", hint="name it once")
     _check_reads(options)
     _check_pairs(options)
     parse_bad_record_limit(options.max_bad_records)

@@ -17,7 +17,7 @@ from tokshard.format.opening import read_generations
 from tokshard.pipeline.adopt import load_tasks
 from tokshard.pipeline.append import newest_generation
 from tokshard.pipeline.options import command_words
-from tokshard.pipeline.request import load_request
+from tokshard.pipeline.request import load_request, placed
 from tokshard.pipeline.sources.inputs import RECORDS
 from tokshard.pipeline.workspace.lease import lock_holder, running_jobs
 from tokshard.pipeline.workspace.ownership import complete_outputs
@@ -106,6 +106,9 @@ def _status(workspace: Workspace) -> BuildStatus:
     if request is None:
         return _finished(workspace)
     holders = (*filter(None, [lock_holder(workspace)]), *running_jobs(workspace).values())
+    outputs = placed(request, workspace).outputs
+    if not holders and all(names.MANIFEST in present(output.store) for output in outputs):
+        return _finished(workspace)  # it was stopped after its manifest, while it removed its files
     has_pass = {HASH: request.options.is_dedup, DEAL: request.options.shuffle is not None, WRITE: True}
     passes = [name for name in has_pass if has_pass[name]]
     stage = _newest_stage(workspace, passes[0])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
+import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import quote
@@ -39,7 +39,7 @@ from tokshard.pipeline.tasks.cells import ALL, Cells
 from tokshard.pipeline.tasks.running import InputReader
 from tokshard.pipeline.workspace.places import WRITE
 from tokshard.pipeline.workspace.receipts import CellCounts, Receipt, read_receipt
-from tokshard.store import Store, is_uri, real_location, side_by_side
+from tokshard.store import Store, is_uri, real_location, side_by_side, temporary_file
 from tokshard.wording import counted
 
 MISSING = "__HIVE_DEFAULT_PARTITION__"
@@ -94,7 +94,7 @@ def write_views(build: Build, receipts: Sequence[Receipt]) -> Manifest:
     cells, left_out = defaultdict[str, CellCounts](CellCounts), defaultdict[int, Counter[str]](Counter)
     places = defaultdict[str, list[tuple[int, int]]](list)
     out = build.outputs[0].store
-    with tempfile.TemporaryFile() as spool, open_corpus(build.corpora[0][0], generation=build.corpora[0][1]) as corpus:
+    with temporary_file() as spool, open_corpus(build.corpora[0][0], generation=build.corpora[0][1]) as corpus:
         for receipt in side_by_side(store, partial(read_receipt, store, WRITE), (one.key for one in receipts)):
             for label, found in receipt.cells.items():
                 cells[label].add(found)
@@ -135,6 +135,7 @@ def write_views(build: Build, receipts: Sequence[Receipt]) -> Manifest:
             return manifest
 
         manifests = dict(zip(labels, side_by_side(out, write_cell, labels, are_slow=True), strict=True))
+        _check_apart(out, {_folder(selected.by, label): manifest for label, manifest in manifests.items()})
         if selected.by:
             out.put(names.MIX, _mix(selected.by, manifests).encode())
         kept = cells[ALL]
@@ -143,6 +144,25 @@ def write_views(build: Build, receipts: Sequence[Receipt]) -> Manifest:
             for index, source in enumerate(sources)
         ]
         return _write(build, corpus, out, total=kept, stretches=stretches[ALL], sources=of_view, values={})
+
+
+def _check_apart(out: Store, manifests: Mapping[str, Manifest]) -> None:
+    """Refuse cells that share a folder, because their file system does not tell all names apart.
+
+    Raises:
+        BuildError: with two of them.
+    """
+    alike = defaultdict[str, list[str]](list)
+    for folder in manifests:
+        alike[unicodedata.normalize("NFC", folder).casefold()].append(folder)
+    for folders in alike.values():
+        for folder in folders if len(folders) > 1 else ():
+            if out.get(names.in_folder(folder, names.MANIFEST)) != encode_manifest(manifests[folder]):
+                raise BuildError(
+                    f"the cells {' and '.join(folders[:2])} would share a folder in {out.location}, whose file system "
+                    "ignores case or accents",
+                    hint="give an --out on another file system, or divide by another column",
+                )
 
 
 def _folder(by: Sequence[str], label: str) -> str:

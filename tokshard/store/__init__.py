@@ -11,6 +11,7 @@ from urllib.parse import quote
 from tokshard.errors import UsageError
 from tokshard.store.addresses import SERVERS, canonical_uri, without_secrets
 from tokshard.store.base import (
+    NO_ROOM,
     Attempt,
     Entry,
     NotRegularFileError,
@@ -24,8 +25,10 @@ from tokshard.store.base import (
     written,
 )
 from tokshard.store.posix import PosixStore, obstacle
+from tokshard.store.temporary import named_temporary_file, temporary_file
 
 __all__ = [
+    "NO_ROOM",
     "STORES_BY_SCHEME",
     "Attempt",
     "Entry",
@@ -40,11 +43,13 @@ __all__ = [
     "local_file",
     "locate",
     "look_at",
+    "named_temporary_file",
     "obstacle",
     "open_store",
     "present",
     "real_location",
     "side_by_side",
+    "temporary_file",
     "without_secrets",
     "written",
 ]

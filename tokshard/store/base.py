@@ -15,7 +15,6 @@ import errno
 import itertools
 import os
 import shutil
-import tempfile
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import IO, Protocol, TypeVar
 
+from tokshard.errors import StoreError
+from tokshard.store.temporary import named_temporary_file
+
 _COPY_BYTES = 1 << 20
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of the system for a disk that is full."""
 
 
 class NotRegularFileError(OSError):
@@ -78,7 +83,7 @@ class Spool:
 
     def discard(self) -> None:
         """Remove the file unless it was put. Never fails."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StoreError):
             self.file.close()
         with contextlib.suppress(OSError):
             os.unlink(self.path)
@@ -252,7 +257,7 @@ def local_file(store: Store, name: str) -> Iterator[str]:
     if path is not None:
         yield path
         return
-    with tempfile.NamedTemporaryFile() as copy:
+    with named_temporary_file() as copy:
         with store.open(name) as file:
             shutil.copyfileobj(file, copy, _COPY_BYTES)
         copy.flush()

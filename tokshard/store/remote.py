@@ -25,6 +25,7 @@ from tokshard.store.addresses import canonical_uri, parse_address
 from tokshard.store.base import Attempt, Entry, Spool
 from tokshard.store.bucket import REQUEST_BYTES, Bucket
 from tokshard.store.requests import RemoteOptions
+from tokshard.store.temporary import TemporaryFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class RemoteStore:
         if self.scratch is not None:
             os.makedirs(self.scratch, mode=0o700, exist_ok=True)
         descriptor, path = tempfile.mkstemp(suffix=".partial", prefix="tokshard-", dir=self.scratch)
-        file = os.fdopen(descriptor, "wb")
+        file = io.BufferedWriter(TemporaryFile(descriptor, "wb"))
         return Spool(file=file, path=path, publish=partial(_upload, file, path, self.bucket, self._key(name)))
 
     def attempt(self, folder: str, token: str) -> Attempt:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tokshard.format import names
 from tokshard.store import Store, open_store, present
@@ -12,7 +13,7 @@ _SPLITS = (names.TRAIN, names.VALIDATION)
 
 
 def corpora_at(locations: Sequence[str]) -> list[str]:
-    """The corpora that each location means: itself, both parts of a split, or all corpora in a folder.
+    """The corpora that each location means: itself, both parts of a split, or all corpora in a folder or its cells.
 
     A location without a corpus is returned unchanged, so that opening it raises the right error.
     Lists each folder once.
@@ -50,8 +51,17 @@ def _inside(location: str) -> Iterator[str]:
                 yield store.where(name)
             else:
                 yield from (below.where(part) for part in _SPLITS if _is_corpus(below.below(part)))
+                yield from map(store.where, cells_in(store, f"{name}/") if "=" in name else ())
     except OSError:  # nothing is there, or a web server, which lists no folders
         return
+
+
+def with_cells(corpora: Iterable[str]) -> Iterator[str]:
+    """Corpora, each before the cells in its folder."""
+    for corpus in corpora:
+        yield corpus
+        with contextlib.suppress(OSError):  # nothing is there, or a web server, which lists no folders
+            yield from map(open_store(corpus).where, list(cells_in(open_store(corpus))))
 
 
 def cells_in(store: Store, folder: str = "") -> Iterator[str]:
@@ -59,14 +69,14 @@ def cells_in(store: Store, folder: str = "") -> Iterator[str]:
     for name in sorted(store.names(folder)):
         if "=" in name and name.endswith("/"):
             cell = f"{folder}{name}"
-            if _is_corpus(store.below(cell)):
-                yield cell.rstrip("/")
-            else:
-                yield from cells_in(store, cell)
+            below = list(cells_in(store, cell))
+            # also one that lost its manifest, or has none yet: what opens it says so
+            yield from below or ([cell.rstrip("/")] if store.names(cell) else [])
 
 
 def _is_corpus(store: Store) -> bool:
-    return names.MANIFEST in present(store)
+    """Whether a folder holds a corpus, or one that is not finished: what opens it says so."""
+    return not present(store).isdisjoint({names.MANIFEST, names.WORK})
 
 
 def short_names(locations: Sequence[str]) -> list[str]:

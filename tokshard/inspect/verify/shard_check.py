@@ -34,10 +34,12 @@ class Problem:
     Args:
         file: name in the corpus directory.
         message: continues the name; has the value found and the one expected.
+        hint: the next step.
     """
 
     file: str
     message: str
+    hint: str = RESTORE
 
 
 @dataclass(slots=True, kw_only=True)
@@ -267,7 +269,7 @@ def _and_more(count: int) -> str:
 
 def problem_of(store: Store, file: str, error: CorpusError) -> Problem:
     """An error as the problem of a file; removes the path from the message, because a problem has the file's name."""
-    return Problem(file, error.problem.removeprefix(store.where(file)).lstrip(" ,:"))
+    return Problem(file, error.problem.removeprefix(store.where(file)).lstrip(" ,:"), error.hint)
 
 
 def hash_problem(file: str, found: str, expected: str) -> Problem:

@@ -8,10 +8,10 @@ import shlex
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from tokshard.errors import CorpusError, DamagedCorpusError, MissingCorpusError, UnfinishedCorpusError
+from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, MissingCorpusError, UnfinishedCorpusError
 from tokshard.forking import cpu_count
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
@@ -97,7 +97,7 @@ def verify_corpus(
     check = partial(check_shard, counter=counter, is_quick=is_quick)
     for folder, each in by_folder.items():
         problems += (
-            Problem(names.in_folder(folder, problem.file), problem.message)
+            replace(problem, file=names.in_folder(folder, problem.file))
             for problem in _problems(store.below(folder) if folder else store, each, check, counter, workers)
         )
     if not problems and len(manifests) > 1:
@@ -141,7 +141,7 @@ def _manifest_or_problem(store: Store) -> Manifest | Problem:
             raise error from None  # the path itself cannot be read, and the error says why
         if isinstance(error, UnfinishedCorpusError) and not was_finished:
             raise
-        return problem_of(store, names.MANIFEST, error)
+        return replace(problem_of(store, names.MANIFEST, error), hint=RESTORE)  # not that it was never finished
 
 
 def base_of(location: str | os.PathLike[str]) -> str | None:

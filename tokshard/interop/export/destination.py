@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from tokshard.errors import ExportError, UsageError
 from tokshard.format.opening import check_outside_corpora
-from tokshard.store import Store, is_uri, open_store, present
+from tokshard.store import NO_ROOM, Store, is_uri, open_store, present
 
 
 @contextlib.contextmanager
@@ -32,8 +32,9 @@ def new_place(out: str, *, is_marked: bool) -> Iterator[Store]:
         with _in_bucket(out, is_marked=is_marked) if is_uri(out) else _in_directory(out) as store:
             yield store
     except OSError as error:
+        way_out = "make room" if error.errno in NO_ROOM else "check its place and permissions"
         raise ExportError(
-            f"{out} cannot be written: {error.strerror or error}", hint="make room, or give another --out"
+            f"{out} cannot be written: {error.strerror or error}", hint=f"{way_out}, or give another --out"
         ) from error
 
 
@@ -48,6 +49,8 @@ def _in_directory(out: str) -> Iterator[Store]:
     try:
         yield open_store(partial)
         _refuse_what_is_there(path, out)
+        if os.path.isdir(path):
+            shutil.copymode(path, partial)
         os.rename(partial, path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -65,6 +68,16 @@ def _refuse_what_is_there(path: str, out: str) -> None:
         raise UsageError(f"{out} is there already, and is not a directory", hint="give another --out, or remove it")
     if os.listdir(path):
         raise UsageError(f"{out} is not empty: it has {_some(os.listdir(path))}", hint="give a new --out, or remove it")
+    # the system refuses to replace the one, and whoever is in the other would see nothing of the export
+    for what, is_it in {"a mount point": os.path.ismount(path), "the current directory": _is_current(path)}.items():
+        if is_it:
+            raise UsageError(f"{out} is {what}, which an export cannot replace", hint="give a new directory in it")
+
+
+def _is_current(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samefile(path, os.curdir)
+    return False
 
 
 @contextlib.contextmanager

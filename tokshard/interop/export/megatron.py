@@ -8,7 +8,6 @@ document, with the end of the last one (int64). Here a document is one sequence,
 from __future__ import annotations
 
 import struct
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from tokshard.errors import UsageError
 from tokshard.interop.export.documents import Documents
 from tokshard.interop.export.files import CorpusFacts, Format, OpenFile
-from tokshard.store import Store, written
+from tokshard.store import Store, temporary_file, written
 
 MAGIC = b"MMIDIDX\x00\x00"
 DTYPE_CODES = {"int32": 4, "uint16": 8}
@@ -62,7 +61,7 @@ class _Pair:
         self.name = f"{stem}.bin"
         self._bin = store.spool(self.name)
         # 4 bytes per document, and a large corpus has billions of them
-        self._lengths = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the pair
+        self._lengths = temporary_file()
 
     def write(self, documents: Documents) -> None:
         self._bin.file.write(np.ascontiguousarray(documents.tokens, self._dtype).data)

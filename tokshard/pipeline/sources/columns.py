@@ -58,10 +58,10 @@ class Columns:
                     hint=f"give the field that holds the text with --text-field; fields: {', '.join(self.names)}",
                 )
             if not _can_be_read(kind):
+                way_out = ", or leave it out of --keep-field" if path in spec.kept_paths else ""
                 raise UsageError(
-                    f"{input_.location}: field {path!r} has type {kind}, which a build cannot keep",
-                    hint="cast it to strings, numbers, or lists or structs of those in the source, or leave it out of "
-                    "--keep-field",
+                    f"{input_.location}: field {path!r} has type {kind}, which a build cannot read",
+                    hint=f"cast it to strings, numbers, or lists or structs of those in the source{way_out}",
                 )
 
     @property

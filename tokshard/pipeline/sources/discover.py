@@ -102,7 +102,8 @@ def discover(
             has_none = "matches no file" if is_glob(str(argument)) and not shown else "holds no input"
             raise UsageError(
                 f"{argument} {has_none}" + (f"; it has {shown}" if shown else ""),
-                hint=f"known suffixes are {', '.join(known)}; --format reads every file as one format",
+                hint=f"known suffixes are {', '.join(dict.fromkeys(known))}; --format reads every file as one format"
+                + _about_indexes(formats),
             )
         ignored.update(passed_over)
 
@@ -149,8 +150,17 @@ def _chosen(
         else:
             raise UsageError(
                 f"{location}: the name does not tell the format",
-                hint=f"give --format, one of {', '.join(FORMATS[reads])}; unpack an archive first",
+                hint=f"give --format, one of {', '.join(FORMATS[reads])}; unpack an archive first"
+                + _about_indexes(formats),
             )
+
+
+def _about_indexes(formats: Sequence[Format]) -> str:
+    return (
+        "; some are read only with their index beside them, such as .idx or index.json"
+        if any(form.needs for form in formats)
+        else ""
+    )
 
 
 def _kind_of(

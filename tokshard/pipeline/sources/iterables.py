@@ -18,6 +18,7 @@ from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT, chat_text
 from tokshard.pipeline.sources.decompress import open_bytes
 from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.inputs import RECORDS, Input, RecordSource
+from tokshard.pipeline.sources.kept_values import WrongTypeError
 from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import (
     MALFORMED,
@@ -179,7 +180,10 @@ def _fields(record: Any, spec: RecordSpec) -> tuple[Any, Sequence[Any], Problem 
         problem = MALFORMED, f"the record has type {kind}, expected a mapping or a string"
         return None, [None] * len(spec.columns), problem
     values = [_plain(_lookup(record, path)) for path in spec.kept_paths]
-    text = chat_text(record) if spec.is_chat else _plain(_lookup(record, spec.text_field))
+    try:
+        text = chat_text(record) if spec.is_chat else _plain(_lookup(record, spec.text_field))
+    except (WrongTypeError, RecursionError) as error:
+        return None, values, (MALFORMED, f"the conversation cannot be JSON: {error}")
     if isinstance(text, str | bytes):
         return text, values, None
     if text is not None:

@@ -66,6 +66,7 @@ class Joined:
         columns: its other columns, name to type: a type of kept columns, or the name of Arrow for one that cannot be
             compared.
         by_id: whether documents are found by their ids.
+        file: as given.
 
     Raises:
         UsageError: it cannot be read, or belongs to another corpus.
@@ -73,7 +74,7 @@ class Joined:
     """
 
     def __init__(self, file: str, corpus: Corpus, sha256: str) -> None:
-        self._file, self._fingerprints = file, list(corpus.content_fingerprints)
+        self.file, self._fingerprints = file, list(corpus.content_fingerprints)
         self._version = _version_of(file)  # before the hash: what is read later must be what was hashed
         unchanged(file, sha256)
         with self._opened() as table:
@@ -95,7 +96,7 @@ class Joined:
     def _opened(self) -> Iterator[pq.ParquetFile]:
         from pyarrow import parquet  # takes 50 ms, and most commands need none
 
-        store, name = locate(self._file)
+        store, name = locate(self.file)
         path = store.local_path(name)
         try:
             # not mapped: cutting a mapped file ends the process
@@ -103,19 +104,22 @@ class Joined:
                 yield parquet.ParquetFile(source)
         except ARROW_ERRORS as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)[:200]
-            raise UsageError(f"{self._file} cannot be read: {reason}", hint=_HINT) from error
+            raise UsageError(f"{self.file} cannot be read: {reason}", hint=_HINT) from error
 
     def _check(self, schema: pa.Schema, corpus: Corpus) -> None:
         """Refuse a file whose rows name no documents of this corpus."""
+        for name in schema.names:
+            if schema.names.count(name) > 1:
+                raise UsageError(f"{self.file} has several columns {name!r}", hint="rename them")
         if self.by_id and ID not in schema.names:
-            raise UsageError(f"{self._file} has the columns {', '.join(schema.names) or 'none'}", hint=_HINT)
+            raise UsageError(f"{self.file} has the columns {', '.join(schema.names) or 'none'}", hint=_HINT)
         if self.by_id and ID not in corpus.manifest.columns:
             raise UsageError(
-                f"{self._file} lists ids, and the corpus has no column 'id'",
+                f"{self.file} lists ids, and the corpus has no column 'id'",
                 hint="build it with --id-field, or list documents by their numbers ('document' and 'fingerprint')",
             )
         if not self.by_id and not pa.types.is_integer(schema.field(DOCUMENT).type):
-            raise UsageError(f"{self._file}: the column 'document' has to be integers without nulls", hint=_HINT)
+            raise UsageError(f"{self.file}: the column 'document' has to be integers without nulls", hint=_HINT)
 
     def _check_is_of(self, table: pq.ParquetFile, corpus: Corpus) -> None:
         """Refuse the numbers of another corpus."""
@@ -128,19 +132,21 @@ class Joined:
         num_rows = table.metadata.num_rows
         if given and given.isdisjoint(self._fingerprints):
             raise UsageError(
-                f"{self._file} is for {min(given)[:12] or 'another corpus'}, and this corpus is "
+                f"{self.file} is for {min(given)[:12] or 'another corpus'}, and this corpus is "
                 f"{corpus.fingerprint[:12]}",
                 hint="give the file of this corpus ('tokshard inspect --json' shows its fingerprint)",
             )
         if not given and num_rows != corpus.num_documents:
             raise UsageError(
-                f"{self._file} has {num_rows:,} rows, and the corpus {corpus.num_documents:,} documents",
+                f"{self.file} has {num_rows:,} rows, and the corpus {corpus.num_documents:,} documents",
                 hint="give a row for each document; or add the column 'fingerprint', with the content fingerprint of "
                 "the corpus, as 'tokshard inspect --json' shows it",
             )
 
-    def values(self, numbers: NDArray[np.int64], ids: pa.Array | None, names: Sequence[str]) -> Mapping[str, pa.Array]:
-        """Columns of some documents: null for one that the file does not name.
+    def values(
+        self, numbers: NDArray[np.int64], ids: pa.Array | None, names: Sequence[str]
+    ) -> tuple[NDArray[np.bool_], Mapping[str, pa.Array]]:
+        """Whether the file names each of some documents, bool [documents], and its columns: null where it does not.
 
         Args:
             numbers: int64 [documents]: the number of each in the corpus, ascending.
@@ -172,18 +178,18 @@ class Joined:
                 *number_array(np.append(rows.order, 0)[places]).buffers()[1:],
             ],
         )
-        return {name: values.take(taken) for name, values in rows.values.items()}
+        return is_there, {name: values.take(taken) for name, values in rows.values.items()}
 
     def _loaded(self, groups: NDArray[np.int64], names: Sequence[str]) -> _Rows:
         num_rows = int(self._num_rows[groups].sum())
         if num_rows > MAX_ROWS and self.by_id:
             raise UsageError(
-                f"{self._file} has more than {MAX_ROWS:,} rows, which are found by their ids",
+                f"{self.file} has more than {MAX_ROWS:,} rows, which are found by their ids",
                 hint="list documents by their numbers ('document'), or divide it, and join several views",
             )
         if num_rows > MAX_ROWS:
             raise UsageError(
-                f"{self._file} is not sorted: any of {num_rows:,} rows may name the same documents",
+                f"{self.file} is not sorted: any of {num_rows:,} rows may name the same documents",
                 hint="sort its rows by 'document', and write row groups of about a million",
             )
         self._check_version()
@@ -199,18 +205,18 @@ class Joined:
         self._check_version()  # nobody knows when a change began
         named = table.column(ID if self.by_id else DOCUMENT)
         if not self.by_id and named.null_count:
-            raise UsageError(f"{self._file}: the column 'document' has to be integers without nulls", hint=_HINT)
+            raise UsageError(f"{self.file}: the column 'document' has to be integers without nulls", hint=_HINT)
         keys: NDArray[Any] = _hashes(named.to_pylist()) if self.by_id else numbers_of(named.cast("int64"))
         order = np.argsort(keys, kind="stable")
         keys = keys[order]
         if len(twice := np.flatnonzero(keys[1:] == keys[:-1])):
             again = named[int(order[twice[0] + 1])].as_py()
-            raise UsageError(f"two rows of {self._file} name {again!r}", hint="give each document once")
+            raise UsageError(f"two rows of {self.file} name {again!r}", hint="give each document once")
         return _Rows(groups, keys, order, values)
 
     def _check_version(self) -> None:
-        if _version_of(self._file) != self._version:
-            raise _changed(self._file)
+        if _version_of(self.file) != self._version:
+            raise _changed(self.file)
 
 
 def unchanged(file: str, expected: str) -> str:
@@ -257,13 +263,18 @@ def _hashes(ids: list[str | int | None]) -> NDArray[np.bytes_]:
 
 def _kind(kind: pa.DataType) -> str:
     """The type of a joined column, as kept columns have it: dates are texts, which have their order."""
-    if pa.types.is_boolean(kind):
-        return "bool"
-    if pa.types.is_integer(kind):
-        return "int64"
-    if pa.types.is_floating(kind):
-        return "float64"
-    is_text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_date, pa.types.is_timestamp, pa.types.is_null)
-    if any(is_it(kind) for is_it in is_text) or (pa.types.is_dictionary(kind) and _kind(kind.value_type) == "string"):
+    if pa.types.is_dictionary(kind) and _kind(kind.value_type) == "string":
         return "string"
-    return str(kind)
+    return next((name for name, tests in _KINDS.items() if any(is_it(kind) for is_it in tests)), str(kind))
+
+
+_KINDS = {
+    "bool": [pa.types.is_boolean],
+    "int64": [pa.types.is_integer],
+    "float64": [pa.types.is_floating],
+    "string": [
+        *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null),
+        *(pa.types.is_date, pa.types.is_timestamp),
+    ],
+}
+"""Types of kept columns, and the types of Arrow that become them."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from datetime import date, time, timedelta
+from numbers import Number
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import numpy as np
@@ -38,7 +41,10 @@ def typed_value(value: Any, kind: str) -> Any:
         return _parsed_value(value.strip(), kind)
     wanted = _TYPES[kind]
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise WrongTypeError from error
     if type(value) is not wanted or (wanted is int and value not in _INT64):
         raise WrongTypeError
     return value
@@ -69,21 +75,37 @@ def _parsed_value(text: str, kind: str) -> Any:
 
 def _as_string(value: Any) -> str:
     """The text that JSON lines would give for the same value, if JSON has such a value."""
-    text = json_text(value) if isinstance(value, bool | list | dict | np.ndarray) else str(value)
+    is_text = isinstance(value, (str, tuple, np.generic, *_WRITTEN)) and not isinstance(value, bool)
+    text = str(value) if is_text else json_text(value)
     text.encode()  # raises for lone surrogates
     return text
 
 
+_WRITTEN = (Number, date, time, timedelta, UUID)
+"""Types whose text is their value. That of others may hold an address, or be in any order, so no build repeats it."""
+
+
 def json_text(value: Any) -> str:
-    """A value of a table or of a Python program as JSON. Bytes that are not UTF-8 become lone surrogates."""
-    return json.dumps(value, ensure_ascii=False, default=_plain)
+    """A value of a table or of a Python program as JSON. Bytes that are not UTF-8 become lone surrogates.
+
+    Raises:
+        WrongTypeError: JSON cannot hold it.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise WrongTypeError(str(error)) from error
 
 
 def _plain(value: Any) -> Any:
     """What JSON has in place of a value: texts of bytes, as in a column of their own, and of dates and decimals."""
     if isinstance(value, bytes):
         return value.decode(errors="surrogateescape")
-    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if not isinstance(value, _WRITTEN):
+        raise WrongTypeError(f"JSON has no {type(value).__name__}")
+    return str(value)
 
 
 def json_value(raw: bytes | None, kind: str) -> Any:

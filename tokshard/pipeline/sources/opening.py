@@ -171,9 +171,10 @@ def check_not_cut(input_: Input) -> None:
 
 def vanished(input_: Input, error: OSError) -> BadSourceError:
     """The error for an input that cannot be opened."""
+    way_out = "check its permissions" if isinstance(error, PermissionError) else "put the file back"
     return BadSourceError(
         f"{input_.location} cannot be read: {error.strerror or error}",
-        hint="put the file back and run the same command again; finished tasks are kept",
+        hint=f"{way_out} and run the same command again; finished tasks are kept",
     )
 
 

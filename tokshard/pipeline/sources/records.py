@@ -301,6 +301,8 @@ def typed_columns(spec: RecordSpec, columns: Sequence[Sequence[Any]]) -> tuple[l
                 continue
             except WrongTypeError:
                 problem = WRONG_TYPE, f"field {path!r} is {value!r:.80}, not {kind}"
+            except RecursionError:
+                problem = WRONG_TYPE, f"field {path!r} is nested too deeply"
             except UnicodeError as error:
                 problem = INVALID_UTF8, f"field {path!r}: {error}"
             typed.append(None)

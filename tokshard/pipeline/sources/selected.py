@@ -34,6 +34,9 @@ NOT_SELECTED = "not selected"
 DROPPED, NOT_KEPT = "in drop-ids", "not in keep-ids"
 """Reasons for a document that a list names, or does not."""
 
+NO_ROW = "no row in: "
+"""Prefix of a joined file, in the changes of documents that it does not name."""
+
 _HASH_BYTES = 8
 
 
@@ -86,7 +89,8 @@ class Selection:
             sources = runs.source[np.searchsorted(runs.document, places, "right") - 1] + base
             own = places + int(corpus.shards.first_documents[index])
             columns = shard.columns(batch) if rules.needs_columns else {}
-            columns |= rules.joined(own, columns.get(ID))
+            joined, changes = rules.joined(own, columns.get(ID))
+            columns |= joined
             left_out, listed = rules.left_out(own, sources, columns, partial(shard.batch, batch))
             is_kept = np.ones(len(rows), np.bool_)
             for positions in left_out.values():
@@ -107,6 +111,7 @@ class Selection:
                 input_bytes=info.num_bytes * int(lengths.sum()) // info.num_tokens,
                 documents=documents.select(is_kept),
                 left_out=left_out,
+                changes=changes,
                 sources=sources,
                 listed=listed,
             )
@@ -150,12 +155,16 @@ class Rules:
         needs_ids = self._drop is not None or self._keep is not None or any(join.by_id for join in self._joins)
         self.needs_columns = bool(kept) and (needs_ids or bool(selected.where or selected.by))
 
-    def joined(self, numbers: NDArray[np.int64], ids: pa.Array | None) -> Mapping[str, pa.Array]:
-        """The joined columns of some documents."""
-        found: dict[str, pa.Array] = {}
+    def joined(
+        self, numbers: NDArray[np.int64], ids: pa.Array | None
+    ) -> tuple[Mapping[str, pa.Array], Mapping[str, NDArray[np.int64]]]:
+        """The joined columns of some documents; and for each file, by a name, the documents that it does not name."""
+        found, unnamed = dict[str, pa.Array](), dict[str, NDArray[np.int64]]()
         for join, names in zip(self._joins, self._of_joins, strict=True):
-            found |= join.values(numbers, ids, names)
-        return found
+            is_there, values = join.values(numbers, ids, names)
+            found |= values
+            unnamed[NO_ROW + join.file] = np.flatnonzero(~is_there)
+        return found, unnamed
 
     def left_out(
         self,

@@ -169,7 +169,8 @@ def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None,
                 hint="rename the field of the conversations, or leave out --chat",
             )
         columns = Columns(input_, schema, spec, [*texts, *spec.kept_paths])
-        unread = set(schema.names) - {*texts, *(path.split(".")[0] for path in spec.kept_paths), *spec.kept_paths}
+        named = {field.name for field in schema if not pa.types.is_null(field.type)}
+        unread = named - {*texts, *(path.split(".")[0] for path in spec.kept_paths), *spec.kept_paths}
         plain = [_json_decoder(schema.field(name)) for name in texts] if spec.is_chat else []
         for batch, input_bytes in batches(columns):
             for start, stop, found in columns.rows(batch, columns.paths):

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 
 from tokshard.errors import BuildError
 from tokshard.pipeline.workspace.places import JOBS, LOCK, Workspace
-from tokshard.store import open_store, present
+from tokshard.store import NO_ROOM, open_store, present
 
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 TOO_MANY_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 """Errors of this process or machine, which say nothing about a file."""
 
@@ -123,7 +122,7 @@ def cannot_write(path: str, error: OSError) -> BuildError:
             f"cannot write to {path}: {error.strerror or error}",
             hint="raise the limit of open files ('ulimit -n'), and run the same command to continue",
         )
-    way_out = "make room" if error.errno in _NO_ROOM else "check the disk and its permissions"
+    way_out = "make room" if error.errno in NO_ROOM else "check the disk and its permissions"
     return BuildError(
         f"cannot write to {path}: {error.strerror or error}",
         hint=f"{way_out}, or give another --out; the same command continues where this one stopped",
