@@ -17,6 +17,7 @@ LOCAL = {
     "format/whole_corpus.py": "maps a shard that lies on this machine, to give back the pages that it has read",
     "pipeline/append.py": "asks whether a source on this machine is a link",
     "pipeline/encode/chat/sandbox.py": "asks the system how much memory this process has",
+    "pipeline/encode/encoder.py": "gives the library a tokenizer as a temporary file",
     "pipeline/estimate.py": "tells what is free on a disk of this machine",
     "pipeline/executors/ray_cluster.py": "starts Ray in an empty directory, because workers may import from there",
     "pipeline/executors/worker.py": "names the directory of temporary files in an error",

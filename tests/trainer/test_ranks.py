@@ -50,7 +50,6 @@ ERRORS = {
     "rank 1 cannot write while training goes on": f"TrainerError: rank 1: .*step-00000010.partial {NO_SPACE}",
     "the loader of rank 1 fails": "LoaderError: rank 1: a read hangs",
     "the loader of rank 1 fails at the last batch of a pass": "LoaderError: rank 1: a read hangs",
-    "the loader of rank 1 fails where a ramp makes another one": "LoaderError: rank 1: a read hangs",
     "rank 1 gets a signal in step 2": "TrainerError: signal 15, steps 1, 2, 3, the last saved",
     "rank 1 lists other documents": "TrainerError: rank 1: the masked documents differ from rank 0",
     "rank 1 lacks a list of the checkpoint": "PlanMismatchError: rank 1: the run masks documents .* No such file",
@@ -152,22 +151,17 @@ def cases_of_asynchronous_saves(_: int, directory: Path) -> Iterator[Case]:
 
 
 def cases_of_loaders(_: int, directory: Path) -> Iterator[Case]:
-    batches, loaders = StreamingLoader.__iter__, iter(range(1, 9))
+    batches = StreamingLoader.__iter__
 
     def fail_after(num_batches: int, loader: StreamingLoader) -> Iterator[object]:
         yield from islice(batches(loader), num_batches)
         raise LoaderError("a read hangs", hint="look at the disk")
 
-    def fail_in_the_second(loader: StreamingLoader) -> Iterator[object]:
-        return batches(loader) if next(loaders) == 1 else fail_after(0, loader)
-
     one_pass = run_of(directory, "pass", train__steps=5, data__epochs=1, data__weights={}, data__global_batch_size=300)
     del one_pass["data"]["corpora"]["prose"]  # two steps
-    ramp = run_of(directory, "ramp", train__steps=5, data__batch_ramp=[[3, 18]])
     for what, fields, fail in (
         ("", run_of(directory, "out", train__steps=5), lambda loader: fail_after(0, loader)),
         (" at the last batch of a pass", one_pass, lambda loader: fail_after(1, loader)),
-        (" where a ramp makes another one", ramp, fail_in_the_second),
     ):
         with on_rank(1, StreamingLoader, "__iter__", fail):
             yield f"the loader of rank 1 fails{what}", partial(train, resolve(fields))

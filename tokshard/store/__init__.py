@@ -25,7 +25,7 @@ from tokshard.store.base import (
     written,
 )
 from tokshard.store.posix import PosixStore, obstacle
-from tokshard.store.temporary import named_temporary_file, temporary_file
+from tokshard.store.temporary import named_temporary_file, no_temporary_file, temporary_file
 
 __all__ = [
     "NO_ROOM",
@@ -44,6 +44,7 @@ __all__ = [
     "locate",
     "look_at",
     "named_temporary_file",
+    "no_temporary_file",
     "obstacle",
     "open_store",
     "present",

@@ -49,8 +49,13 @@ def _own_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = f" {tempfile.tempdir}" if tempfile.tempdir else ""  # none, if no place is usable: the error lists them
-        raise StoreError(
-            f"the temporary directory{place} cannot be written: {error.strerror or error}",
-            hint="make room there, or name another one with TMPDIR",
-        ) from error
+        raise no_temporary_file(error) from error
+
+
+def no_temporary_file(error: OSError) -> StoreError:
+    """The error for a temporary file that cannot be made or written."""
+    place = f" {tempfile.tempdir}" if tempfile.tempdir else ""  # none, if no place is usable: the error lists them
+    return StoreError(
+        f"the temporary directory{place} cannot be written: {error.strerror or error}",
+        hint="make room there, or name another one with TMPDIR",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from tokshard.errors import StoreError, TokenizerError
+from tokshard.errors import TokenizerError
 from tokshard.extras import version_of
 from tokshard.format.manifest import TokenizerInfo
 from tokshard.pipeline.encode.tokenizer_file import without_truncation
 from tokshard.pipeline.sources.records import NOT_ENCODED, Problem
-from tokshard.store import named_temporary_file
+from tokshard.store import no_temporary_file
 from tokshard.wording import first_line
 
 TOKENIZERS, FASTOKENS = "tokenizers", "fastokens"
@@ -205,7 +206,7 @@ class Encoder:
 
     def _load(self) -> EncodeTexts:
         try:
-            with named_temporary_file() as file:  # the library loads files only
+            with tempfile.NamedTemporaryFile() as file:  # the library loads files only
                 file.write(without_truncation(self._content))
                 file.flush()
                 load: Any = Tokenizer if self._engine == TOKENIZERS else import_module(self._engine).Tokenizer
@@ -213,7 +214,9 @@ class Encoder:
             numbers = {token: tokenizer.encode(token, add_special_tokens=False).ids for token in self._ids}
             encode = _encoder_of(self._engine, tokenizer)
             (found,) = encode(["a b"])  # some parts are only found to be missing when they are used
-        except (MemoryError, StoreError):
+        except OSError as error:
+            raise no_temporary_file(error) from error
+        except MemoryError:
             raise
         except BaseException as error:  # the library raises bare Exception
             if not isinstance(error, Exception) and not _is_panic(error):
