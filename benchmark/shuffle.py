@@ -2,7 +2,7 @@
 
     python -m benchmark.shuffle [--seeds 64]
 
-`tests/runtime/shuffle.py` says what each statistic is, `tests/runtime/orders.py` what each order is. Whole plans read a
+`statistic.py` says what each statistic is, `orders.py` what each order is. Whole plans read a
 corpus sorted by topic.
 """
 
@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmark import orders
 from benchmark.processes import ROOT
 from benchmark.report import commit, machine, versions
-from tests.runtime import orders
-from tests.runtime.scores import OF_ONE, OF_TWO, Scores, in_ranks, of_places, scores
-from tests.runtime.shuffle import Order, ranked, topic_excess
+from benchmark.scores import OF_ONE, OF_TWO, Scores, in_ranks, of_places, scores
+from benchmark.statistic import Order, ranked, topic_excess
 from tests.runtime.sources import ListSource
 from tokshard.runtime import NumpyLoader, StreamPlan
 

@@ -1,4 +1,4 @@
-"""Orders are shuffled as well as numpy's: every statistic of `shuffle`, over 64 seeds and more, at many lengths.
+"""Orders are shuffled as well as numpy's: every statistic of `statistic.py`, over 64 seeds and more, at many lengths.
 
 Seeds never change, so neither does the outcome, unless the order changes. The golden vectors would show that. So only
 short orders are measured by default, and the rest in the soak. A uniform permutation fails one check with the chance
@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmark import orders, statistic
+from benchmark.scores import OF_ONE, OF_TWO, Scores, failures, in_ranks, of_places, score_bound, scores, t_quantile
 from tests.examples import some
-from tests.runtime import orders, shuffle
-from tests.runtime.scores import OF_ONE, OF_TWO, Scores, failures, in_ranks, of_places, score_bound, scores, t_quantile
 from tokshard.runtime.order.permutation import MAX_SORTED
 
 NUM_SEEDS = 64
@@ -33,7 +33,7 @@ HEAVY = [MAX_SORTED, MAX_SORTED + 1, 100_000, (1 << 17) + 1]
 
 def seeds_for(length: int) -> range:
     """More where a single score is not normal, so that only means are tested."""
-    return range(2 * NUM_SEEDS if length < shuffle.NORMAL_FROM else NUM_SEEDS)
+    return range(2 * NUM_SEEDS if length < statistic.NORMAL_FROM else NUM_SEEDS)
 
 
 @functools.cache
@@ -78,7 +78,7 @@ def test_every_order_of_a_tiny_set_is_as_frequent_as_any_other() -> None:
         counts = Counter(tuple(orders.permuted(length, seed).tolist()) for seed in range(num_seeds))
         assert set(counts) == set(itertools.permutations(range(length)))
         chi_square = sum((count - 30) ** 2 / 30 for count in counts.values())
-        assert abs(shuffle.chi_square_score(chi_square, num_orders - 1)) < score_bound(1)
+        assert abs(statistic.chi_square_score(chi_square, num_orders - 1)) < score_bound(1)
 
 
 @pytest.mark.slow

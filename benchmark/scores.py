@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.runtime import shuffle
-from tests.runtime.shuffle import Floats
+from benchmark import statistic
+from benchmark.statistic import Floats
 
 FALSE_ALARM = 1e-6
 """Chance that a uniform permutation fails one check. The suite makes several hundred, on seeds that never change."""
@@ -25,26 +25,26 @@ Statistics = Mapping[str, Callable[..., Floats]]
 """What is measured: z-scores of an order, of two, or of the places of a document."""
 
 OF_ONE: Statistics = {
-    "serial correlation": shuffle.serial_correlation,
-    "flipped bits": shuffle.flipped_bits,
-    "distances": shuffle.distances,
-    "topic mix": shuffle.topic_mix,
+    "serial correlation": statistic.serial_correlation,
+    "flipped bits": statistic.flipped_bits,
+    "distances": statistic.distances,
+    "topic mix": statistic.topic_mix,
 }
 
-OF_TWO: Statistics = {"shifted correlation": shuffle.shifted_correlation}
+OF_TWO: Statistics = {"shifted correlation": statistic.shifted_correlation}
 
 
 def in_ranks(global_batch_size: int) -> Statistics:
     """Of one order that two ranks share."""
-    return {"two ranks in step": partial(shuffle.ranks_in_step, global_batch_size=global_batch_size)}
+    return {"two ranks in step": partial(statistic.ranks_in_step, global_batch_size=global_batch_size)}
 
 
 def of_places(num_items: int, *, global_batch_size: int) -> Statistics:
     """Of the ascending places of one long document."""
     return {
-        "long document: together": partial(shuffle.together, num_items=num_items),
+        "long document: together": partial(statistic.together, num_items=num_items),
         "long document: touched steps": partial(
-            shuffle.touched_steps, num_items=num_items, global_batch_size=global_batch_size
+            statistic.touched_steps, num_items=num_items, global_batch_size=global_batch_size
         ),
     }
 
@@ -104,7 +104,7 @@ def failures(found: Mapping[str, Scores], reference: Mapping[str, Scores]) -> li
     """
     failed = []
     for name, one in found.items():
-        if one.num_items >= shuffle.NORMAL_FROM and not one.worst <= one.worst_allowed:
+        if one.num_items >= statistic.NORMAL_FROM and not one.worst <= one.worst_allowed:
             failed.append(f"{name}: worst abs(z) is {one.worst:.1f}, at most {one.worst_allowed:.1f} expected")
         score, allowed = _mean_square_score(one, reference[name])
         if not abs(score) <= allowed:
@@ -130,4 +130,4 @@ def t_quantile(freedom: int) -> float:
 
 def _mean_square_score(one: Scores, reference: Scores) -> tuple[float, float]:
     freedom = 2 * len(one.squares) / max(float(reference.squares.var(ddof=1)), 1e-9)
-    return shuffle.chi_square_score(one.mean_square * freedom, freedom), t_quantile(len(reference.squares) - 1)
+    return statistic.chi_square_score(one.mean_square * freedom, freedom), t_quantile(len(reference.squares) - 1)

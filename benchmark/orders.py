@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.runtime.shuffle import Order
+from benchmark.statistic import Order
 from tokshard.runtime.order.permutation import KEY_WORDS, NUM_ROUNDS, Permutation, derive_key
 
 
