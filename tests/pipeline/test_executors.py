@@ -22,7 +22,7 @@ import pytest
 
 from tests.pipeline.inputs import patch_chunk_bytes
 from tests.pipeline.places import TEXTS, at, build, write
-from tokshard.errors import BuildError
+from tokshard.errors import BuildError, UsageError
 from tokshard.format import names
 from tokshard.pipeline.executors import processes, worker
 from tokshard.pipeline.executors.base import RunUsage
@@ -75,6 +75,54 @@ def test_a_build_leaves_the_program_that_calls_it_as_it_was(place):
     command = [sys.executable, str(place / "program.py"), str(place)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
+
+
+UNGUARDED = """
+import os, signal, sys
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver
+from tokshard import build_corpus
+
+os.chdir(sys.argv.pop())
+os.mkdir("once")
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+sys.argv.clear()
+before = dict(os.environ), sys.modules["__main__"].__spec__
+
+def build(number):
+    options = {"tokenizer": "tok", "out": f"out-{number}", "workers": 2, "task_bytes": 1 << 20}
+    return build_corpus("a.jsonl", **options).num_workers
+
+with ThreadPoolExecutor(3) as pool:
+    assert list(pool.map(build, range(3))) == [2, 2, 2]
+assert (dict(os.environ), sys.modules["__main__"].__spec__) == before
+assert forkserver._forkserver._forkserver_pid is None, "the builds left a fork server"
+assert build(3) == 2
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_program_without_a_guard_may_build_in_several_threads_and_ignore_its_children(place, is_file):
+    line = b'{"text": "some text of a document"}\n'
+    (place / "a.jsonl").write_bytes(line * ((3 << 20) // len(line)))
+    (place / "program.py").write_text(UNGUARDED)
+    environment = {**os.environ, "PYTHONPATH": str(Path(worker.__file__).parents[3])}
+    with (place / "program.py").open() as program:
+        command = [sys.executable, "program.py" if is_file else "-", "."]
+        done = subprocess.run(
+            command, stdin=program, capture_output=True, text=True, check=False, env=environment, cwd=place
+        )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_daemonic_process_builds_alone_and_refuses_workers(place, monkeypatch):
+    monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
+    patch_chunk_bytes(monkeypatch, 64)
+    with pytest.raises(UsageError, match="workers is 2, and this is a daemonic process") as caught:
+        build(place, workers=2, task_bytes=64)
+    assert caught.value.hint.startswith("give workers=1")
+    assert (build(place, workers=None, task_bytes=64) / "manifest.json").is_file()
 
 
 def test_workers_that_cannot_be_started_are_named_with_the_next_step(place, monkeypatch):

@@ -7,13 +7,16 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from multiprocessing.connection import Connection
 from typing import Any
 
 from tokshard.errors import BuildError
+from tokshard.forking import ForkLock
 from tokshard.pipeline.executors.base import WorkerUsage, cpu_time, peak_bytes, portable
 from tokshard.pipeline.request import Build, check_versions
 from tokshard.pipeline.sources.records import Chunk
@@ -34,6 +37,9 @@ ENVIRONMENT = {
 # a server that has imported everything once forks workers from a process without threads: safe in a program that has
 # some, and each worker costs milliseconds instead of the third of a second that the imports take
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+# environment, main module and fork server belong to the process, and its threads may run several builds at once
+_lock, _builds, _changes = ForkLock(), list[None](), contextlib.ExitStack()
 
 
 def worker_main(connection: Connection, build: Build, stage: Stage) -> None:
@@ -88,7 +94,7 @@ def prepare_workers() -> None:
 
         multiprocessing.set_forkserver_preload([worker_main.__module__])
         try:
-            with environment(ENVIRONMENT), _interrupts_blocked():
+            with _lock, environment(ENVIRONMENT), _interrupts_blocked():
                 forkserver.ensure_running()
         except OSError as error:  # it listens on a socket in the temporary directory
             raise BuildError(
@@ -112,10 +118,25 @@ def _interrupts_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def restoring_environment() -> Iterator[None]:
-    """Restore at the end the environment and the fork server of the calling program.
+    """Restore at the end the environment and the fork server of the calling program; of several builds, the last does.
 
     A server that ran before belongs to the program, and stays.
     """
+    with _lock:
+        if not _builds:
+            _changes.enter_context(_changed_program())
+        _builds.append(None)
+    try:
+        yield
+    finally:
+        with _lock:
+            _builds.pop()
+            if not _builds:
+                _changes.close()
+
+
+@contextlib.contextmanager
+def _changed_program() -> Iterator[None]:
     from multiprocessing import forkserver
 
     server: Any = vars(forkserver)["_forkserver"]  # no public function stops it
@@ -127,8 +148,24 @@ def restoring_environment() -> Iterator[None]:
             if not was_running and server._forkserver_pid is not None:  # noqa: SLF001
                 # by itself it ends only after all workers, and Ctrl-C may leave a starting worker that nobody waits for
                 os.kill(server._forkserver_pid, signal.SIGKILL)  # noqa: SLF001
-                server._stop()  # noqa: SLF001
-                server._preload_modules = preload  # noqa: SLF001
+                with contextlib.suppress(ChildProcessError):  # a program that ignores SIGCHLD cannot wait for it
+                    server._stop()  # noqa: SLF001
+                server._forkserver_pid, server._preload_modules = None, preload  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def starting_worker() -> Iterator[None]:
+    """Processes started inside have the environment of workers, and do not import the program's main module.
+
+    Nothing of it is sent to them, and it may lack a guard, take seconds, change the directory, or be no file at all.
+    """
+    main = sys.modules["__main__"]
+    with _lock, environment(ENVIRONMENT):
+        before, main.__spec__ = main.__spec__, ModuleSpec("tokshard.__main__", None)  # which multiprocessing leaves out
+        try:
+            yield
+        finally:
+            main.__spec__ = before
 
 
 @contextlib.contextmanager
