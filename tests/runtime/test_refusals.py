@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import re
@@ -246,6 +247,8 @@ CALLS: dict[str, Callable[[], Any]] = {
     "a DataLoader of a loader": lambda: under_dataloader(Loader(plan(epochs=1), global_batch_size=2)),
     "a DataLoader that batches batches": lambda: under_dataloader(data := dataset(), 8, sampler=data.sampler),
     "a sample of a data set": lambda: dataset()[0],
+    "a step of the sampler of another data set": lambda: dataset()[next(iter(dataset(global_batch_size=2).sampler))],
+    "a copy of a loader": lambda: copy.copy(loader()),
     "the state of a sampler, which would count what was read ahead": lambda: dataset().sampler.state_dict,
     "a state between two snapshots of a StatefulDataLoader": lambda: dataset().sampler.load_state_dict(
         {"_snapshot": {}, "_steps_since_snapshot": 2}
