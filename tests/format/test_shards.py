@@ -2,6 +2,7 @@
 
 import gc
 import io
+import os
 import random
 import sys
 import tempfile
@@ -182,6 +183,13 @@ def test_documents_are_read_only_views_that_outlive_the_corpus_of_as_few_bytes_a
     for view, document in zip(views, documents[1:], strict=True):
         assert (view.dtype, view.flags.writeable, view.flags.owndata) == (dtype, False, False)
         assert view.tolist() == document
+
+
+def test_a_document_that_does_not_exist_has_no_columns_of_a_corpus_without_columns(tmp_path: Path) -> None:
+    with open_corpus(os.fsencode(write_corpus(tmp_path / "corpus", [[1]]))) as corpus:  # type: ignore[arg-type]
+        assert corpus.metadata(0) == {}
+        with pytest.raises(IndexError, match="document 1 of a corpus of 1"):
+            corpus.metadata(1)
 
 
 @pytest.mark.slow

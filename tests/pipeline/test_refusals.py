@@ -151,6 +151,7 @@ CALLS: dict[str, Call] = {
     "an empty range of hashes": lambda _: select_corpus("corpus", out="out", hash_range=(0.5, 0.5)),
     "an option of builds, given to a copy": lambda _: copy_corpus("corpus", out="out", text_field="body"),
     "a copy without a corpus": lambda _: copy_corpus([], out="out"),
+    "a copy of corpora by name": lambda _: copy_corpus({"web": "corpus"}, out="out"),  # type: ignore[arg-type]
 }
 OF_CALLS = said_in(Path(__file__).with_name("refusals.txt"), CALLS)
 REFUSALS = [*(row for path in TRANSCRIPTS for row in refusals(path.read_text(encoding="utf-8"))), *OF_CALLS]

@@ -257,7 +257,7 @@ def copy_corpus(
         KeyboardInterrupt: the next run of the same copy continues.
     """
     options = options_of("", out, {**keywords, "reads": DOCUMENTS})
-    locations = [corpora] if isinstance(corpora, str | os.PathLike) else list(corpora)
+    locations = list(corpora) if isinstance(corpora, list | tuple | Iterator) else [corpora]
     return run_build([path_option("corpora", location) for location in locations], options, observer)
 
 
