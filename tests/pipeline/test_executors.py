@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import gzip
 import json
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -52,7 +54,7 @@ if __name__ == "__main__":
     assert server() is None, "an estimate started a fork server"
     assert build_corpus(sources, **options, task_bytes=1 << 20).num_workers == 2
     assert server() is None, "a build left a fork server"
-    build.prepare_workers = None
+    prepare, build.prepare_workers = build.prepare_workers, None
     assert not build_corpus(sources, **options, task_bytes=1 << 20).is_new
     assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
     context = multiprocessing.get_context("forkserver")
@@ -61,6 +63,12 @@ if __name__ == "__main__":
     process.start()
     assert set(queue.get().values()) == {None}
     process.join()
+    forked = os.fork()
+    if not forked:  # the server of the parent is not its own
+        build.prepare_workers = prepare
+        assert build_corpus(sources, **options | {"out": place + "/forked"}, task_bytes=1 << 20).num_workers == 2
+        os._exit(0)
+    assert os.waitpid(forked, 0)[1] == 0
 """
 
 
@@ -137,6 +145,17 @@ def test_workers_that_cannot_be_started_are_named_with_the_next_step(place, monk
     assert caught.value.hint.startswith("run the same command again: finished tasks are kept")
 
 
+def test_a_limit_of_processes_is_not_said_to_be_the_temporary_directory(place, monkeypatch):
+    def full() -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(forkserver, "ensure_running", full)
+    patch_chunk_bytes(monkeypatch, 64)
+    with pytest.raises(BuildError, match=r"worker processes cannot be started: .*temporarily unavailable") as caught:
+        build(place, workers=2, task_bytes=64)
+    assert caught.value.hint == "raise the limits of the system (ulimit), or give --workers 1"
+
+
 def test_the_cpu_seconds_of_a_build_are_also_those_of_its_workers(place, monkeypatch):
     monkeypatch.setattr("tokshard.pipeline.commit.cpu_time", lambda: 0.0)  # of this process alone
     monkeypatch.setattr("tokshard.pipeline.build.RunUsage", partial(RunUsage, cpu_before=0.0))
@@ -157,7 +176,7 @@ def test_a_temporary_directory_with_a_long_path_is_named_with_the_next_step(plac
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f"worker processes cannot be started in the temporary directory {folder}" in done.stderr
-    assert "hint: set TMPDIR to a directory with a short path" in done.stderr
+    assert "hint: set TMPDIR to a short path" in done.stderr
 
 
 def _die_in_the_middle_of_a_message(connection: Connection, *_: Any, number: int = signal.SIGKILL) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import queue
@@ -95,11 +96,17 @@ def prepare_workers() -> None:
         multiprocessing.set_forkserver_preload([worker_main.__module__])
         try:
             with _lock, environment(ENVIRONMENT), _interrupts_blocked():
-                forkserver.ensure_running()
+                try:
+                    forkserver.ensure_running()
+                except ChildProcessError:  # it is that of the process from which this one was forked
+                    vars(forkserver)["_forkserver"]._forkserver_pid = None  # noqa: SLF001
+                    forkserver.ensure_running()
         except OSError as error:  # it listens on a socket in the temporary directory
+            is_full = error.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+            place = "" if is_full else f" in the temporary directory {tempfile.gettempdir()}"
+            way = "raise the limits of the system (ulimit)" if is_full else "set TMPDIR to a short path, such as /tmp"
             raise BuildError(
-                f"worker processes cannot be started in the temporary directory {tempfile.gettempdir()}: {error}",
-                hint="set TMPDIR to a directory with a short path, such as /tmp, or give --workers 1",
+                f"worker processes cannot be started{place}: {error}", hint=f"{way}, or give --workers 1"
             ) from error
 
 
