@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypedDict,
 import msgspec
 
 from tokshard.errors import UsageError
+from tokshard.forking import decodable
 from tokshard.numbers import DTYPES, read_count
 from tokshard.store import look_at
 from tokshard.wording import as_typed, as_typed_bytes, counted, listed
@@ -520,7 +521,7 @@ def checked_options(options: BuildOptions) -> BuildOptions:
         if isinstance(value, set | frozenset):
             raise UsageError(f"{name} is a set: {value!r:.{_SHOWN}}", hint="give a list: the columns follow its order")
     try:
-        options = msgspec.convert(values, BuildOptions)
+        options = msgspec.convert(values, decodable(BuildOptions))
     except msgspec.ValidationError as error:
         raise _wrong_value(str(error), values) from error
     _check_reads(options)

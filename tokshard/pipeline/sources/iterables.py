@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from tokshard.errors import SourceError, TokshardError, UsageError
+from tokshard.forking import decodable
 from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT, chat_text
 from tokshard.pipeline.sources.decompress import open_bytes
 from tokshard.pipeline.sources.division import Span
@@ -107,7 +108,7 @@ FORMAT = Format(name=RECORDS, read=_chunks)
 
 
 def _rows(read: Callable[[int], bytes]) -> Iterator[_Row]:
-    decode = msgspec.msgpack.Decoder(_Row).decode
+    decode = msgspec.msgpack.Decoder(decodable(_Row)).decode
     while length := read(_LENGTH_BYTES):
         yield decode(read(int.from_bytes(length, "little")))
 
