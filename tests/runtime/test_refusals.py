@@ -200,6 +200,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "a DataLoader that shuffles": lambda: under_dataloader(dataset(), shuffle=True),
     "sample 2**62 + 1": lambda: plan().sample(2**62 + 1),
     "a trace of sample 2**62 + 1": lambda: plan().trace(2**62 + 1),
+    "traces of a list with a fraction": lambda: plan().traces([1, 1.5]),
     "sample -1": lambda: plan().sample(-1),
     "a sample behind a pass": lambda: plan(epochs=1).sample(16),
     "a full batch to expand": lambda: expand(next(iter(loader()))),
