@@ -1,6 +1,7 @@
-"""The CPUs of this process; a lock and cached properties that never wait for a parent's thread in a forked child.
+"""The CPUs of this process; locks, cached properties and decoded types that are safe with threads and forks.
 
-DataLoader forks its workers by default on Linux up to Python 3.13, while the prefetch thread of a loader may run.
+DataLoader forks its workers by default on Linux up to Python 3.13, while the prefetch thread of a loader may run. A
+child never waits for a lock that a thread of its parent held.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ import functools
 import os
 import sys
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
+
+import msgspec
+
+Type = TypeVar("Type")
 
 if TYPE_CHECKING or sys.version_info >= (3, 12):
     from functools import cached_property as cached_property  # noqa: PLC0414, TID251 - for others to import
@@ -72,3 +77,16 @@ def _renew_all() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_all)
+
+
+_decoding = ForkLock()
+
+
+def decodable(kind: type[Type]) -> type[Type]:
+    """A type for msgspec to decode, here or in another thread at the same time.
+
+    msgspec looks at the fields of a type when it first decodes it; two threads that do so at once crash the process.
+    """
+    with _decoding:
+        msgspec.json.Decoder(kind)
+    return kind

@@ -153,6 +153,11 @@ BUG = "hint: this is a bug in tokshard; --debug shows the traceback to report it
         (PanicException("out of bounds"), 1, f"error: internal: PanicException: out of bounds\n{BUG}"),
         (BrokenPipeError("a worker is gone"), 1, f"error: internal: BrokenPipeError: a worker is gone\n{BUG}"),
         (MemoryError("8 EiB"), 1, f"error: there is not enough memory: 8 EiB\n{LESS}"),
+        (
+            RuntimeError("can't start new thread"),
+            1,
+            "error: the system starts no more threads\nhint: raise its limit (ulimit -u, or pids of a container)\n",
+        ),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )

@@ -2,7 +2,9 @@
 
 import gc
 import io
+import os
 import random
+import subprocess
 import sys
 import tempfile
 import zlib
@@ -182,6 +184,38 @@ def test_documents_are_read_only_views_that_outlive_the_corpus_of_as_few_bytes_a
     for view, document in zip(views, documents[1:], strict=True):
         assert (view.dtype, view.flags.writeable, view.flags.owndata) == (dtype, False, False)
         assert view.tolist() == document
+
+
+def test_a_document_that_does_not_exist_has_no_columns_of_a_corpus_without_columns(tmp_path: Path) -> None:
+    with open_corpus(os.fsencode(write_corpus(tmp_path / "corpus", [[1]]))) as corpus:  # type: ignore[arg-type]
+        assert corpus.metadata(0) == {}
+        with pytest.raises(IndexError, match="document 1 of a corpus of 1"):
+            corpus.metadata(1)
+
+
+OPENED_BY_THREADS = """
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
+
+sys.setswitchinterval(1e-6)
+for _ in range(20):  # each with types that nothing has decoded yet
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tokshard"]:
+        del sys.modules[name]
+    from tokshard.format.opening import open_corpus
+    barrier = threading.Barrier(4)
+
+    def opened(_):
+        barrier.wait()
+        return open_corpus(sys.argv[1]).num_documents
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(opened, range(4))) == [1] * 4
+"""
+
+
+def test_threads_that_open_the_first_corpora_of_a_process_do_not_crash_it(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus", [[1]])
+    subprocess.run([sys.executable, "-c", OPENED_BY_THREADS, str(corpus)], check=True)
 
 
 @pytest.mark.slow

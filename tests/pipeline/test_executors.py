@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import gzip
 import json
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ import pytest
 
 from tests.pipeline.inputs import patch_chunk_bytes
 from tests.pipeline.places import TEXTS, at, build, write
-from tokshard.errors import BuildError
+from tokshard.errors import BuildError, UsageError
 from tokshard.format import names
 from tokshard.pipeline.executors import processes, worker
 from tokshard.pipeline.executors.base import RunUsage
@@ -52,7 +54,7 @@ if __name__ == "__main__":
     assert server() is None, "an estimate started a fork server"
     assert build_corpus(sources, **options, task_bytes=1 << 20).num_workers == 2
     assert server() is None, "a build left a fork server"
-    build.prepare_workers = None
+    prepare, build.prepare_workers = build.prepare_workers, None
     assert not build_corpus(sources, **options, task_bytes=1 << 20).is_new
     assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
     context = multiprocessing.get_context("forkserver")
@@ -61,6 +63,12 @@ if __name__ == "__main__":
     process.start()
     assert set(queue.get().values()) == {None}
     process.join()
+    forked = os.fork()
+    if not forked:  # the server of the parent is not its own
+        build.prepare_workers = prepare
+        assert build_corpus(sources, **options | {"out": place + "/forked"}, task_bytes=1 << 20).num_workers == 2
+        os._exit(0)
+    assert os.waitpid(forked, 0)[1] == 0
 """
 
 
@@ -77,6 +85,54 @@ def test_a_build_leaves_the_program_that_calls_it_as_it_was(place):
     assert done.returncode == 0, done.stderr
 
 
+UNGUARDED = """
+import os, signal, sys
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver
+from tokshard import build_corpus
+
+os.chdir(sys.argv.pop())
+os.mkdir("once")
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+sys.argv.clear()
+before = dict(os.environ), sys.modules["__main__"].__spec__
+
+def build(number):
+    options = {"tokenizer": "tok", "out": f"out-{number}", "workers": 2, "task_bytes": 1 << 20}
+    return build_corpus("a.jsonl", **options).num_workers
+
+with ThreadPoolExecutor(3) as pool:
+    assert list(pool.map(build, range(3))) == [2, 2, 2]
+assert (dict(os.environ), sys.modules["__main__"].__spec__) == before
+assert forkserver._forkserver._forkserver_pid is None, "the builds left a fork server"
+assert build(3) == 2
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_program_without_a_guard_may_build_in_several_threads_and_ignore_its_children(place, is_file):
+    line = b'{"text": "some text of a document"}\n'
+    (place / "a.jsonl").write_bytes(line * ((3 << 20) // len(line)))
+    (place / "program.py").write_text(UNGUARDED)
+    environment = {**os.environ, "PYTHONPATH": str(Path(worker.__file__).parents[3])}
+    with (place / "program.py").open() as program:
+        command = [sys.executable, "program.py" if is_file else "-", "."]
+        done = subprocess.run(
+            command, stdin=program, capture_output=True, text=True, check=False, env=environment, cwd=place
+        )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_daemonic_process_builds_alone_and_refuses_workers(place, monkeypatch):
+    monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
+    patch_chunk_bytes(monkeypatch, 64)
+    with pytest.raises(UsageError, match="workers is 2, and this is a daemonic process") as caught:
+        build(place, workers=2, task_bytes=64)
+    assert caught.value.hint.startswith("give workers=1")
+    assert (build(place, workers=None, task_bytes=64) / "manifest.json").is_file()
+
+
 def test_workers_that_cannot_be_started_are_named_with_the_next_step(place, monkeypatch):
     def start(self: Any) -> None:
         raise ConnectionRefusedError(111, "Connection refused")
@@ -87,6 +143,17 @@ def test_workers_that_cannot_be_started_are_named_with_the_next_step(place, monk
     with pytest.raises(BuildError, match="worker 0 cannot be started: ConnectionRefusedError") as caught:
         build(place, workers=2, task_bytes=64)
     assert caught.value.hint.startswith("run the same command again: finished tasks are kept")
+
+
+def test_a_limit_of_processes_is_not_said_to_be_the_temporary_directory(place, monkeypatch):
+    def full() -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(forkserver, "ensure_running", full)
+    patch_chunk_bytes(monkeypatch, 64)
+    with pytest.raises(BuildError, match=r"worker processes cannot be started: .*temporarily unavailable") as caught:
+        build(place, workers=2, task_bytes=64)
+    assert caught.value.hint == "raise the limits of the system (ulimit), or give --workers 1"
 
 
 def test_the_cpu_seconds_of_a_build_are_also_those_of_its_workers(place, monkeypatch):
@@ -109,7 +176,7 @@ def test_a_temporary_directory_with_a_long_path_is_named_with_the_next_step(plac
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f"worker processes cannot be started in the temporary directory {folder}" in done.stderr
-    assert "hint: set TMPDIR to a directory with a short path" in done.stderr
+    assert "hint: set TMPDIR to a short path" in done.stderr
 
 
 def _die_in_the_middle_of_a_message(connection: Connection, *_: Any, number: int = signal.SIGKILL) -> None:

@@ -249,6 +249,15 @@ def test_an_exception_of_an_iterable_is_the_cause_of_the_error_and_it_is_read_ag
     assert texts_of(built("iterable", ["one", "two"])) == ["one", "two"]
 
 
+def test_an_exception_of_a_record_is_one_of_its_iterable():
+    class Lazy(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            raise OSError(f"{name} cannot be decoded")
+
+    with pytest.raises(SourceError, match="<list> failed after 1 record: OSError: text cannot be decoded"):
+        build([{"text": "one"}, Lazy(text="")])
+
+
 def test_a_wrong_option_or_directory_is_refused_before_anything_is_read():
     def never():
         raise AssertionError
@@ -349,10 +358,17 @@ def test_fields_of_records_are_found_as_in_files():
         assert [corpus.metadata(number) for number in (0, 1)] == [{"id": None, "n": 1}, {"id": "7", "n": None}]
 
 
-def test_numbers_of_numpy_are_numbers():
-    build(RECORDS, shard_tokens=np.int64(50), max_documents=np.uint8(5), validation_fraction=np.float32(0.5))
+def test_numbers_and_arrays_of_numpy_are_numbers_and_lists():
+    of_records: dict[str, Any] = {"max_documents": np.uint8(5), "keep_field": np.array(["text"])}
+    build(RECORDS, shard_tokens=np.int64(50), validation_fraction=np.float32(0.5), **of_records)
     with open_corpus("out/train") as corpus:
         assert (corpus.manifest.build.shard_tokens, corpus.manifest.build.max_documents) == (50, 5)
+        assert corpus.manifest.build.keep_field == {"text": "string"}
+
+
+def test_an_argument_that_is_misspelt_has_the_nearest_name():
+    with pytest.raises(TypeError, match="a build has no argument 'keep_fields': did you mean 'keep_field'"):
+        build([], keep_fields=["n"])
 
 
 CIRCLE: list[Any] = []

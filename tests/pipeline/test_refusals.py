@@ -159,10 +159,14 @@ CALLS: dict[str, Call] = {
         "a.jsonl", tokenizer="tok", out="out", on_bad_source="ignore"
     ),
     "an option with a value of the wrong type": lambda _: copy_corpus("corpus", out="out", min_tokens="3"),
+    "an option with a set, which has another order in each process": lambda _: build_corpus(
+        "a.jsonl", tokenizer="tok", out="out", keep_field={"n"}
+    ),
     "a number of 2^63 or more": lambda _: build_corpus("a.jsonl", tokenizer="tok", out="out", max_documents=1 << 64),
     "an empty range of hashes": lambda _: select_corpus("corpus", out="out", hash_range=(0.5, 0.5)),
     "an option of builds, given to a copy": lambda _: copy_corpus("corpus", out="out", text_field="body"),
     "a copy without a corpus": lambda _: copy_corpus([], out="out"),
+    "a copy of corpora by name": lambda _: copy_corpus({"web": "corpus"}, out="out"),  # type: ignore[arg-type]
 }
 OF_CALLS = said_in(Path(__file__).with_name("refusals.txt"), CALLS)
 REFUSALS = [*(row for path in TRANSCRIPTS for row in refusals(path.read_text(encoding="utf-8"))), *OF_CALLS]

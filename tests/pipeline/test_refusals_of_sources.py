@@ -227,6 +227,7 @@ PROGRAM = {
     "a set as sources": _given({"a", "b"}),
     "an open file as sources": _given(io.StringIO("text")),
     "a data frame as sources": _given(Frame()),
+    "a table as sources": _given(pa.table({"text": ["a"]})),
     "an iterator of paths": _given(iter([Path("a.jsonl")])),
     **{name: _fetched(name) for name in ("hf://", "hf://plain", "hf://a/b/c/d", "hf://a/b:x y", "hf://a/b:train:test")},
     "a version of datasets that may run code of a repository": _library("3.6.0"),

@@ -115,6 +115,18 @@ def test_a_loader_that_another_thread_closes_wakes_the_one_that_waits(
     assert found == ["the loader was closed while a batch was awaited"]
 
 
+def test_a_loader_whose_thread_cannot_be_started_says_what_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    loader = NumpyLoader(two_corpora(), global_batch_size=2)
+    for _ in range(2):
+        with pytest.raises(LoaderError, match="no batches can be made ahead: can't start new thread") as caught:
+            next(iter(loader))
+        assert caught.value.hint.endswith("or give prefetch_factor=0")
+
+
 # forked children
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import re
@@ -199,6 +200,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "a DataLoader that shuffles": lambda: under_dataloader(dataset(), shuffle=True),
     "sample 2**62 + 1": lambda: plan().sample(2**62 + 1),
     "a trace of sample 2**62 + 1": lambda: plan().trace(2**62 + 1),
+    "traces of a list with a fraction": lambda: plan().traces([1, 1.5]),
     "sample -1": lambda: plan().sample(-1),
     "a sample behind a pass": lambda: plan(epochs=1).sample(16),
     "a full batch to expand": lambda: expand(next(iter(loader()))),
@@ -246,6 +248,8 @@ CALLS: dict[str, Callable[[], Any]] = {
     "a DataLoader of a loader": lambda: under_dataloader(Loader(plan(epochs=1), global_batch_size=2)),
     "a DataLoader that batches batches": lambda: under_dataloader(data := dataset(), 8, sampler=data.sampler),
     "a sample of a data set": lambda: dataset()[0],
+    "a step of the sampler of another data set": lambda: dataset()[next(iter(dataset(global_batch_size=2).sampler))],
+    "a copy of a loader": lambda: copy.copy(loader()),
     "the state of a sampler, which would count what was read ahead": lambda: dataset().sampler.state_dict,
     "a state between two snapshots of a StatefulDataLoader": lambda: dataset().sampler.load_state_dict(
         {"_snapshot": {}, "_steps_since_snapshot": 2}

@@ -65,6 +65,8 @@ def describe(error: BaseException, *, command: str = "tokshard") -> Failure:
         case MemoryError():
             problem = ": ".join(filter(None, ["there is not enough memory", str(error)]))
             hint = "ask for less at once, or use a machine with more memory"
+        case RuntimeError() if str(error) == "can't start new thread":
+            problem, hint = "the system starts no more threads", "raise its limit (ulimit -u, or pids of a container)"
         case _:
             problem = ": ".join(filter(None, ["internal", type(error).__name__, str(error)]))
             hint = "this is a bug in tokshard; --debug shows the traceback to report it with"

@@ -179,11 +179,12 @@ class Corpus:
         return self.decode(tokens[int(self.bos_id is not None) : -1])
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """The kept columns of one document; empty if the corpus was built without any."""
-        if not kept_columns(self.manifest.columns):
-            return {}
+        """The kept columns of one document; empty if the corpus was built without any.
+
+        Raises the errors of `loss_spans`.
+        """
         number, row = self.shards.find(index)
-        return self.shard(number).metadata(row)
+        return self.shard(number).metadata(row) if kept_columns(self.manifest.columns) else {}
 
     def loss_spans(self, index: int) -> NDArray[np.int64]:
         """The targets of one document: int64 [spans, 2], start and stop of each span, counted from its first token.

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokshard.errors import DamagedCorpusError, UnsupportedFormatError
+from tokshard.forking import decodable
 from tokshard.format import names
 from tokshard.format.content import Content
 from tokshard.format.loss import LOSS_COLUMNS, has_spans
@@ -388,7 +389,7 @@ def decode_manifest(content: bytes, *, file: str) -> Manifest:
                 f"{file} has format version {version}; this tokshard reads up to {FORMAT_VERSION}",
                 hint="install a newer tokshard",
             )
-        manifest = msgspec.convert(fields, Manifest)
+        manifest = msgspec.convert(fields, decodable(Manifest))
         _check_totals(manifest)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError, msgspec.MsgspecError) as error:
         raise DamagedCorpusError(f"{file} does not hold a manifest: {error!r}", hint=_RESTORE) from error

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from tokshard.errors import UNDECODABLE, BuildError, ConfigurationChangedError
+from tokshard.forking import decodable
 from tokshard.format import names
 from tokshard.format.manifest import Manifest, recipe_fingerprint
 from tokshard.format.opening import open_corpus
@@ -253,7 +254,7 @@ def _inputs_at_build(sources: Iterable[SourceInfo], report: _Report, request: Re
 def _report(store: Store) -> _Report:
     """The report of the build of a corpus; an empty one if it is gone or is not a report."""
     try:
-        return msgspec.json.decode(store.get(names.REPORT), type=_Report)
+        return msgspec.json.decode(store.get(names.REPORT), type=decodable(_Report))
     except (OSError, *UNDECODABLE):
         return _Report()
 

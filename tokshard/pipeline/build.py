@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Unpack
@@ -136,8 +137,14 @@ def _local(build: Build, stage: Stage, num_tasks: int, on_progress: OnProgress) 
     num_workers = build.options.workers or cpu_count()
     has_streams = any(isinstance(task, StreamTask) for task in stage.tasks)
     num_workers = num_workers if has_streams else min(num_workers, num_tasks)
-    if num_workers == 1:
+    is_daemon = multiprocessing.current_process().daemon
+    if num_workers == 1 or (is_daemon and build.options.workers is None):
         return InlineExecutor(build, stage, on_progress)
+    if is_daemon:
+        raise UsageError(
+            f"workers is {build.options.workers}, and this is a daemonic process, which may start no others",
+            hint="give workers=1; or start this process with daemon=False, or by concurrent.futures instead of a Pool",
+        )
     prepare_workers()
     return ProcessExecutor(build, stage, on_progress, num_workers=num_workers)
 
@@ -167,9 +174,6 @@ def build_corpus(
     **keywords: Unpack[OptionalBuildOptions],
 ) -> BuildResult:
     """Tokenize sources into a corpus, or continue where an earlier run of the same build stopped.
-
-    With several workers the calling module must be importable without side effects
-    (``if __name__ == "__main__":``), because worker processes are spawned.
 
     Args:
         sources: a file, directory or glob, on this machine or as a URI (``s3://``, ``gs://``, ``az://``; ``https://``
@@ -253,7 +257,7 @@ def copy_corpus(
         KeyboardInterrupt: the next run of the same copy continues.
     """
     options = options_of("", out, {**keywords, "reads": DOCUMENTS})
-    locations = [corpora] if isinstance(corpora, str | os.PathLike) else list(corpora)
+    locations = list(corpora) if isinstance(corpora, list | tuple | Iterator) else [corpora]
     return run_build([path_option("corpora", location) for location in locations], options, observer)
 
 

@@ -9,12 +9,14 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
 import msgspec
 
 from tokshard.errors import UsageError
+from tokshard.forking import decodable
 from tokshard.numbers import DTYPES, read_count
 from tokshard.store import look_at
 from tokshard.wording import as_typed, as_typed_bytes, counted, listed
@@ -515,8 +517,11 @@ def checked_options(options: BuildOptions) -> BuildOptions:
         values[name] = [values[name]] if isinstance(values[name], str) else values[name]
     by = [values["by"]] if isinstance(values["by"], str) else values["by"]
     values["by"] = [name.strip() for given in by for name in given.split(",")]
+    for name, value in values.items():
+        if isinstance(value, set | frozenset):
+            raise UsageError(f"{name} is a set: {value!r:.{_SHOWN}}", hint="give a list: the columns follow its order")
     try:
-        options = msgspec.convert(values, BuildOptions)
+        options = msgspec.convert(values, decodable(BuildOptions))
     except msgspec.ValidationError as error:
         raise _wrong_value(str(error), values) from error
     for name in options.by:
@@ -534,8 +539,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)
-    if hasattr(value, "dtype") and not getattr(value, "ndim", 0):  # a number of numpy, which has no `__index__`
-        return value.item()
+    if hasattr(value, "tolist"):  # an array or a number of numpy, of which some have no `__index__`
+        return value.tolist()
     return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value
 
 
@@ -677,8 +682,12 @@ def options_of(tokenizer: str | os.PathLike[str], out: str | os.PathLike[str], k
     """The options of a call.
 
     Raises:
-        UsageError: one does not exist.
+        TypeError: one does not exist.
     """
+    for name in set(keywords).difference(BuildOptions.__struct_fields__):
+        near = get_close_matches(name, OPTIONS, n=1)
+        said = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(OPTIONS)}"
+        raise TypeError(f"a build has no argument {name!r}: {said}")
     return BuildOptions(tokenizer=path_option("tokenizer", tokenizer), out=path_option("out", out), **keywords)
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from tokshard.errors import UNDECODABLE, BuildError, ConfigurationChangedError, UsageError
 from tokshard.extras import version_of
-from tokshard.forking import cached_property
+from tokshard.forking import cached_property, decodable
 from tokshard.format import names
 from tokshard.format.loss import has_spans, has_weights
 from tokshard.format.manifest import BuildConfig, ChatConfig, TokenizerInfo
@@ -252,7 +252,7 @@ def load_request(workspace: Workspace) -> Request | None:
         return InputTable(roots, None, [(workspace.store, INPUTS)], digest)
 
     try:
-        request = msgspec.json.decode(_checked(workspace.store.get(REQUEST)), type=Request, dec_hook=inputs)
+        request = msgspec.json.decode(_checked(workspace.store.get(REQUEST)), type=decodable(Request), dec_hook=inputs)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

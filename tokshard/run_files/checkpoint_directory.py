@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from tokshard.errors import UNDECODABLE, TrainerError, UsageError
+from tokshard.forking import decodable
 
 COMPLETE = "COMPLETE"
 STATE_FILE = "state.json"
@@ -57,7 +58,7 @@ def contents(path: str) -> dict[str, File]:
         raise UsageError(f"{path} is not a directory", hint="give a checkpoint, such as OUT/checkpoints/step-00001000")
     try:
         with open(os.path.join(path, COMPLETE), "rb") as file:
-            files = msgspec.json.decode(file.read(), type=dict[str, File])
+            files = msgspec.json.decode(file.read(), type=decodable(dict[str, File]))
     except (OSError, *UNDECODABLE) as error:
         cause = error.strerror if isinstance(error, OSError) else error
         raise damage(path, f"{COMPLETE}: {cause}") from error
@@ -102,7 +103,7 @@ def state_of(path: str) -> State:
     """
     try:
         with open(os.path.join(path, STATE_FILE), "rb") as file:
-            return msgspec.json.decode(file.read(), type=State)
+            return msgspec.json.decode(file.read(), type=decodable(State))
     except UNDECODABLE as error:
         raise damage(path, f"{STATE_FILE}: {error}") from error
 

@@ -194,6 +194,17 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             hint="or give DataLoader(dataset, batch_size=None, sampler=dataset.sampler) a StreamDataset",
         )
 
+    def __getstate__(self) -> Any:
+        """Refuse copies and pickles, which would share the position or lose the thread.
+
+        Raises:
+            LoaderError: always.
+        """
+        raise LoaderError(
+            f"a {type(self).__name__} cannot be copied or sent to another process",
+            hint="make a loader of the plan there, and give it the state: load_state_dict(loader.state_dict())",
+        )
+
     def __exit__(self, *_: object) -> None:
         self.close()
 

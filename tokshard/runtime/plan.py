@@ -376,11 +376,13 @@ class StreamPlan:
 
         Raises:
             IndexError: the plan does not have all of them.
+            PlanError: they are not integers.
         """
         if not len(samples):
             return []
+        samples = np.asarray(samples)
         for sample in (samples.min(), samples.max()):
-            _check_sample(self, int(sample), cursor)
+            _check_sample(self, _checked_sample(sample), cursor)
         cursor = cursor or self.cursor()
         mixture = self.mixture(cursor)
         found: list[list[Piece]] = [[] for _ in samples]

@@ -63,13 +63,17 @@ class Prefetch(Generic[Item]):
         """The next item. After an error, it is closed.
 
         Raises:
-            LoaderError: no item came in time, or it was closed meanwhile.
+            LoaderError: no item came in time, it was closed meanwhile, or the system starts no more threads.
             BaseException: the iterator raised it.
         """
         if self._inline is not None:
             return next(self._inline)
         if self._thread.ident is None:  # not earlier, so that whoever has this object can close it
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as cause:
+                hint = "raise the limit of the system (ulimit -u, or pids of a container), or give prefetch_factor=0"
+                raise LoaderError(f"no batches can be made ahead: {cause}", hint=hint) from cause
         item = self._awaited()
         if item is None:
             error = LoaderError(

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from tokshard.errors import PlanError, PlanMismatchError
+from tokshard.forking import decodable
 from tokshard.runtime.cursor import (
     CorpusChange,
     CorpusIdentity,
@@ -93,7 +94,7 @@ class _State(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def identity(self) -> PlanIdentity:
         """The plan of the run."""
-        corpora = (msgspec.convert(one, CorpusIdentity, from_attributes=True) for one in self.corpora)
+        corpora = (msgspec.convert(one, decodable(CorpusIdentity), from_attributes=True) for one in self.corpora)
         return PlanIdentity(fields={name: getattr(self, name) for name in _FIELDS}, corpora=tuple(corpora))
 
     @property
@@ -214,7 +215,7 @@ def _check_weights(saved: _State, plan: StreamPlan) -> None:
 def _decoded(state: Any) -> _State:
     line = _checked_line(state.get(_KEY) if isinstance(state, Mapping) else state)
     try:
-        return msgspec.json.decode(line, type=_State)
+        return msgspec.json.decode(line, type=decodable(_State))
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise PlanMismatchError(f"the state is damaged: {error}", hint=_DAMAGED) from error
 

@@ -173,9 +173,17 @@ class StreamDataset(Dataset[Batch]):
         return self.sampler.plan
 
     def __getitem__(self, step: Step) -> Batch:
-        """The batch of a step of the sampler."""
+        """The batch of a step of the sampler.
+
+        Raises:
+            LoaderError: it is no step, or one of the sampler of another data set.
+        """
         if not isinstance(step, Step):
             raise LoaderError(f"{step!r:.100} is not a step of this data set, expected one of its sampler", hint=_HOW)
+        orders = step.order, (self.plan.fingerprint, self._ranks.global_batch_size)
+        if orders[0] != orders[1]:
+            theirs, ours = ("batches of {1} of plan {0:.12}".format(*one) for one in orders)
+            raise LoaderError(f"the sampler is that of another data set: {theirs}, here {ours}", hint=_HOW)
         if self._pid not in (None, os.getpid()):
             self.sampler.plan = self.plan.copy(reopened=True)
         self._pid = os.getpid()
@@ -233,6 +241,7 @@ class StepSampler(Sampler["Step"]):
     def __init__(self, plan: StreamPlan, global_batch_size: int) -> None:
         self.num_made = 0
         self.plan, self._position = plan, LoopPosition(plan, global_batch_size)
+        self._global_batch_size = global_batch_size
         self._loop: weakref.ref[_Loop] | None = None
         self._is_under_way = self.is_second = False
 
@@ -298,7 +307,8 @@ class StepSampler(Sampler["Step"]):
         if not self._is_under_way:
             self._position.end()
             return None
-        step = Step(self._position.cursor, self._position.stop.sample)
+        order = self.plan.fingerprint, self._global_batch_size
+        step = Step(self._position.cursor, self._position.stop.sample, order)
         self._position.advance()
         return step
 
@@ -378,10 +388,12 @@ class Step(NamedTuple):
     Args:
         cursor: the cursor at its start.
         end: the sample that ends the pass; None: it is endless.
+        order: the fingerprint of the plan, and the global batch size.
     """
 
     cursor: Cursor
     end: int | None
+    order: tuple[str, int]
 
 
 def belong_to_the_loop(worker_id: int) -> None:

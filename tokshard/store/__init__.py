@@ -78,7 +78,7 @@ def open_store(location: str | os.PathLike[str]) -> Store:
         UsageError: the location is empty, a URI of an unknown scheme, or needs the extra ``remote``, which is not
             installed.
     """
-    text = os.fspath(location)
+    text = os.fsdecode(location)
     if not text:  # most often from a variable of the shell that is not set
         raise UsageError("a location is empty", hint="give a path or a URI; . is the working directory")
     if not is_uri(text):

@@ -17,6 +17,7 @@ from typing import Annotated
 import msgspec
 
 from tokshard.errors import UNDECODABLE, StoreError, TokshardError
+from tokshard.forking import decodable
 from tokshard.store.bucket import Bucket, Tag
 from tokshard.store.failures import CONDITIONS
 from tokshard.store.requests import LOST
@@ -228,7 +229,7 @@ def _find(bucket: Bucket, key: str) -> _Found | None:
     except FileNotFoundError:
         return None
     try:
-        return _Found(msgspec.json.decode(content, type=LeaseRecord), tag, age)
+        return _Found(msgspec.json.decode(content, type=decodable(LeaseRecord)), tag, age)
     except UNDECODABLE:
         words = f"{bucket.where(key)} was not written by tokshard: remove it if nobody builds there"
         raise BlockingIOError(errno.EAGAIN, words, bucket.where(key)) from None

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import UNDECODABLE, TrainerError
+from tokshard.forking import decodable
 
 _LONG_WAIT = 0.01
 """The share of a step's time that the loader may take without a note in the step's line."""
@@ -78,7 +79,7 @@ def _end_of(content: mmap.mmap, path: str, last_step: int) -> tuple[int, bool]:
     while end:
         start = content.rfind(b"\n", 0, end - 1) + 1
         try:
-            line = msgspec.json.decode(content[start:end], type=Line)
+            line = msgspec.json.decode(content[start:end], type=decodable(Line))
         except UNDECODABLE as error:
             found, problem = 0, f"the line at byte {start:,} is not a step of a run: {error}"
         else:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import UNDECODABLE, UsageError
+from tokshard.forking import decodable
 from tokshard.inspect.page.page import Facts, Section, chart, facts, heading, lines, render_page, table
 from tokshard.numbers import ceil_div
 from tokshard.run_files.checkpoint_directory import checkpoints_by_step
@@ -134,7 +135,7 @@ def _read(path: str) -> _History:
     with open(path, "rb") as file:
         for number, text in enumerate(file, 1):
             try:
-                line = msgspec.json.decode(text, type=_Line)
+                line = msgspec.json.decode(text, type=decodable(_Line))
             except UNDECODABLE as error:
                 if not text.endswith(b"\n"):
                     break  # the run writes it at this moment, or died then

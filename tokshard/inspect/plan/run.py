@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import UNDECODABLE, UsageError
-from tokshard.forking import cached_property
+from tokshard.forking import cached_property, decodable
 from tokshard.format.corpus import Corpus
 from tokshard.inspect.corpus.places import trained_on
 from tokshard.numbers import ceil_div
@@ -376,7 +376,7 @@ def _read_record(checkpoint: str, step: int, sample: int) -> NDArray[np.int64]:
     try:
         with open(os.path.join(checkpoint, "..", "..", "metrics.jsonl"), "rb") as file:
             for line in file:
-                one = msgspec.json.decode(line, type=_Line)
+                one = msgspec.json.decode(line, type=decodable(_Line))
                 if one.step > step:
                     break
                 if one.samples is not None:

@@ -15,6 +15,7 @@ import msgspec
 
 from tokshard.errors import SourceError, TokenizerError, UsageError
 from tokshard.extras import version_of
+from tokshard.forking import decodable
 from tokshard.format.manifest import TokenizerInfo, canonical_json
 from tokshard.format.schema import MAX_VOCABULARY
 from tokshard.pipeline.sources.hub import SCHEME, fetch_tokenizer, is_model_id
@@ -376,7 +377,7 @@ class _Blocks(msgspec.Struct):
 def _blocks(content: bytes) -> _Blocks:
     """Some keys of a ``tokenizer.json``: skipping its vocabulary takes a twentieth of the time of reading it."""
     with contextlib.suppress(msgspec.MsgspecError, UnicodeError):  # `json` accepts more
-        return msgspec.json.decode(content, type=_Blocks)
+        return msgspec.json.decode(content, type=decodable(_Blocks))
     parsed = json.loads(content)
     return _Blocks(*(parsed.get(name) for name in _Blocks.__struct_fields__))
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 from tokshard.errors import BuildError
 from tokshard.pipeline.encode.documents import ChunkResult
 from tokshard.pipeline.executors.base import Ended, Event, OnProgress, WorkerUsage, peak_bytes
-from tokshard.pipeline.executors.worker import ENVIRONMENT, START_METHOD, environment, worker_main
+from tokshard.pipeline.executors.worker import START_METHOD, starting_worker, worker_main
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.records import Chunk
 from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask
@@ -210,7 +210,7 @@ class ProcessExecutor:
             daemon=True,
         )
         try:
-            with environment(ENVIRONMENT):
+            with starting_worker():
                 process.start()
         except (EOFError, OSError) as error:  # the fork server was killed, or the system allows no more processes
             ours.close()

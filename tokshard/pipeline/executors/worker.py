@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import queue
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from multiprocessing.connection import Connection
 from typing import Any
 
 from tokshard.errors import BuildError
+from tokshard.forking import ForkLock
 from tokshard.pipeline.executors.base import WorkerUsage, cpu_time, peak_bytes, portable
 from tokshard.pipeline.request import Build, check_versions
 from tokshard.pipeline.sources.records import Chunk
@@ -34,6 +38,9 @@ ENVIRONMENT = {
 # a server that has imported everything once forks workers from a process without threads: safe in a program that has
 # some, and each worker costs milliseconds instead of the third of a second that the imports take
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+# environment, main module and fork server belong to the process, and its threads may run several builds at once
+_lock, _builds, _changes = ForkLock(), list[None](), contextlib.ExitStack()
 
 
 def worker_main(connection: Connection, build: Build, stage: Stage) -> None:
@@ -88,12 +95,18 @@ def prepare_workers() -> None:
 
         multiprocessing.set_forkserver_preload([worker_main.__module__])
         try:
-            with environment(ENVIRONMENT), _interrupts_blocked():
-                forkserver.ensure_running()
+            with _lock, environment(ENVIRONMENT), _interrupts_blocked():
+                try:
+                    forkserver.ensure_running()
+                except ChildProcessError:  # it is that of the process from which this one was forked
+                    vars(forkserver)["_forkserver"]._forkserver_pid = None  # noqa: SLF001
+                    forkserver.ensure_running()
         except OSError as error:  # it listens on a socket in the temporary directory
+            is_full = error.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+            place = "" if is_full else f" in the temporary directory {tempfile.gettempdir()}"
+            way = "raise the limits of the system (ulimit)" if is_full else "set TMPDIR to a short path, such as /tmp"
             raise BuildError(
-                f"worker processes cannot be started in the temporary directory {tempfile.gettempdir()}: {error}",
-                hint="set TMPDIR to a directory with a short path, such as /tmp, or give --workers 1",
+                f"worker processes cannot be started{place}: {error}", hint=f"{way}, or give --workers 1"
             ) from error
 
 
@@ -112,10 +125,25 @@ def _interrupts_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def restoring_environment() -> Iterator[None]:
-    """Restore at the end the environment and the fork server of the calling program.
+    """Restore at the end the environment and the fork server of the calling program; of several builds, the last does.
 
     A server that ran before belongs to the program, and stays.
     """
+    with _lock:
+        if not _builds:
+            _changes.enter_context(_changed_program())
+        _builds.append(None)
+    try:
+        yield
+    finally:
+        with _lock:
+            _builds.pop()
+            if not _builds:
+                _changes.close()
+
+
+@contextlib.contextmanager
+def _changed_program() -> Iterator[None]:
     from multiprocessing import forkserver
 
     server: Any = vars(forkserver)["_forkserver"]  # no public function stops it
@@ -127,8 +155,24 @@ def restoring_environment() -> Iterator[None]:
             if not was_running and server._forkserver_pid is not None:  # noqa: SLF001
                 # by itself it ends only after all workers, and Ctrl-C may leave a starting worker that nobody waits for
                 os.kill(server._forkserver_pid, signal.SIGKILL)  # noqa: SLF001
-                server._stop()  # noqa: SLF001
-                server._preload_modules = preload  # noqa: SLF001
+                with contextlib.suppress(ChildProcessError):  # a program that ignores SIGCHLD cannot wait for it
+                    server._stop()  # noqa: SLF001
+                server._forkserver_pid, server._preload_modules = None, preload  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def starting_worker() -> Iterator[None]:
+    """Processes started inside have the environment of workers, and do not import the program's main module.
+
+    Nothing of it is sent to them, and it may lack a guard, take seconds, change the directory, or be no file at all.
+    """
+    main = sys.modules["__main__"]
+    with _lock, environment(ENVIRONMENT):
+        before, main.__spec__ = main.__spec__, ModuleSpec("tokshard.__main__", None)  # which multiprocessing leaves out
+        try:
+            yield
+        finally:
+            main.__spec__ = before
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from tokshard.errors import SourceError, TokshardError, UsageError
+from tokshard.forking import decodable
 from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT, chat_text
 from tokshard.pipeline.sources.decompress import open_bytes
 from tokshard.pipeline.sources.division import Span
@@ -76,13 +77,27 @@ def encoded_rows(source: RecordSource, spec: RecordSpec) -> Iterator[bytes]:
     """The records of an iterable as they are spooled.
 
     Raises:
-        SourceError: the iterable raised an exception.
+        SourceError: the iterable or a record raised an exception.
         UsageError: the iterable yields paths.
     """
     encode = msgspec.msgpack.Encoder(enc_hook=str.__str__).encode  # strings of numpy and others become plain ones
-    for record in _records(source):
-        row = encode(_row(record, spec))
-        yield len(row).to_bytes(_LENGTH_BYTES, "little") + row
+    number = 0
+    try:
+        for record in source.records:
+            if isinstance(record, os.PathLike):
+                raise UsageError(
+                    f"{source.name} gives paths, expected records", hint="give paths in a list: list(paths)"
+                )
+            row = encode(_row(record, spec))
+            number += 1
+            yield len(row).to_bytes(_LENGTH_BYTES, "little") + row
+    except TokshardError:
+        raise
+    except Exception as error:
+        raise SourceError(
+            f"{source.name} failed after {counted_text(number, 'record')}: {type(error).__name__}: {error}",
+            hint="fix the iterable, and give it to the same build again, from its start",
+        ) from error
 
 
 def _chunks(input_: Input, _: Span, spec: RecordSpec) -> Iterator[tuple[None, Records]]:
@@ -94,7 +109,7 @@ FORMAT = Format(name=RECORDS, read=_chunks)
 
 
 def _rows(read: Callable[[int], bytes]) -> Iterator[_Row]:
-    decode = msgspec.msgpack.Decoder(_Row).decode
+    decode = msgspec.msgpack.Decoder(decodable(_Row)).decode
     while length := read(_LENGTH_BYTES):
         yield decode(read(int.from_bytes(length, "little")))
 
@@ -130,30 +145,13 @@ def _as_source(source: Any, place: str) -> str | RecordSource:
         hint = "give the path of the file"
     elif hasattr(source, "iterrows"):  # a pandas data frame, which iterates over its column names
         hint = f'give {place}.to_dict("records")'
+    elif hasattr(source, "to_pylist") and not isinstance(source, Iterable):  # a table of pyarrow
+        hint = f"give {place}.to_pylist()"
     elif isinstance(source, list | tuple) and not _holds_records(source):
         hint = "give paths in one list, and texts as an iterator: iter(texts)"
     elif isinstance(source, Iterable) and not isinstance(source, bytes | bytearray | memoryview):
         return RecordSource(name=f"<{kind}>", records=source)
     raise UsageError(f"{place} has type {kind}, expected a path or an iterable of records", hint=hint)
-
-
-def _records(given: RecordSource) -> Iterator[Any]:
-    number = 0
-    try:
-        for record in given.records:
-            if isinstance(record, os.PathLike):
-                raise UsageError(
-                    f"{given.name} gives paths, expected records", hint="give paths in a list: list(paths)"
-                )
-            number += 1
-            yield record
-    except TokshardError:
-        raise
-    except Exception as error:
-        raise SourceError(
-            f"{given.name} failed after {counted_text(number, 'record')}: {type(error).__name__}: {error}",
-            hint="fix the iterable, and give it to the same build again, from its start",
-        ) from error
 
 
 def _row(record: Any, spec: RecordSpec) -> _Row:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from tokshard.errors import UNDECODABLE, BuildError
+from tokshard.forking import decodable
 from tokshard.format import names
 from tokshard.format.arrays import table_batch
 from tokshard.format.manifest import NO_LENGTHS, DocumentLengths, joined_lengths
@@ -310,7 +311,7 @@ def saved(store: Store, name: str, kind: type[Value]) -> Value:
     content = store.get(name)
     if _crc32(content[:-_CRC_BYTES]) != content[-_CRC_BYTES:]:
         raise ValueError("its content does not have its checksum")
-    return msgspec.msgpack.decode(content[:-_CRC_BYTES], type=kind)
+    return msgspec.msgpack.decode(content[:-_CRC_BYTES], type=decodable(kind))
 
 
 def _crc32(content: bytes) -> bytes:
