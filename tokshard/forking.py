@@ -46,21 +46,19 @@ class Renewed(Protocol):
 
 
 class ForkLock:
-    """A re-entrant lock. The guarded data must be usable at any moment, because another thread may fork."""
+    """A re-entrant lock. The guarded data must be usable at any moment, because another thread may fork.
+
+    Attributes:
+        now: the lock of this process, for ``with``.
+    """
 
     def __init__(self) -> None:
-        self._lock = RLock()
+        self.now = RLock()
         renew_in_children(self)
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
     def renew(self) -> None:
-        """Release it, whichever thread of the parent held it."""
-        self._lock = RLock()
+        """Have another one, whichever thread of the parent held it."""
+        self.now = RLock()
 
 
 _renewed: WeakSet[Renewed] = WeakSet()
@@ -83,10 +81,10 @@ _decoding = ForkLock()
 
 
 def decodable(kind: type[Type]) -> type[Type]:
-    """A type for msgspec to decode, here or in another thread at the same time.
+    """A decorator of classes that msgspec decodes, perhaps in several threads.
 
-    msgspec looks at the fields of a type when it first decodes it; two threads that do so at once crash the process.
+    msgspec looks at the fields of a class when it first decodes one; two threads that do so at once crash the process.
     """
-    with _decoding:
+    with _decoding.now:
         msgspec.json.Decoder(kind)
     return kind

@@ -280,7 +280,7 @@ def test_a_forked_child_reads_anew_whatever_threads_of_its_parent_hold(local, ac
     source = CorpusSource(local, access=access)
     lengths, out = np.array([64]), np.zeros(64, source.dtype)
     source.read(np.array([0]), lengths, out, np.array([0]))
-    lock = source._lock if access == "mmap" else source.cache._lock
+    lock = source._lock.now if access == "mmap" else source.cache._lock
 
     def read_anew() -> int:
         found = np.zeros(64, source.dtype)

@@ -295,6 +295,7 @@ class Base(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     carries: dict[str, Annotated[list[Count], msgspec.Meta(min_length=1)]] = {}
 
 
+@decodable
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The description of a corpus. Its presence means that the corpus is complete.
 
@@ -389,7 +390,7 @@ def decode_manifest(content: bytes, *, file: str) -> Manifest:
                 f"{file} has format version {version}; this tokshard reads up to {FORMAT_VERSION}",
                 hint="install a newer tokshard",
             )
-        manifest = msgspec.convert(fields, decodable(Manifest))
+        manifest = msgspec.convert(fields, Manifest)
         _check_totals(manifest)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError, msgspec.MsgspecError) as error:
         raise DamagedCorpusError(f"{file} does not hold a manifest: {error!r}", hint=_RESTORE) from error

@@ -214,6 +214,7 @@ class _ReportedSource(msgspec.Struct):
     version: str
 
 
+@decodable
 class _Report(msgspec.Struct):
     """The part of ``build-report.json`` that a later build reads. No hash covers it: all of it may be missing.
 
@@ -254,7 +255,7 @@ def _inputs_at_build(sources: Iterable[SourceInfo], report: _Report, request: Re
 def _report(store: Store) -> _Report:
     """The report of the build of a corpus; an empty one if it is gone or is not a report."""
     try:
-        return msgspec.json.decode(store.get(names.REPORT), type=decodable(_Report))
+        return msgspec.json.decode(store.get(names.REPORT), type=_Report)
     except (OSError, *UNDECODABLE):
         return _Report()
 

@@ -99,6 +99,7 @@ _CHAT = "chat_date", "loss", "document_end", "overlong", "template_drops"
 """Options of conversations that mean nothing without `chat`."""
 
 
+@decodable
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a build, in the order of the help. Each carries its description, an `Option`."""
 
@@ -521,7 +522,7 @@ def checked_options(options: BuildOptions) -> BuildOptions:
         if isinstance(value, set | frozenset):
             raise UsageError(f"{name} is a set: {value!r:.{_SHOWN}}", hint="give a list: the columns follow its order")
     try:
-        options = msgspec.convert(values, decodable(BuildOptions))
+        options = msgspec.convert(values, BuildOptions)
     except msgspec.ValidationError as error:
         raise _wrong_value(str(error), values) from error
     for name in options.by:

@@ -48,6 +48,7 @@ _SAME_BYTES = ("pyarrow", "zstandard")
 """Packages besides tokshard on which the bytes of every corpus depend; for texts, tokenizers is one of them."""
 
 
+@decodable
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The resolved request of a build.
 
@@ -252,7 +253,7 @@ def load_request(workspace: Workspace) -> Request | None:
         return InputTable(roots, None, [(workspace.store, INPUTS)], digest)
 
     try:
-        request = msgspec.json.decode(_checked(workspace.store.get(REQUEST)), type=decodable(Request), dec_hook=inputs)
+        request = msgspec.json.decode(_checked(workspace.store.get(REQUEST)), type=Request, dec_hook=inputs)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -27,6 +27,7 @@ _NAME = re.compile(r"step-(\d{8,})")
 _PARTIAL = re.compile(r"step-(\d{8,})\.partial")
 
 
+@decodable
 class State(msgspec.Struct):
     """The contents of state.json: steps done, the loader's state, the recipe."""
 
@@ -35,6 +36,7 @@ class State(msgspec.Struct):
     config: dict[str, dict[str, Any]]
 
 
+@decodable
 class File(msgspec.Struct, frozen=True):
     """A file of a checkpoint, as COMPLETE lists it."""
 
@@ -58,7 +60,7 @@ def contents(path: str) -> dict[str, File]:
         raise UsageError(f"{path} is not a directory", hint="give a checkpoint, such as OUT/checkpoints/step-00001000")
     try:
         with open(os.path.join(path, COMPLETE), "rb") as file:
-            files = msgspec.json.decode(file.read(), type=decodable(dict[str, File]))
+            files = msgspec.json.decode(file.read(), type=dict[str, File])
     except (OSError, *UNDECODABLE) as error:
         cause = error.strerror if isinstance(error, OSError) else error
         raise damage(path, f"{COMPLETE}: {cause}") from error
@@ -103,7 +105,7 @@ def state_of(path: str) -> State:
     """
     try:
         with open(os.path.join(path, STATE_FILE), "rb") as file:
-            return msgspec.json.decode(file.read(), type=decodable(State))
+            return msgspec.json.decode(file.read(), type=State)
     except UNDECODABLE as error:
         raise damage(path, f"{STATE_FILE}: {error}") from error
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from tokshard.errors import UsageError
+from tokshard.forking import decodable
 from tokshard.numbers import ceil_div, read_bytes, read_count, read_length
 from tokshard.run_files.checkpoint_directory import is_checkpoint, state_of
 from tokshard.run_files.strict_toml import change_paths, convert, example_of, key, path_beside, read_toml
@@ -28,6 +29,7 @@ _NOT_OF_PLANS = {"global_batch_size", "uneven", "deal", "mask", "memory_bytes", 
 Positive = Annotated[int, Meta(ge=1)]
 
 
+@decodable
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
     """Corpora and how they are read. Keys that are not here are arguments of `StreamPlan` and `Cache`, which say more.
@@ -92,6 +94,7 @@ class Mix:
         yield from ((name, file) for name, files in self.mask.items() for file in files)
 
 
+@decodable
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerData(Mix):
     """The ``[data]`` table of a trainer's recipe: a mix, and how the trainer loads it.

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from tokshard.errors import PlanError, PlanMismatchError, UsageError
+from tokshard.forking import decodable
 from tokshard.format.corpus import Corpus
 from tokshard.numbers import read_count
 from tokshard.run_files.checkpoint_directory import is_checkpoint, state_of
@@ -175,6 +176,7 @@ class Checkpoint:
     load_weights: str = field(default="", metadata=key('load_weights = "models/llama"', is_path=True))
 
 
+@decodable
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """The loss on corpora that are not trained on, each read once, with the seq_len and batch size of [data].
@@ -192,6 +194,7 @@ class Evaluation:
     tokens: Positive | None = field(default=None, metadata=key('tokens = "200k"', read=read_count))
 
 
+@decodable
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """A resolved recipe."""

@@ -16,7 +16,6 @@ from typing import IO, Any, TypeVar, get_type_hints
 import msgspec
 
 from tokshard.errors import UsageError
-from tokshard.forking import decodable
 from tokshard.store import is_uri, joined_location, locate
 
 Settings = TypeVar("Settings")
@@ -117,7 +116,7 @@ def convert(fields: Mapping[str, Any], kind: type[Settings], *, where: str, hint
     """
     ready = _ready(fields, kind, where=where, prefix=prefix)
     try:
-        return msgspec.convert(ready, decodable(kind))
+        return msgspec.convert(ready, kind)
     except msgspec.ValidationError as error:
         text = str(error).replace("`$.", f"`{prefix}")
         found = _KEY.search(str(error))

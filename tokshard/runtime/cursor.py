@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from tokshard.forking import cached_property
+from tokshard.forking import cached_property, decodable
 from tokshard.runtime.order.mixture import Balance, Mixture, Segment
 from tokshard.runtime.order.permutation import ORDER_VERSION
 from tokshard.runtime.order.windows import CorpusOrder, Pack, Shape
@@ -75,6 +75,7 @@ def _fingerprint(changes: Sequence[Segment]) -> str:
     return hashlib.sha256(b"tokshard schedule 1\n" + b"".join(content)).hexdigest() if changes else ""
 
 
+@decodable
 class CorpusIdentity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The settings of a corpus in a plan that determine its samples.
 

@@ -63,6 +63,7 @@ class _Mask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sha256: Sha256
 
 
+@decodable
 class _State(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The line of JSON, key by key."""
 
@@ -94,7 +95,7 @@ class _State(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def identity(self) -> PlanIdentity:
         """The plan of the run."""
-        corpora = (msgspec.convert(one, decodable(CorpusIdentity), from_attributes=True) for one in self.corpora)
+        corpora = (msgspec.convert(one, CorpusIdentity, from_attributes=True) for one in self.corpora)
         return PlanIdentity(fields={name: getattr(self, name) for name in _FIELDS}, corpora=tuple(corpora))
 
     @property
@@ -215,7 +216,7 @@ def _check_weights(saved: _State, plan: StreamPlan) -> None:
 def _decoded(state: Any) -> _State:
     line = _checked_line(state.get(_KEY) if isinstance(state, Mapping) else state)
     try:
-        return msgspec.json.decode(line, type=decodable(_State))
+        return msgspec.json.decode(line, type=_State)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise PlanMismatchError(f"the state is damaged: {error}", hint=_DAMAGED) from error
 

@@ -28,6 +28,7 @@ _BEATS = 6
 _TRIES = 5
 
 
+@decodable
 class LeaseRecord(msgspec.Struct, kw_only=True, frozen=True):
     """The content of the object.
 
@@ -229,7 +230,7 @@ def _find(bucket: Bucket, key: str) -> _Found | None:
     except FileNotFoundError:
         return None
     try:
-        return _Found(msgspec.json.decode(content, type=decodable(LeaseRecord)), tag, age)
+        return _Found(msgspec.json.decode(content, type=LeaseRecord), tag, age)
     except UNDECODABLE:
         words = f"{bucket.where(key)} was not written by tokshard: remove it if nobody builds there"
         raise BlockingIOError(errno.EAGAIN, words, bucket.where(key)) from None

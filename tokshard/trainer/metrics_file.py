@@ -20,6 +20,7 @@ _LONG_WAIT = 0.01
 """The share of a step's time that the loader may take without a note in the step's line."""
 
 
+@decodable
 class Line(msgspec.Struct):
     """The fields of a line that are read back."""
 
@@ -79,7 +80,7 @@ def _end_of(content: mmap.mmap, path: str, last_step: int) -> tuple[int, bool]:
     while end:
         start = content.rfind(b"\n", 0, end - 1) + 1
         try:
-            line = msgspec.json.decode(content[start:end], type=decodable(Line))
+            line = msgspec.json.decode(content[start:end], type=Line)
         except UNDECODABLE as error:
             found, problem = 0, f"the line at byte {start:,} is not a step of a run: {error}"
         else:

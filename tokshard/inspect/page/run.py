@@ -48,6 +48,7 @@ class _Evaluated(msgspec.Struct):
     targets: int = 0
 
 
+@decodable
 class _Line(msgspec.Struct):
     """The fields read from a line of ``metrics.jsonl``."""
 
@@ -135,7 +136,7 @@ def _read(path: str) -> _History:
     with open(path, "rb") as file:
         for number, text in enumerate(file, 1):
             try:
-                line = msgspec.json.decode(text, type=decodable(_Line))
+                line = msgspec.json.decode(text, type=_Line)
             except UNDECODABLE as error:
                 if not text.endswith(b"\n"):
                     break  # the run writes it at this moment, or died then

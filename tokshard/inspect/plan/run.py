@@ -363,6 +363,7 @@ def _other_run(location: str, mix: Mix, plan: StreamPlan) -> str:
     return f"{run}, by {', '.join(names)}" if names else ""
 
 
+@decodable
 class _Line(msgspec.Struct):
     """The fields read from a line of ``metrics.jsonl``; an evaluation has no samples."""
 
@@ -376,7 +377,7 @@ def _read_record(checkpoint: str, step: int, sample: int) -> NDArray[np.int64]:
     try:
         with open(os.path.join(checkpoint, "..", "..", "metrics.jsonl"), "rb") as file:
             for line in file:
-                one = msgspec.json.decode(line, type=decodable(_Line))
+                one = msgspec.json.decode(line, type=_Line)
                 if one.step > step:
                     break
                 if one.samples is not None:

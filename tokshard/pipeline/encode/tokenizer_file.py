@@ -368,6 +368,7 @@ def _is_undone(step: Mapping[str, Any]) -> bool:
     return step.get("type") == "ByteLevel" or (step.get("type") == "Prepend" and step.get("prepend") == _SPACE)
 
 
+@decodable
 class _Blocks(msgspec.Struct):
     truncation: Any = None
     padding: Any = None
@@ -377,7 +378,7 @@ class _Blocks(msgspec.Struct):
 def _blocks(content: bytes) -> _Blocks:
     """Some keys of a ``tokenizer.json``: skipping its vocabulary takes a twentieth of the time of reading it."""
     with contextlib.suppress(msgspec.MsgspecError, UnicodeError):  # `json` accepts more
-        return msgspec.json.decode(content, type=decodable(_Blocks))
+        return msgspec.json.decode(content, type=_Blocks)
     parsed = json.loads(content)
     return _Blocks(*(parsed.get(name) for name in _Blocks.__struct_fields__))
 

@@ -95,7 +95,7 @@ def prepare_workers() -> None:
 
         multiprocessing.set_forkserver_preload([worker_main.__module__])
         try:
-            with _lock, environment(ENVIRONMENT), _interrupts_blocked():
+            with _lock.now, environment(ENVIRONMENT), _interrupts_blocked():
                 try:
                     forkserver.ensure_running()
                 except ChildProcessError:  # it is that of the process from which this one was forked
@@ -129,14 +129,14 @@ def restoring_environment() -> Iterator[None]:
 
     A server that ran before belongs to the program, and stays.
     """
-    with _lock:
+    with _lock.now:
         if not _builds:
             _changes.enter_context(_changed_program())
         _builds.append(None)
     try:
         yield
     finally:
-        with _lock:
+        with _lock.now:
             _builds.pop()
             if not _builds:
                 _changes.close()
@@ -167,7 +167,7 @@ def starting_worker() -> Iterator[None]:
     Nothing of it is sent to them, and it may lack a guard, take seconds, change the directory, or be no file at all.
     """
     main = sys.modules["__main__"]
-    with _lock, environment(ENVIRONMENT):
+    with _lock.now, environment(ENVIRONMENT):
         before, main.__spec__ = main.__spec__, ModuleSpec("tokshard.__main__", None)  # which multiprocessing leaves out
         try:
             yield

@@ -41,6 +41,7 @@ _SHOWN_FIELDS = 8
 _LENGTH_BYTES = 8
 
 
+@decodable
 class _Row(msgspec.Struct, array_like=True, frozen=True):
     """A record as it is spooled.
 
@@ -109,7 +110,7 @@ FORMAT = Format(name=RECORDS, read=_chunks)
 
 
 def _rows(read: Callable[[int], bytes]) -> Iterator[_Row]:
-    decode = msgspec.msgpack.Decoder(decodable(_Row)).decode
+    decode = msgspec.msgpack.Decoder(_Row).decode
     while length := read(_LENGTH_BYTES):
         yield decode(read(int.from_bytes(length, "little")))
 

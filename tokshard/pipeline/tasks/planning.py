@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from tokshard.forking import decodable
 from tokshard.numbers import ceil_div
 from tokshard.pipeline.sources.division import CHUNK_BYTES, INDIVISIBLE, LINES, STREAM, Divisibility, Span
 from tokshard.pipeline.workspace.receipts import Key
@@ -30,6 +31,7 @@ _MAX_GROUP_INPUTS = 16_384
 change of this number changes the shards."""
 
 
+@decodable
 class Task(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A task of known extent: consecutive whole inputs, or a part of one.
 
@@ -54,6 +56,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return self.span == Span()
 
 
+@decodable
 class StreamTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An input that is read from its start and divided into segments, each with a receipt of its own.
 

@@ -14,7 +14,6 @@ from itertools import accumulate
 import msgspec
 
 from tokshard.errors import UNDECODABLE, UsageError
-from tokshard.forking import decodable
 from tokshard.format import names
 from tokshard.format.generations import generation_numbers
 from tokshard.format.manifest import Manifest
@@ -138,7 +137,7 @@ def manifest_of(output: Output) -> Manifest | None:
     try:
         fields = json.loads(output.store.get(names.MANIFEST))
         fields.pop("manifest_sha256")
-        manifest = msgspec.convert(fields, decodable(Manifest))
+        manifest = msgspec.convert(fields, Manifest)
     except (OSError, ValueError, KeyError, AttributeError, TypeError, *UNDECODABLE):
         return None
     number = 0 if manifest.generation is None else manifest.generation.number

@@ -135,6 +135,7 @@ class TaskFailedError(Exception):
         self.failure = failure
 
 
+@decodable
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The result of a task.
 
@@ -311,7 +312,7 @@ def saved(store: Store, name: str, kind: type[Value]) -> Value:
     content = store.get(name)
     if _crc32(content[:-_CRC_BYTES]) != content[-_CRC_BYTES:]:
         raise ValueError("its content does not have its checksum")
-    return msgspec.msgpack.decode(content[:-_CRC_BYTES], type=decodable(kind))
+    return msgspec.msgpack.decode(content[:-_CRC_BYTES], type=kind)
 
 
 def _crc32(content: bytes) -> bytes:
@@ -409,6 +410,7 @@ def files_there(store: Store, stage: str) -> dict[str, int]:
     return {entry.name: entry.size for folder in folders for entry in store.list(folder)}
 
 
+@decodable
 class Spooled(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a spooled source.
 

@@ -236,7 +236,7 @@ class MappedCorpus:
         found, wanted = self._offsets, set(batches)
         if wanted <= found.keys():
             return found
-        with self._lock:
+        with self._lock.now:
             kept = self._offsets if len(wanted | self._offsets.keys()) <= MAX_BATCHES else {}
             missing = sorted(wanted - kept.keys())
             found = kept | {batch: self._shard_at(batch).offsets(self._within(batch)) for batch in missing}
@@ -251,7 +251,7 @@ class MappedCorpus:
 
     def _open(self, batches: NDArray[np.int64]) -> MappedTokens:
         """Open record batches, each once, some of which are not open yet."""
-        with self._lock:
+        with self._lock.now:
             tokens = self._kept
             missing = tokens.missing(batches)
             if len(tokens) + len(missing) > MAX_BATCHES:

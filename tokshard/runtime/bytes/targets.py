@@ -63,19 +63,19 @@ class TargetReader:
         """Load the spans of stretches ahead of need, in threads of `fetchers`."""
         first, last = (self._first_tokens.searchsorted(places, "right") - 1 for places in (starts, stops - 1))
         for batch in dict.fromkeys(np.concatenate([first, last]).tolist()):
-            with self._lock:
+            with self._lock.now:
                 if batch not in self._kept and batch not in self._asked:
                     self._asked[batch] = fetchers.start(partial(self._load, batch), is_urgent=False)
 
     def _of(self, batch: int) -> _Kept:
-        with self._lock:
+        with self._lock.now:
             kept, asked = self._kept.get(batch), self._asked.pop(batch, None)
             if kept is not None:
                 self._kept.move_to_end(batch)
                 return kept
         targets = self._load(batch) if asked is None else asked.result()
         kept = _Kept(targets.borders.astype(np.uint32), targets.weights)
-        with self._lock:
+        with self._lock.now:
             self._num_bytes += kept.nbytes - (self._kept[batch].nbytes if batch in self._kept else 0)
             self._kept[batch] = kept
             while self._num_bytes > KEPT_BYTES and len(self._kept) > 1:

@@ -372,7 +372,7 @@ class PieceReader:
         runs, bounds, numbers, within = order.runs(parts, samples)
         windows, firsts = _listed(runs), bounds[:-1]
         if is_sequential and not (self._reading or order.source.is_in_memory):
-            with self._lock:
+            with self._lock.now:
                 self._announce_small_parts(windows)
         kept = self._windows(windows)
         rooms = (runs.stop - runs.start).astype(np.int64)
@@ -443,14 +443,14 @@ class PieceReader:
 
     def table(self, window: Window) -> PieceTable:
         """The pieces of one window, made when they are first needed."""
-        with self._lock:
+        with self._lock.now:
             return self._window(window).alone()
 
     def _windows(self, windows: list[Window], known: Sequence[_Kept] = ()) -> list[_Kept]:
         """Put windows into few tables, after the known ones."""
         if windows == self._last[0] and not known:
             return self._last[1]
-        with self._lock:
+        with self._lock.now:
             found = [*known, *map(self._window, windows)]
             if len(tables := {id(one.table) for one in found}) > _CUT_APART:
                 found = self._joined(found, tables)
@@ -520,7 +520,7 @@ class PieceReader:
             begun_at, after: the share of the window before its reading began, and after some samples.
         """
         if not self.order.source.is_in_memory:
-            with self._lock:
+            with self._lock.now:
                 self._announce_ahead(window, _since(begun_at, after), after)
         self._make_next(window, begun_at, after)
 
@@ -536,7 +536,7 @@ class PieceReader:
         following = [self.order.window_at(window.part, window.stop)]
         if following[0].stop - following[0].start < _SHORT * self.order.window_tokens:
             following.append(self.order.window_at(window.part, following[0].stop))
-        with self._lock:
+        with self._lock.now:
             for one in following:
                 if one not in self._kept[window.part]:
                     self._make(one, math.inf if part >= 1 else part)
