@@ -26,6 +26,8 @@ _CODE = re.compile(r"<Code>(.*?)</Code>\s*(?:<Message>(.*?)</Message>)?", re.DOT
 _CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
 _EXPIRED = re.compile(r"Expired|InvalidToken|TokenRefreshRequired|InvalidAccessKeyId|InvalidIdentityToken")
+_DENIED_KEY = "(code: AccessDenied)"
+"""Said of one key, in an answer to a request that removes many: its status is 200."""
 _TRY_AGAIN = frozenset({408, 425, 429})
 _METADATA = ("169.254.169.254", "169.254.170.", "metadata.google")
 """Addresses that a machine in a cloud asks for its credentials, after looking everywhere else."""
@@ -55,10 +57,15 @@ def status_of(error: Exception) -> int | None:
 
 def is_refusal(error: Exception) -> bool:
     """Whether the store does not let this process in. S3 says 400 to a token that expired, without a word to HEAD."""
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
+    if _is_denied(error):
         return True
-    status, code = status_of(error), _CODE.search(str(error))
-    return status in (401, 403) or (status == 400 and (code is None or _EXPIRED.search(code[1]) is not None))
+    code = _CODE.search(str(error))
+    return status_of(error) == 400 and (code is None or _EXPIRED.search(code[1]) is not None)
+
+
+def _is_denied(error: Exception) -> bool:
+    is_said = status_of(error) in (401, 403) or _DENIED_KEY in str(error)
+    return is_said or isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError)
 
 
 def reason(error: Exception) -> str:
@@ -99,7 +106,7 @@ def verdict(error: Exception, *, where: str, scheme: str, is_renewed: bool = Fal
         )
     elif isinstance(error, FileNotFoundError):
         problem = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
-    elif isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError) or status in (401, 403):
+    elif _is_denied(error):
         problem = StoreError(f"{where}: access denied: {said}", hint=CREDENTIALS.get(scheme, _NO_CREDENTIALS))
     elif isinstance(error, NotSupportedError | NotImplementedError) or "non-partial response" in str(error):
         problem = StoreError(
