@@ -33,10 +33,11 @@ from tests.format.edits import manifest_says, table_becomes
 from tests.pipeline.places import at
 from tests.pipeline.test_copy import LANGUAGES, Row, copy_corpus, corpus_of, left_out, rows
 from tests.refusals import tokshard
+from tests.store import faulty_proxy as faults
 from tests.store.servers import file_server
 from tokshard import open_corpus
 from tokshard import select_corpus as select_by_processes
-from tokshard.errors import BuildError, CorpusError, UsageError
+from tokshard.errors import BuildError, CorpusError, StoreError, UsageError
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.progress import StageStarted
@@ -380,6 +381,18 @@ def test_a_view_finds_its_base_where_it_was_or_beside_it_and_refuses_another(cor
     write_corpus(tmp_path / "corpus", documents_of([3, 4]), tokenizer=TINY_TOKENIZER)
     with pytest.raises(CorpusError, match=r"which was at .*corpus: .* has the content"):
         CorpusSource(tmp_path / "views" / "view")
+
+
+def test_a_view_finds_its_base_beside_it_where_the_old_place_may_not_be_read(corpus, tmp_path):
+    view = tmp_path / "views" / "view"
+    with file_server(tmp_path) as port, faults.FaultyProxy(("127.0.0.1", port)).running() as proxy:
+        select_corpus(f"http://127.0.0.1:{proxy.port}/corpus", out=view, where="lang=fr")
+        expected = rows(view)
+        proxy.fail(for_ever=faults.status(403, "Forbidden"))
+        with pytest.raises(StoreError, match=r"corpus/.*: access denied"):
+            open_corpus(view)
+        shutil.copytree(corpus, tmp_path / "views" / "base")
+        assert rows(view) == expected
 
 
 def add(column: str, row: int, value: int) -> Edit:
