@@ -107,6 +107,7 @@ def cached_where_nothing_may_be_written(directory: Path) -> Any:
 URIS = {
     "a location without a name": "",
     "a URI of a scheme that is not known": "ftp://b/a",
+    "a URI in a pathlib.Path": str(Path("s3://bucket/a")),
     "a URI without a bucket": "s3:///a",
     "a URI without a container": "az://",
     "an address with a signed query": "https://host/a/b?token=SECRET",
