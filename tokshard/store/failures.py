@@ -24,6 +24,7 @@ FAILURES = (BaseError, OSError, ValueError, NotImplementedError)
 _STATUS = re.compile(r"status code: (\d{3})([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>(.*?)</Code>\s*(?:<Message>(.*?)</Message>)?", re.DOTALL)
 _CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
+_TLS = re.compile(r"Invalid(Certificate|Message)\((?:\s*Other\(\s*OtherError\()?\s*(\w+)")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
 _EXPIRED = re.compile(r"Expired|InvalidToken|TokenRefreshRequired|InvalidAccessKeyId|InvalidIdentityToken")
 _DENIED_KEY = "(code: AccessDenied)"
@@ -81,6 +82,9 @@ def reason(error: Exception) -> str:
         return "no answer in time"
     if "IncompleteMessage" in text or "ConnectionReset" in text:
         return "the connection was closed before the answer had come"
+    if tls := _TLS.search(text):
+        is_known = tls[1] == "Certificate"
+        return f"its certificate is not accepted: {tls[2]}" if is_known else f"it does not speak TLS (https): {tls[2]}"
     cause = _CAUSE.findall(text)
     return cause[-1] if cause else text.partition("\n")[0][:200]
 
