@@ -86,7 +86,7 @@ def reason(error: Exception) -> str:
         is_known = tls[1] == "Certificate"
         return f"its certificate is not accepted: {tls[2]}" if is_known else f"it does not speak TLS (https): {tls[2]}"
     cause = _CAUSE.findall(text)
-    return cause[-1] if cause else text.partition("\n")[0][:200]
+    return cause[-1] if cause else text.partition("\n\n")[0].replace("\n", "\\n")[:200]
 
 
 def verdict(error: Exception, *, where: str, scheme: str, is_renewed: bool = False) -> Exception | None:
@@ -121,7 +121,8 @@ def verdict(error: Exception, *, where: str, scheme: str, is_renewed: bool = Fal
         problem = StoreError(f"{where}: the store cannot do what was asked: {said}", hint=CONDITIONS)
     elif isinstance(error, InvalidPathError | UnknownConfigurationKeyError | ValueError):
         problem = StoreError(
-            f"{where}: {said}", hint="names may not have empty parts, '.' or '..' between their slashes"
+            f"{where}: {said}",
+            hint="names may not have control characters, nor empty parts, '.' or '..' between their slashes",
         )
     elif status is not None and 300 <= status < 500 and status not in _TRY_AGAIN:
         hint = CREDENTIALS.get(scheme, _NO_CREDENTIALS) if is_refusal(error) else "check the address and AWS_REGION"
