@@ -34,6 +34,7 @@ from tests.pipeline.places import at
 from tests.pipeline.test_copy import LANGUAGES, Row, copy_corpus, corpus_of, left_out, rows
 from tests.refusals import tokshard
 from tests.store import faulty_proxy as faults
+from tests.store.memory import REQUESTS
 from tests.store.servers import file_server
 from tokshard import open_corpus
 from tokshard import select_corpus as select_by_processes
@@ -42,7 +43,7 @@ from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.progress import StageStarted
 from tokshard.pipeline.workspace.receipts import Receipt
-from tokshard.runtime import CorpusSource, StreamPlan
+from tokshard.runtime import Cache, CorpusSource, StreamPlan
 from tokshard.store import open_store
 from tokshard.testing import assert_token_source
 
@@ -339,6 +340,16 @@ def test_a_mix_in_a_bucket_names_what_is_beside_it(corpus, bucket):
     assert {"lang=en", "lang=fr"} < {*plan.names}
     same = {cell: f"{bucket}/cells/{cell}" for cell in plan.names}
     assert plan.fingerprint == StreamPlan(same, weights={"temperature": 1.0}, seq_len=8, seed=1).fingerprint
+
+
+def test_opening_one_more_cell_in_a_bucket_takes_three_requests(corpus, in_memory):
+    copy_corpus(corpus, out=f"{in_memory}/corpus")
+    select_corpus(f"{in_memory}/corpus", out=f"{in_memory}/cells", by="lang")
+    cache, sources = Cache(), []
+    for cell in ("en", "fr"):
+        REQUESTS.clear()
+        sources.append(CorpusSource(f"{in_memory}/cells/lang={cell}", cache=cache))
+    assert dict(REQUESTS) == {"stat": 1, "get": 2}
 
 
 def test_a_view_on_a_web_server_which_lists_nothing_is_read_with_its_base(corpus, tmp_path):
