@@ -32,7 +32,7 @@ from tests.examples import examples
 from tests.format.edits import manifest_says, table_becomes
 from tests.pipeline.places import at
 from tests.pipeline.test_copy import LANGUAGES, Row, copy_corpus, corpus_of, left_out, rows
-from tests.refusals import tokshard
+from tests.refusals import Said, tokshard
 from tests.store import faulty_proxy as faults
 from tests.store.memory import REQUESTS
 from tests.store.servers import file_server
@@ -364,6 +364,23 @@ def test_a_view_on_a_web_server_which_lists_nothing_is_read_with_its_base(corpus
         (tmp_path / "corpus" / "manifest.json").unlink()
         with pytest.raises(CorpusError, match=r"is a view .* which was at http://.*/corpus: .* is not a corpus"):
             open_corpus(f"http://127.0.0.1:{port}/views/a%252Fb")
+
+
+def test_cells_are_copied_by_their_mix_from_a_web_server_too_and_none_is_left_out(corpus, tmp_path):
+    cells = tmp_path / "cells"
+    select_corpus(corpus, out=cells, by="lang")
+
+    def copy(folder: Path | str, out: str) -> Said:
+        return tokshard("copy", folder, "--cells", "--out", tmp_path / out, "--workers", "1")
+
+    with file_server(tmp_path) as port:
+        assert copy(f"http://127.0.0.1:{port}/cells", "copy").exit_code == 0
+    assert rows(tmp_path / "copy" / "lang=fr") == rows(cells / "lang=fr")
+    (cells / "lang=fr" / "manifest.json").unlink()
+    assert "lang=fr is not a corpus" in copy(cells, "again").problem
+    mix = cells / "mix.toml"
+    mix.write_text(mix.read_text().replace('= "lang=fr"', '= "../corpus"'))
+    assert "names ../corpus, expected a cell in its folder" in copy(cells, "again").problem
 
 
 def test_a_view_that_was_uploaded_with_its_base_finds_it(corpus, tmp_path, bucket):

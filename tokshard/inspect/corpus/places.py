@@ -54,17 +54,6 @@ def _inside(location: str) -> Iterator[str]:
         return
 
 
-def cells_in(store: Store, folder: str = "") -> Iterator[str]:
-    """The cells below a folder that ``select --by`` wrote, such as ``topic=a/quality=3``, in order."""
-    for name in sorted(store.names(folder)):
-        if "=" in name and name.endswith("/"):
-            cell = f"{folder}{name}"
-            if _is_corpus(store.below(cell)):
-                yield cell.rstrip("/")
-            else:
-                yield from cells_in(store, cell)
-
-
 def _is_corpus(store: Store) -> bool:
     return names.MANIFEST in present(store)
 
