@@ -90,6 +90,11 @@ def test_an_output_never_overwrites_an_input(corpus, tmp_path, capsys):
         assert snapshot(tmp_path) == before, output
 
 
+def test_an_output_is_a_file_of_this_machine(write, capsys):
+    assert write("s3://bucket/page") == 2
+    assert "--out s3://bucket/page is a URI" in capsys.readouterr().err
+
+
 def test_a_link_to_itself_is_no_place_for_an_output_and_stays(write, tmp_path, capsys):
     (tmp_path / "loop").symlink_to("loop")
     assert write(tmp_path / "loop") == 2

@@ -32,16 +32,18 @@ from tests.examples import examples
 from tests.format.edits import manifest_says, table_becomes
 from tests.pipeline.places import at
 from tests.pipeline.test_copy import LANGUAGES, Row, copy_corpus, corpus_of, left_out, rows
-from tests.refusals import tokshard
+from tests.refusals import Said, tokshard
+from tests.store import faulty_proxy as faults
+from tests.store.memory import REQUESTS
 from tests.store.servers import file_server
 from tokshard import open_corpus
 from tokshard import select_corpus as select_by_processes
-from tokshard.errors import BuildError, CorpusError, UsageError
+from tokshard.errors import BuildError, CorpusError, StoreError, UsageError
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.progress import StageStarted
 from tokshard.pipeline.workspace.receipts import Receipt
-from tokshard.runtime import CorpusSource, StreamPlan
+from tokshard.runtime import Cache, CorpusSource, StreamPlan
 from tokshard.store import open_store
 from tokshard.testing import assert_token_source
 
@@ -352,6 +354,16 @@ def test_a_mix_in_a_bucket_names_what_is_beside_it(corpus, bucket):
     assert plan.fingerprint == StreamPlan(same, weights={"temperature": 1.0}, seq_len=8, seed=1).fingerprint
 
 
+def test_opening_one_more_cell_in_a_bucket_takes_three_requests(corpus, in_memory):
+    copy_corpus(corpus, out=f"{in_memory}/corpus")
+    select_corpus(f"{in_memory}/corpus", out=f"{in_memory}/cells", by="lang")
+    cache, sources = Cache(), []
+    for cell in ("en", "fr"):
+        REQUESTS.clear()
+        sources.append(CorpusSource(f"{in_memory}/cells/lang={cell}", cache=cache))
+    assert dict(REQUESTS) == {"stat": 1, "get": 2}
+
+
 def test_a_view_on_a_web_server_which_lists_nothing_is_read_with_its_base(corpus, tmp_path):
     view = tmp_path / "views" / "a%2Fb"
     select_corpus(corpus, out=view, where="lang=fr")
@@ -364,6 +376,23 @@ def test_a_view_on_a_web_server_which_lists_nothing_is_read_with_its_base(corpus
         (tmp_path / "corpus" / "manifest.json").unlink()
         with pytest.raises(CorpusError, match=r"is a view .* which was at http://.*/corpus: .* is not a corpus"):
             open_corpus(f"http://127.0.0.1:{port}/views/a%252Fb")
+
+
+def test_cells_are_copied_by_their_mix_from_a_web_server_too_and_none_is_left_out(corpus, tmp_path):
+    cells = tmp_path / "cells"
+    select_corpus(corpus, out=cells, by="lang")
+
+    def copy(folder: Path | str, out: str) -> Said:
+        return tokshard("copy", folder, "--cells", "--out", tmp_path / out, "--workers", "1")
+
+    with file_server(tmp_path) as port:
+        assert copy(f"http://127.0.0.1:{port}/cells", "copy").exit_code == 0
+    assert rows(tmp_path / "copy" / "lang=fr") == rows(cells / "lang=fr")
+    (cells / "lang=fr" / "manifest.json").unlink()
+    assert "lang=fr is not a corpus" in copy(cells, "again").problem
+    mix = cells / "mix.toml"
+    mix.write_text(mix.read_text().replace('= "lang=fr"', '= "../corpus"'))
+    assert "names ../corpus, expected a cell in its folder" in copy(cells, "again").problem
 
 
 def test_a_view_that_was_uploaded_with_its_base_finds_it(corpus, tmp_path, bucket):
@@ -392,6 +421,18 @@ def test_a_view_finds_its_base_where_it_was_or_beside_it_and_refuses_another(cor
     write_corpus(tmp_path / "corpus", documents_of([3, 4]), tokenizer=TINY_TOKENIZER)
     with pytest.raises(CorpusError, match=r"which was at .*corpus: .* has the content"):
         CorpusSource(tmp_path / "views" / "view")
+
+
+def test_a_view_finds_its_base_beside_it_where_the_old_place_may_not_be_read(corpus, tmp_path):
+    view = tmp_path / "views" / "view"
+    with file_server(tmp_path) as port, faults.FaultyProxy(("127.0.0.1", port)).running() as proxy:
+        select_corpus(f"http://127.0.0.1:{proxy.port}/corpus", out=view, where="lang=fr")
+        expected = rows(view)
+        proxy.fail(for_ever=faults.status(403, "Forbidden"))
+        with pytest.raises(StoreError, match=r"corpus/.*: access denied"):
+            open_corpus(view)
+        shutil.copytree(corpus, tmp_path / "views" / "base")
+        assert rows(view) == expected
 
 
 def add(column: str, row: int, value: int) -> Edit:

@@ -45,11 +45,13 @@ class SmallS3(http.server.ThreadingHTTPServer):
         keys: the access keys that are good; None: all are.
         status, refusal: the answer to others.
         let_in, refused: requests with each access key.
+        may_delete: otherwise requests that remove objects are refused, key by key, as by Amazon.
     """
 
     daemon_threads = True
     keys: set[str] | None = None
     status, refusal = 400, _EXPIRED
+    may_delete = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -118,6 +120,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _post(self, key: str, query: dict[str, Any], body: bytes) -> None:
         if "delete" in query:
             names = re.findall(r"<Key>(.*?)</Key>", body.decode())
+            if not self.server.may_delete:
+                code = "<Code>AccessDenied</Code><Message>Access Denied</Message>"
+                errors = "".join(f"<Error><Key>{name}</Key>{code}</Error>" for name in names)
+                return self._answer(200, f"<DeleteResult>{errors}</DeleteResult>")
             for name in names:
                 self.server.objects.pop(unescape(name, {"&quot;": '"', "&apos;": "'"}), None)
             deleted = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in names)

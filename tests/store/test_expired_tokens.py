@@ -114,6 +114,18 @@ def test_a_store_that_refuses_the_new_token_too_is_asked_no_third_time(
     assert "AWS_ACCESS_KEY_ID" in caught.value.hint
 
 
+def test_a_key_that_may_not_be_removed_is_said_at_once_and_hides_no_other_error(server, store, monkeypatch, tmp_path):
+    environment(monkeypatch, tmp_path)("key")
+    server.may_delete = False
+    with pytest.raises(StoreError, match="a: access denied: Access Denied") as caught:
+        store.delete("a", "b")
+    assert "AWS_ACCESS_KEY_ID" in caught.value.hint
+    with pytest.raises(StoreError, match="lock: access denied"), store.hold("lock", "this one"):
+        pass
+    with pytest.raises(ValueError, match="a bad record"), store.hold("other-lock", "this one"):
+        raise ValueError("a bad record")
+
+
 def test_a_store_that_never_let_this_process_in_is_asked_once(server, store, monkeypatch, tmp_path):
     server.keys = {"none"}
     environment(monkeypatch, tmp_path)("old")

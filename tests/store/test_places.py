@@ -15,7 +15,15 @@ from tests.store.memory import REQUESTS, SCHEME, MemoryStore
 from tests.store.servers import copied
 from tokshard import open_corpus
 from tokshard.cli.main import run
-from tokshard.store import STORES_BY_SCHEME, absolute_location, files_below, locate, open_store, real_location
+from tokshard.store import (
+    STORES_BY_SCHEME,
+    absolute_location,
+    files_below,
+    joined_location,
+    locate,
+    open_store,
+    real_location,
+)
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -114,6 +122,14 @@ def test_all_spellings_of_a_place_are_one(spelled):
     assert absolute_location(uri) == real_location(uri) == open_store(uri).location == "s3://b/a/c"
     above, name = locate(uri)
     assert (above.location, name) == ("s3://b/a", "c")
+
+
+@pytest.mark.parametrize("scheme", ["s3", "http"])
+def test_a_relative_path_never_leads_to_another_bucket_or_server(scheme):
+    folder = f"{scheme}://b/a"
+    paths = ("../c", "../../c", "../../../c", "x/../../c", "../x/.././c")
+    assert {joined_location(folder, path) for path in paths} == {f"{scheme}://b/c"}
+    assert joined_location(folder, "..") == joined_location(f"{scheme}://b", ".") == f"{scheme}://b"
 
 
 @pytest.mark.parametrize("slashes", ["//", "///"])

@@ -91,6 +91,11 @@ def unreachable(_: Path) -> Any:
     return remote_store("http://127.0.0.1:1", RemoteOptions(first_patience=0.3)).get("a.bin")
 
 
+def without_tls(directory: Path) -> Any:
+    with file_server(directory) as port:
+        return remote_store(f"https://127.0.0.1:{port}", RemoteOptions(first_patience=0.3)).get("a.bin")
+
+
 def cached_in(name: str) -> Callable[[Path], Any]:
     def call(directory: Path) -> Any:
         (directory / "file").touch()
@@ -107,8 +112,11 @@ def cached_where_nothing_may_be_written(directory: Path) -> Any:
 URIS = {
     "a location without a name": "",
     "a URI of a scheme that is not known": "ftp://b/a",
+    "a URI in a pathlib.Path": str(Path("s3://bucket/a")),
     "a URI without a bucket": "s3:///a",
     "a URI without a container": "az://",
+    "a bucket with a space in its name": "s3://my bucket/a",
+    "a server with a line feed in its name": "http://host\n/a",
     "an address with a signed query": "https://host/a/b?token=SECRET",
     "an address with a fragment": "https://host/a#SECRET",
     "an address with a password": "https://user:SECRET@host/a",
@@ -134,6 +142,7 @@ CALLS: dict[str, Call] = {
     "a file that is put on a web server": on_a_web_server(lambda store: store.put("a", b"")),
     "a file that is deleted from a web server": on_a_web_server(lambda store: store.delete("a")),
     "a server that does not answer": unreachable,
+    "a server that does not speak TLS": without_tls,
     "a server that is busy for too long": failing(faults.status(503)),
     "a connection that keeps breaking": failing(faults.reset),
     "answers that keep being too short": failing(faults.shorter_length),

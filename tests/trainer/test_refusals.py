@@ -90,7 +90,8 @@ def load(directory: Path, name: str, **sizes: int) -> None:
     checkpoints = of_torch("tests.trainer.checkpoints")
     with alone():
         checkpoints.save(directory, 1)
-        checkpoints.checkpoint.load(str(directory / name), *checkpoints.trained(seed=2, **sizes))
+        path = name if "://" in name else str(directory / name)
+        checkpoints.checkpoint.load(path, *checkpoints.trained(seed=2, **sizes))
 
 
 def list_a_disk_that_is_not_mounted(directory: Path) -> None:
@@ -176,6 +177,7 @@ CALLS: dict[str, Call] = {
     "a resumed run with another checkpoint to start from": given(begin_elsewhere, "checkpoint__load"),
     "a resumed run with another model to start from": given(begin_elsewhere, "checkpoint__load_weights"),
     "a missing checkpoint": given(load, "no"),
+    "a checkpoint in a bucket": given(load, "s3://bucket/checkpoint"),
     "a directory without a checkpoint": given(load, ""),
     "a checkpoint of another model": given(load, "step-00000001", dim=32),
     "a directory of checkpoints that cannot be listed": list_a_disk_that_is_not_mounted,

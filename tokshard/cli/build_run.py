@@ -20,7 +20,6 @@ from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.opening import open_corpus
 from tokshard.format.tables import read_sources
-from tokshard.inspect.corpus.places import cells_in
 from tokshard.pipeline.build import run_build
 from tokshard.pipeline.estimate import estimate_build
 from tokshard.pipeline.executors.worker import restoring_environment
@@ -31,7 +30,7 @@ from tokshard.pipeline.resolve import resolve
 from tokshard.pipeline.views import CellSize, preview_cells
 from tokshard.pipeline.workspace.receipts import progress_of
 from tokshard.run_files.strict_toml import read_toml
-from tokshard.store import open_store
+from tokshard.store import is_uri, joined_location, open_store
 from tokshard.wording import aligned, one_line
 
 _RUN_OPTIONS = ("as_json", "dry_run", "job_index", "num_jobs", "quiet", "verbose")
@@ -102,7 +101,8 @@ def copy_cells(context: click.Context, folders: Sequence[str], options: Mapping[
     """Copy each cell of a folder of cells, and then their mix, whose paths hold in the copy, too.
 
     Raises:
-        UsageError: there is not one folder, it lacks cells, or an option cannot be for cells.
+        UsageError: there is not one folder, it has no mix of cells, the mix names a corpus elsewhere, or an option
+            cannot be for cells.
     """
     if len(folders) != 1:
         raise UsageError(f"--cells copies one folder of cells, and {len(folders)} are given", hint="copy each alone")
@@ -113,23 +113,34 @@ def copy_cells(context: click.Context, folders: Sequence[str], options: Mapping[
         )
     source, out = open_store(folders[0]), open_store(options["out"])
     try:
-        mix, cells = source.get(names.MIX), list(cells_in(source))
+        mix = source.get(names.MIX)
     except OSError as error:
         raise UsageError(
             f"{folders[0]} is not a folder of cells: {names.MIX} cannot be read: {error.strerror or error}",
             hint="leave out --cells, or divide a corpus with 'tokshard select CORPUS --by COLUMN'",
         ) from error
-    corpora = read_toml(source.where(names.MIX), hint="check the path").get("corpora")
-    for cell in corpora.values() if isinstance(corpora, dict) else ():
-        if isinstance(cell, str) and "=" in cell.partition("/")[0] and cell not in cells:
-            raise UsageError(
-                f"{source.where(names.MIX)} names the cell {cell}, which is not there",
-                hint="make the view again, or take it out of the mix",
-            )
-    requests = [one_corpus([source.where(cell)], {**options, "out": out.where(cell)}, name=cell) for cell in cells]
+    cells = _cells(source.where(names.MIX))
+    requests = [
+        one_corpus([joined_location(folders[0], cell)], {**options, "out": out.where(cell)}, name=cell)
+        for cell in cells
+    ]
     run_all(context, requests, reads=DOCUMENTS, are_cells=True)
     if not options["dry_run"]:
         out.put(names.MIX, mix)
+
+
+def _cells(mix: str) -> list[str]:
+    """The cells of a mix. A folder may lack one that was not uploaded, and a web server lists nothing."""
+    found = []
+    corpora = read_toml(mix, hint="make the cells again").get("corpora")
+    for cell in corpora.values() if isinstance(corpora, Mapping) else [corpora]:
+        if not isinstance(cell, str) or is_uri(cell) or os.path.isabs(cell) or os.pardir in cell.split("/"):
+            raise UsageError(
+                f"{mix} names {cell}, expected a cell in its folder",
+                hint="give a folder with the mix.toml that 'tokshard select --by' wrote",
+            )
+        found.append(cell)
+    return found
 
 
 def _cell_rows(out: str, cells: Sequence[CellSize]) -> list[tuple[str, str, str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from tokshard.errors import UsageError
-from tokshard.store import open_store, temporary_file, written
+from tokshard.store import is_uri, open_store, temporary_file, written
 
 _STDOUT = 1
 
@@ -32,8 +32,13 @@ def output_file(path: str, *, option: str, inputs: Iterable[str] = ()) -> Iterat
         inputs: files and directories that are read; the output may not be one of them, or a file in one of them.
 
     Raises:
-        UsageError: the path cannot be written, or is an input.
+        UsageError: the path cannot be written, is a URI, or is an input.
     """
+    if is_uri(path):
+        raise UsageError(
+            f"{option} {path} is a URI, and this command writes a file of this machine",
+            hint="give a path, and copy the file",
+        )
     with ExitStack() as stack:
         with _own_errors(path, option):
             refuse_inputs(path, option, inputs)

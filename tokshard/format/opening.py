@@ -12,6 +12,7 @@ from tokshard.errors import (
     CorpusError,
     DamagedCorpusError,
     MissingCorpusError,
+    StoreError,
     TokshardError,
     UnfinishedCorpusError,
     UsageError,
@@ -73,9 +74,10 @@ def open_base(store: Store, base: Base) -> Corpus:
 
     Raises:
         CorpusError: it is not there, or is another one.
+        StoreError: the store where it was does not answer, and it is not beside the view.
     """
     recorded = base_location(store, base)
-    problem = f"{recorded} is gone"
+    problem, refusal = f"{recorded} is gone", None
     for place in itertools.chain([recorded], _beside(store)):
         try:
             if read_manifest(open_store(place)).base is not None:  # a view, perhaps this one
@@ -84,9 +86,14 @@ def open_base(store: Store, base: Base) -> Corpus:
         except (CorpusError, UsageError) as error:
             problem = error.problem if place == recorded else problem
             continue
+        except StoreError as error:  # access denied, or an old server that is gone: the base may have moved
+            refusal = error if place == recorded else refusal
+            continue
         if corpus.fingerprint == base.content:
             return corpus
         problem = f"{place} has the content {corpus.fingerprint[:12]}" if place == recorded else problem
+    if refusal is not None:
+        raise refusal
     raise CorpusError(
         f"{store.location} is a view of the corpus with the content {base.content[:12]}, which was at {recorded}: "
         f"{problem}",

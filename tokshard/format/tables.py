@@ -377,11 +377,20 @@ def open_table(store: Store, name: str, schema: pa.Schema, manifest: Manifest, l
         DamagedCorpusError: it has another size, is missing, or is not such a table.
     """
     path, facts = store.where(name), manifest.files[name]
-    with readable(path):
-        entry = store.stat(name)
-    if entry.size != facts.num_bytes:
-        raise DamagedCorpusError(f"{path} has {entry.size} bytes, expected {facts.num_bytes}")
+
+    def check(num_bytes: int) -> None:
+        if num_bytes != facts.num_bytes:
+            raise DamagedCorpusError(f"{path} has {num_bytes} bytes, expected {facts.num_bytes}")
+
+    def load_checked(store: Store, name: str) -> pa.Buffer:
+        content = load(store, name)
+        check(content.size)  # after reading it: to ask before would cost each cell in a bucket a request
+        return content
+
     partial = None
-    if entry.size > _WHOLE_BYTES and load is map_file and store.local_path(name) is None:
+    if facts.num_bytes > _WHOLE_BYTES and load is map_file and store.local_path(name) is None:
+        with readable(path):
+            entry = store.stat(name)
+        check(entry.size)
         partial = PartialFile(store, name, entry, by_row=LISTS_OF_DOCUMENTS)
-    return Table(store, name, schema, load=load, partial=partial)
+    return Table(store, name, schema, load=load_checked, partial=partial)

@@ -20,6 +20,7 @@ import msgspec
 
 from tokshard.errors import UNDECODABLE, TrainerError, UsageError
 from tokshard.forking import decodable
+from tokshard.store import is_uri
 
 COMPLETE = "COMPLETE"
 STATE_FILE = "state.json"
@@ -49,6 +50,12 @@ def is_checkpoint(location: str) -> bool:
     return os.path.isfile(os.path.join(location, STATE_FILE))
 
 
+def refuse_uri(path: str) -> None:
+    """Refuse a checkpoint in a bucket or on a web server: reading one needs a file system."""
+    if is_uri(path):
+        raise UsageError(f"{path} is a URI, and checkpoints are only read on a disk", hint="copy it to this machine")
+
+
 def contents(path: str) -> dict[str, File]:
     """The files of a checkpoint, by name, after checking that each is there with its size. Hashes are not checked.
 
@@ -56,6 +63,7 @@ def contents(path: str) -> dict[str, File]:
         TrainerError: the checkpoint is damaged or incomplete.
         UsageError: there is none.
     """
+    refuse_uri(path)
     if not os.path.isdir(path):
         raise UsageError(f"{path} is not a directory", hint="give a checkpoint, such as OUT/checkpoints/step-00001000")
     try:

@@ -156,5 +156,6 @@ def load_mix(
             is_option = name in (options or {}) and name != "corpora"
             option = f", or --{name.replace('_', '-')} on the command line" if is_option else ""
             hint = f"give {example_of(Mix, name)} in a mix.toml{option}"
+            hint += "; runs and checkpoints have to be on this machine" if is_uri(location) and not prefix else ""
             raise UsageError(f"{location}: no {prefix}{name}", hint=hint)
     return convert(fields, kind, where=location, hint=_HINT, prefix=prefix)

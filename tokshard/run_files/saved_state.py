@@ -10,8 +10,7 @@ from typing import Any
 
 from tokshard.errors import UsageError
 from tokshard.extras import extra_module
-from tokshard.run_files.checkpoint_directory import STATE_FILE, is_checkpoint
-from tokshard.store import is_uri
+from tokshard.run_files.checkpoint_directory import STATE_FILE, is_checkpoint, refuse_uri
 
 _KEY = "cursor"
 _MARK = '{"tokshard_cursor":'
@@ -60,7 +59,8 @@ def _read(path: str) -> Any:
                     file.seek(0)
                     return json.load(file)
         elif not os.path.isdir(path):
-            raise UsageError(f"{path}: no such checkpoint", hint="copy it to this machine" if is_uri(path) else _HINT)
+            refuse_uri(path)
+            raise UsageError(f"{path}: no such checkpoint", hint=_HINT)
         extra_module("torch", f"{path} was saved by torch, which is not installed", extra="torch")
         from tokshard.run_files.torch_checkpoints import read_values
 

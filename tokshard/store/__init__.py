@@ -117,7 +117,17 @@ def locate(location: str | os.PathLike[str]) -> tuple[Store, str]:
 
 
 def is_uri(location: str) -> bool:
-    """Whether a location is a URI, and not a path on this machine."""
+    """Whether a location is a URI, and not a path on this machine.
+
+    Raises:
+        UsageError: it is what `pathlib.Path` makes of a URI, which would be a directory of this machine.
+    """
+    scheme, mark, _ = location.partition(":/")
+    if mark and scheme in STORES_BY_SCHEME and "://" not in location:
+        raise UsageError(
+            f"{location} is a URI that lost a slash, as in a pathlib.Path",
+            hint=f"give it as text, with {scheme}://, or an absolute path for a directory of that name",
+        )
     return "://" in location
 
 
@@ -147,9 +157,13 @@ def look_at(location: str | os.PathLike[str]) -> Entry | None:
 
 def joined_location(folder: str, path: str) -> str:
     """The location of a path that is relative to a folder, which may be a URI."""
-    scheme, separator, place = folder.rpartition("://")
+    if not is_uri(folder):
+        return os.path.normpath(os.path.join(folder, path))
+    scheme, _, place = folder.partition("://")
+    host, _, inside = place.partition("/")
     path = quote(path) if scheme in SERVERS else path
-    return f"{scheme}{separator}{os.path.normpath(os.path.join(place, path))}"
+    # '..' at the root stays there, as RFC 3986 says: the next name would be another bucket or server
+    return f"{scheme}://{host}{os.path.normpath(os.path.join('/', inside, path))}".rstrip("/")
 
 
 def real_location(location: str | os.PathLike[str]) -> str:

@@ -13,6 +13,9 @@ BUCKETS = {"s3": "bucket", "gs": "bucket", "az": "container"}
 
 SERVERS = ("https", "http")
 
+_IN_NO_HOST = re.compile(r"[\x00-\x20\x7f\"<>\\^`{|}]")
+"""Characters that no URI has there: `obstore` panics."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
@@ -71,11 +74,16 @@ def parse_address(uri: str) -> Address:
     """Take a URI apart.
 
     Raises:
-        UsageError: the bucket is missing, or as `canonical_uri`.
+        UsageError: the bucket is missing or can have no such name, or as `canonical_uri`.
     """
     scheme, _, rest = canonical_uri(uri).partition("://")
     host, _, path = rest.partition("/")
     if not host:
         place = BUCKETS.get(scheme, "server")
         raise UsageError(f"{uri} names no {place}", hint=f"write {scheme}://{place.upper()}/path")
+    if wrong := _IN_NO_HOST.search(host):
+        raise UsageError(
+            f"{uri!r} cannot be reached: no {BUCKETS.get(scheme, 'server')} has {wrong[0]!r} in its name",
+            hint="check the address; in a shell, quote it as a whole",
+        )
     return Address(scheme=scheme, host=host, path=unquote(path) if scheme in SERVERS else path)

@@ -24,8 +24,11 @@ FAILURES = (BaseError, OSError, ValueError, NotImplementedError)
 _STATUS = re.compile(r"status code: (\d{3})([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>(.*?)</Code>\s*(?:<Message>(.*?)</Message>)?", re.DOTALL)
 _CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
+_TLS = re.compile(r"Invalid(Certificate|Message)\((?:\s*Other\(\s*OtherError\()?\s*(\w+)")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
 _EXPIRED = re.compile(r"Expired|InvalidToken|TokenRefreshRequired|InvalidAccessKeyId|InvalidIdentityToken")
+_DENIED_KEY = "(code: AccessDenied)"
+"""Said of one key, in an answer to a request that removes many: its status is 200."""
 _TRY_AGAIN = frozenset({408, 425, 429})
 _METADATA = ("169.254.169.254", "169.254.170.", "metadata.google")
 """Addresses that a machine in a cloud asks for its credentials, after looking everywhere else."""
@@ -55,10 +58,15 @@ def status_of(error: Exception) -> int | None:
 
 def is_refusal(error: Exception) -> bool:
     """Whether the store does not let this process in. S3 says 400 to a token that expired, without a word to HEAD."""
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
+    if _is_denied(error):
         return True
-    status, code = status_of(error), _CODE.search(str(error))
-    return status in (401, 403) or (status == 400 and (code is None or _EXPIRED.search(code[1]) is not None))
+    code = _CODE.search(str(error))
+    return status_of(error) == 400 and (code is None or _EXPIRED.search(code[1]) is not None)
+
+
+def _is_denied(error: Exception) -> bool:
+    is_said = status_of(error) in (401, 403) or _DENIED_KEY in str(error)
+    return is_said or isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError)
 
 
 def reason(error: Exception) -> str:
@@ -74,8 +82,11 @@ def reason(error: Exception) -> str:
         return "no answer in time"
     if "IncompleteMessage" in text or "ConnectionReset" in text:
         return "the connection was closed before the answer had come"
+    if tls := _TLS.search(text):
+        is_known = tls[1] == "Certificate"
+        return f"its certificate is not accepted: {tls[2]}" if is_known else f"it does not speak TLS (https): {tls[2]}"
     cause = _CAUSE.findall(text)
-    return cause[-1] if cause else text.partition("\n")[0][:200]
+    return cause[-1] if cause else text.partition("\n\n")[0].replace("\n", "\\n")[:200]
 
 
 def verdict(error: Exception, *, where: str, scheme: str, is_renewed: bool = False) -> Exception | None:
@@ -99,7 +110,7 @@ def verdict(error: Exception, *, where: str, scheme: str, is_renewed: bool = Fal
         )
     elif isinstance(error, FileNotFoundError):
         problem = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
-    elif isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError) or status in (401, 403):
+    elif _is_denied(error):
         problem = StoreError(f"{where}: access denied: {said}", hint=CREDENTIALS.get(scheme, _NO_CREDENTIALS))
     elif isinstance(error, NotSupportedError | NotImplementedError) or "non-partial response" in str(error):
         problem = StoreError(
@@ -110,7 +121,8 @@ def verdict(error: Exception, *, where: str, scheme: str, is_renewed: bool = Fal
         problem = StoreError(f"{where}: the store cannot do what was asked: {said}", hint=CONDITIONS)
     elif isinstance(error, InvalidPathError | UnknownConfigurationKeyError | ValueError):
         problem = StoreError(
-            f"{where}: {said}", hint="names may not have empty parts, '.' or '..' between their slashes"
+            f"{where}: {said}",
+            hint="names may not have control characters, nor empty parts, '.' or '..' between their slashes",
         )
     elif status is not None and 300 <= status < 500 and status not in _TRY_AGAIN:
         hint = CREDENTIALS.get(scheme, _NO_CREDENTIALS) if is_refusal(error) else "check the address and AWS_REGION"

@@ -83,12 +83,16 @@ def hold(bucket: Bucket, key: str, holder: str) -> Iterator[bool]:
         with _renewed(bucket, key, record, tag):
             yield True
     except BaseException as error:
-        if (problem := bucket.requests.lost()) is not None and not isinstance(error, StoreError):
+        if (problem := bucket.requests.lost()) is None:
+            with contextlib.suppress(TokshardError, OSError):  # the first error says more; a lease ends by itself
+                _release(bucket, key, record)
+        elif not isinstance(error, StoreError):
             raise StoreError(problem, hint=LOST) from error
         raise
-    finally:
+    else:
         if bucket.requests.lost() is None:
             _release(bucket, key, record)
+    finally:
         bucket.requests.leases.pop(key, None)
 
 
