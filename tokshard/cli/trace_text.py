@@ -41,7 +41,7 @@ def run_text(run: Run, *, width: int) -> str:
     names = {source.fingerprint: name for name, source in zip(plan.names, plan.sources, strict=True)}
     for mask in run.cursor.masks:
         what = f"{counted(len(mask.documents), 'document')} of {one_line(names.get(mask.fingerprint, mask.name))}"
-        what += "" if mask.fingerprint in names else ", a corpus that the plan has no more"
+        what += "" if mask.fingerprint in names else ", a corpus that the plan no longer has"
         samples = [f"{sample:,}" for sample, _ in mask.calls]
         grown = f", more of them up to sample {samples[-1]}, as the list grew" if len(samples) > 1 else ""
         lines.append(("masked", f"{what}, from sample {samples[0]} on{grown}"))

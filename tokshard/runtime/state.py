@@ -460,7 +460,7 @@ def _warn_of_unmasked(saved: _State, cursor: Cursor, plan: StreamPlan) -> None:
         if mask.fingerprint in gone:
             warnings.warn(
                 f"the run masks {counted(len(mask.documents), 'document')} of corpus {mask.name!r}, listed in "
-                f"{mask.file}, and the plan has this corpus no more: if other corpora have these documents, as views, "
+                f"{mask.file}, and the plan no longer has this corpus: if others have these documents, as views, "
                 "copies and generations of it may, they are in the loss there until a list for that corpus masks them",
                 stacklevel=4,
             )
