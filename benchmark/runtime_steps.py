@@ -81,7 +81,7 @@ def state(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def memory(arguments: argparse.Namespace) -> dict[str, Any]:
     """The most that this process held, without torch, while it read the start of one window after another."""
-    # windows of a hop, as those of a single corpus are by default
+    # windows as large as those of a single corpus are by default, whatever the number of corpora
     plan = StreamPlan(_corpora(arguments), seq_len=SEQ_LEN, seed=17, window_blocks=1_024)
     peaks: dict[str, int] = {}
     is_over = threading.Event()

@@ -2,8 +2,7 @@
 
     python -m benchmark.shuffle [--seeds 64]
 
-`statistic.py` says what each statistic is, `orders.py` what each order is. Whole plans read a
-corpus sorted by topic.
+`statistic.py` says what each statistic is, `orders.py` what each order is. Whole plans read a corpus sorted by topic.
 """
 
 import argparse

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
+from tokshard.errors import UsageError
 from tokshard.run_files.plan_file import load_mix
 from tokshard.run_files.strict_toml import path_beside
 from tokshard.runtime.plan import StreamPlan
@@ -22,6 +23,12 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     for name, lengths in (("code", [3, 4, 600]), ("prose", [20, 7] * 9)):
         write_corpus(tmp_path / "shards" / name, documents_of(lengths), tokenizer=TINY_TOKENIZER)
     return {"code": "shards/code", "prose": "shards/prose"}
+
+
+def test_a_run_in_a_bucket_has_to_be_copied_first() -> None:
+    with pytest.raises(UsageError, match=r"s3://bucket/run: no seq_len") as caught:
+        load_mix("s3://bucket/run")
+    assert caught.value.hint.endswith("; runs and checkpoints have to be on this machine")
 
 
 def written(text: str) -> str:

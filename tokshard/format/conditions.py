@@ -113,7 +113,7 @@ def _check_order(name: str, column: pa.Array, sign: str, value: pa.Array) -> Non
 
 
 def _written_alike(date: str) -> str:
-    """The form of dates that have the order of texts beside `date`: year first, with its separators and zeros."""
+    """A pattern for dates that, beside `date`, sort as texts do: year first, with the same separators and zeros."""
     if not (parts := re.fullmatch(r"\d{4}(?:([-/.])\d\d(?:\1\d\d(?:(\D).*)?)?|\d{4}(?:(\D).*)?)", date)):
         return "$^"
     mark, day = re.escape(parts[1] or ""), re.escape(parts[2] or parts[3] or "") or r"\D"

@@ -74,7 +74,7 @@ def open_base(store: Store, base: Base) -> Corpus:
 
     Raises:
         CorpusError: it is not there, or is another one.
-        StoreError: the store where it was does not answer, and it is not beside the view.
+        StoreError: its old store does not answer, and it is not beside the view.
     """
     recorded = base_location(store, base)
     problem, refusal = f"{recorded} is gone", None

@@ -24,7 +24,7 @@ from tokshard.pipeline.request import Request, config_of, versions_here
 from tokshard.pipeline.sources.corpora import contents, share_documents
 from tokshard.pipeline.sources.inputs import InputTable, input_table
 from tokshard.pipeline.sources.selected import Rules
-from tokshard.store import absolute_location, locate, real_location
+from tokshard.store import NotRegularFileError, absolute_location, locate, real_location
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ def _sha256(file: str) -> str:
         store.stat(name)  # refuses a pipe, which can be read once only
         return file_sha256(store, name)
     except OSError as error:
-        hint = "check the path; a pipe has to become a file first"
+        hint = "write it to a file first" if isinstance(error, NotRegularFileError) else "check the path"
         raise UsageError(f"{file} cannot be read: {error.strerror or error}", hint=hint) from error
 
 

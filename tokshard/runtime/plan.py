@@ -74,7 +74,7 @@ class StreamPlan:
             is padding; ``"warn"``: it continues.
         transforms: change samples as they are read, one after the other; see `tokshard.runtime.rows.transforms`.
         allow_small_blocks: accept blocks under four samples, which shuffle long documents badly.
-        allow_overlap: accept views of one corpus that share documents, a view beside its corpus, and its generations.
+        allow_overlap: accept corpora that share documents: views of one corpus, a view and its corpus, two generations.
         cache: shared by the corpora of the plan that are in buckets or on web servers; default: ``Cache()``, 2 GiB in
             memory and nothing on disk.
 

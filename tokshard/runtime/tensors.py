@@ -183,7 +183,7 @@ class StreamDataset(Dataset[Batch]):
         orders = step.order, (self.plan.fingerprint, self._ranks.global_batch_size)
         if orders[0] != orders[1]:
             theirs, ours = ("batches of {1} of plan {0:.12}".format(*one) for one in orders)
-            raise LoaderError(f"the sampler is that of another data set: {theirs}, here {ours}", hint=_HOW)
+            raise LoaderError(f"the sampler belongs to another data set: {theirs}, here {ours}", hint=_HOW)
         if self._pid not in (None, os.getpid()):
             self.sampler.plan = self.plan.copy(reopened=True)
         self._pid = os.getpid()

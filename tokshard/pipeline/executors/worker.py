@@ -98,7 +98,7 @@ def prepare_workers() -> None:
             with _lock.now, environment(ENVIRONMENT), _interrupts_blocked():
                 try:
                     forkserver.ensure_running()
-                except ChildProcessError:  # it is that of the process from which this one was forked
+                except ChildProcessError:  # the server belongs to the parent of this forked process
                     vars(forkserver)["_forkserver"]._forkserver_pid = None  # noqa: SLF001
                     forkserver.ensure_running()
         except OSError as error:  # it listens on a socket in the temporary directory
