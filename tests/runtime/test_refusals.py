@@ -194,6 +194,10 @@ CALLS: dict[str, Callable[[], Any]] = {
     "sentinels that do not fit the ids of a corpus": lambda: Plan(
         PeriodicSource(10_000), seq_len=64, transforms=[FillInTheMiddle(prefix_id=1, suffix_id=2, middle_id=900_000)]
     ).sample(0),
+    "a streaming loader with compact='false'": lambda: streaming(compact="false"),
+    "a streaming loader with pin_memory='no'": lambda: streaming(pin_memory="no"),
+    "a data set with compact='false'": lambda: dataset(compact="false"),
+    "a plan with a path as its cache": lambda: Plan({"a": "a"}, cache="cache", seq_len=4),
     "the length of an endless loader": lambda: len(loader()),
     "a DataLoader of an endless loader": lambda: under_dataloader(streaming()),
     "a DataLoader without the sampler": lambda: under_dataloader(dataset(), batch_size=None),

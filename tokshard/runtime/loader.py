@@ -21,7 +21,7 @@ from tokshard.errors import LoaderError, PlanError
 from tokshard.runtime.bytes.source import fetched
 from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
 from tokshard.runtime.locality import warning_of_windows, warnings_of_windows
-from tokshard.runtime.options import Weights, checked_weights, integer, real
+from tokshard.runtime.options import Weights, checked_weights, flag, integer, real
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.prefetch import Prefetch
 from tokshard.runtime.rows.expand import compact_batch, full_batch
@@ -500,7 +500,7 @@ class NumpyLoader(BatchLoader[NumpyBatch]):
             ranks=rows_of_rank(
                 plan, global_batch_size, dp_rank, dp_world_size, uneven, deal=deal, otherwise=_single_process
             ),
-            finish=compact_batch if compact else full_batch,
+            finish=compact_batch if flag("compact", compact) else full_batch,
             prefetch_factor=prefetch_factor,
             timeout_seconds=timeout_seconds,
         )

@@ -79,6 +79,17 @@ def real(name: str, value: Any) -> float:
         ) from None
 
 
+def flag(name: str, value: Any) -> bool:
+    """An argument that is true or false. A text such as "false", from a configuration, would count as true.
+
+    Raises:
+        PlanError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise PlanError(f"{name} is {value!r:.100} ({type(value).__name__})", hint="give True or False")
+    return value
+
+
 def named_corpora(corpora: CorpusLike | Mapping[str, CorpusLike]) -> dict[str, CorpusLike]:
     """The corpora of a plan by their names; a single directory is named after itself.
 
@@ -163,7 +174,7 @@ def shape_of(
             hint=f"leave it out, or give {ceil_div(block, unit) * unit}; a run that goes on keeps its block_tokens, so "
             f"its seq_len has to divide {block // BLOCK_SECTIONS}",
         )
-    if block < 4 * seq_len and not allow_small_blocks:
+    if not flag("allow_small_blocks", allow_small_blocks) and block < 4 * seq_len:
         raise PlanError(
             f"block_tokens is {block}, less than 4 samples of {seq_len}: long documents would be shuffled badly",
             hint=f"give at least {4 * seq_len}, or allow_small_blocks=True",

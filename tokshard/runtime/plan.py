@@ -127,9 +127,11 @@ class StreamPlan:
                 hint="give CorpusSource(..., cache=) the cache, or the plan their paths",
             )
         cache = Cache() if cache is None else cache
+        if not isinstance(cache, Cache):
+            raise PlanError(f"cache is {cache!r:.100}, expected a Cache", hint="give Cache(cache_dir=...)")
         self.sources = _open(named, wanted, cache)
         options.check_sources(self.names, self.sources)
-        if not allow_overlap:
+        if not options.flag("allow_overlap", allow_overlap):
             check_apart(self.names, self.sources)
         self.has_default_windows = window_blocks is None
         self.num_streams = integer("num_streams", num_streams, least=1, most=options.MAX_STREAMS)

@@ -23,6 +23,7 @@ from torch.utils.data import Dataset, Sampler
 from tokshard.errors import LoaderError, PlanError
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.loader import BatchLoader, LoopPosition, launched, rows_of_rank, steps_laid_out
+from tokshard.runtime.options import flag
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.expand import compact_batch, full_batch
 from tokshard.runtime.rows.narrow import NarrowBatch
@@ -109,13 +110,13 @@ class StreamingLoader(BatchLoader[Batch]):
         ranks = rows_of_rank(
             plan, global_batch_size, dp_rank, dp_world_size, uneven, deal=deal, otherwise=partial(_rank_in, dp_mesh)
         )
-        if pin_memory and not torch.accelerator.is_available():
+        if flag("pin_memory", pin_memory) and not torch.accelerator.is_available():
             warnings.warn("pin_memory has no effect: this process sees no accelerator", stacklevel=2)
             pin_memory = False
         super().__init__(
             plan,
             ranks=ranks,
-            finish=partial(as_tensors, pin_memory=pin_memory, compact=compact),
+            finish=partial(as_tensors, pin_memory=pin_memory, compact=flag("compact", compact)),
             prefetch_factor=prefetch_factor,
             timeout_seconds=timeout_seconds,
         )
@@ -162,7 +163,7 @@ class StreamDataset(Dataset[Batch]):
         self._ranks = rows_of_rank(
             plan, global_batch_size, dp_rank, dp_world_size, uneven, deal=deal, otherwise=partial(_rank_in, dp_mesh)
         )
-        self._is_compact = compact
+        self._is_compact = flag("compact", compact)
         self.sampler = StepSampler(plan, self._ranks.global_batch_size)
         self._pid: int | None = os.getpid()
         self._last: Cursor | None = None
