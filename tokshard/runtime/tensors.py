@@ -281,7 +281,8 @@ class StepSampler(Sampler["Step"]):
         if self._num_ahead() > 0:
             raise LoaderError(
                 "a state is loaded while the workers of a loop have steps under way, whose batches would come first",
-                hint="load the state before iter(dataloader), or end that loop and drop its iterator",
+                hint="load the state before iter(dataloader), or drop the iterator of that loop (with persistent "
+                "workers, make a new DataLoader)",
             )
         state = _of_sampler(state)
         plan = plan_of_run(self.plan, state)
