@@ -236,6 +236,13 @@ def test_the_targets_of_an_epoch_of_a_view_are_the_answers_of_its_conversations(
     assert read(plan_of(view, pack), form, documents, ranks=ranks) == targets_of(documents)
     with open_corpus(view) as corpus:
         assert corpus.manifest.num_targets == targets_of(documents).total()
+        by_batch = [  # as exports read them
+            shard.targets(batch).of_tokens(0, int(shard.batch(batch)[0][-1]))
+            for shard in map(corpus.shard, range(len(corpus.shards)))
+            for batch in range(shard.num_batches)
+        ]
+        by_document = [corpus.target_weights(number) for number in range(len(corpus))]
+        assert np.array_equal(np.concatenate(by_batch), np.concatenate(by_document))
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
