@@ -26,6 +26,11 @@ SEVERAL_WINDOWS: Drawn = (
     {"seq_len": 2, "block_tokens": 256, "window_blocks": 1, "pack": "whole", "num_streams": 2},
 )
 
+TWO_WINDOWS: Drawn = (
+    {"corpus": ListSource([5, 40, 1, 17] * 20)},
+    {"seq_len": 2, "block_tokens": 64, "window_blocks": 12},
+)
+
 
 def scanned(
     plan: StreamPlan, cursor: Cursor, samples: range
@@ -68,6 +73,7 @@ def assert_inverse(plan: StreamPlan, cursor: Cursor, samples: range, every: int 
 @pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
 @example(drawn=SEVERAL_WINDOWS, num_changes=0, seq_len=None, count=70, random=Random(1))
+@example(drawn=TWO_WINDOWS, num_changes=3, seq_len=8, count=90, random=Random(1))  # joins what is left of a window
 @given(
     drawn=arguments(),
     num_changes=st.sampled_from([0, 0, 1, 2, 20]),
