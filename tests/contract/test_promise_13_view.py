@@ -141,6 +141,16 @@ def test_views_that_share_documents_are_refused_in_a_mix_unless_it_allows_them(m
     assert StreamPlan({"low": tmp_path / "cells", "high": tmp_path / "others"}, seq_len=8).names
 
 
+def test_cells_of_one_division_share_no_documents_unless_one_of_them_is_there_twice(tmp_path):
+    source = Source(documents=ListSource([9, 4, 30, 1] * 20).documents(), metadata={"kind": ["a", "b"] * 40})
+    base = write_corpus(tmp_path / "base", sources=[source], columns={"kind": "string"}, tokenizer=WIDE)
+    select_corpus(base, out=tmp_path / "cells", by=["kind"], workers=1)
+    cells = {kind: tmp_path / f"cells/kind={kind}" for kind in "ab"}
+    assert StreamPlan(cells, seq_len=8).names
+    with pytest.raises(PlanError, match="share documents, such as number 0 of their base"):
+        StreamPlan(cells | {"again": cells["a"]}, start_epoch={"again": 9}, seq_len=8)
+
+
 def test_damage_of_the_base_is_named_and_never_read(tmp_path):
     base = write_corpus(tmp_path / "base", ListSource([9, 4, 30, 1] * 40).documents(), shard_tokens=900, tokenizer=WIDE)
     view = select(base, tmp_path / "view", list(range(0, 160, 2)))
