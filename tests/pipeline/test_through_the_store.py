@@ -92,7 +92,7 @@ def test_an_estimate_for_a_store_tells_no_free_space_of_this_machine(remote, tmp
     there = estimate_build([f"{remote}/a.jsonl"], BuildOptions(out=f"{remote}/out", **options))
     assert here.free_bytes
     assert there.free_bytes is None
-    assert there.fits
+    assert there.refused is None
     assert (there.documents, there.tokens, there.disk_bytes) == (here.documents, here.tokens, here.disk_bytes)
 
 

@@ -146,6 +146,8 @@ def _as_source(source: Any, place: str) -> str | RecordSource:
         hint = "give the path of the file"
     elif hasattr(source, "iterrows"):  # a pandas data frame, which iterates over its column names
         hint = f'give {place}.to_dict("records")'
+    elif hasattr(source, "iter_rows"):  # a data frame of polars, which iterates over its columns
+        hint = f"give {place}.iter_rows(named=True)"
     elif hasattr(source, "to_pylist") and not isinstance(source, Iterable):  # a table of pyarrow
         hint = f"give {place}.to_pylist()"
     elif isinstance(source, list | tuple) and not _holds_records(source):

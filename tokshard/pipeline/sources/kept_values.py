@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from datetime import date, time, timedelta
+from decimal import Decimal
 from numbers import Number
 from typing import Any
 from uuid import UUID
@@ -37,8 +38,8 @@ def typed_value(value: Any, kind: str) -> Any:
         value = value.decode()
     if kind == "string":
         return _as_string(value)
-    if isinstance(value, str):
-        return _parsed_value(value.strip(), kind)
+    if isinstance(value, str | Decimal):
+        return _parsed_value(str(value).strip(), kind)
     wanted = _TYPES[kind]
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         try:
