@@ -32,7 +32,7 @@ def typed_value(value: Any, kind: str) -> Any:
         WrongTypeError: it is not of the type that was asked for.
         UnicodeError: it is not UTF-8.
     """
-    if value is None:
+    if value is None or (kind == "string" and is_missing(value)):
         return None
     if isinstance(value, bytes):
         value = value.decode()
@@ -49,6 +49,11 @@ def typed_value(value: Any, kind: str) -> Any:
     if type(value) is not wanted or (wanted is int and value not in _INT64):
         raise WrongTypeError
     return value
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value stands for none: None, or NaN and NaT, which pandas has in its place."""
+    return value is None or (isinstance(value, float | date) and value != value)  # noqa: PLR0124
 
 
 def _parsed_value(text: str, kind: str) -> Any:
