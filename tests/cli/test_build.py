@@ -40,7 +40,7 @@ def test_a_dry_run_of_a_build_that_cannot_fit_on_the_disk_exits_1(monkeypatch):
     assert out.startswith("refused     the disk is too small for this build\n")
     assert re.search(r"^disk {8}about [\d.]+ B needed, 1 B free$", out, re.MULTILINE)
     exit_code, out, _ = shell("build", "a.jsonl", *BUILD, "--dry-run", "--json")
-    assert (exit_code, json.loads(out)["fits"]) == (1, False)
+    assert (exit_code, json.loads(out)["refused"]) == (1, "the disk is too small for this build")
     corpora = (f'[corpora.{name}]\nsources = "a.jsonl"\nout = "{name}"\n' for name in "ab")
     Path("r.toml").write_text(f'[defaults]\ntokenizer = ".tokenizer"\nworkers = 1\n{"".join(corpora)}')
     exit_code, out, _ = shell("build", "r.toml", "--dry-run")

@@ -73,13 +73,13 @@ def olmo(folder: Path, documents: Documents, masks: Documents, *, number: int = 
 
 def fms(folder: Path, documents: Documents) -> Path:
     """A directory of fms-fsdp with one file of a batch for each document, and its table of counts."""
-    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "en").mkdir(parents=True)
     (folder / "meta").mkdir()
     schema = pa.schema([pa.field("tokens", pa.uint32())])
-    with pa.ipc.new_file(str(folder / "data" / "part.arrow"), schema) as writer:
+    with pa.ipc.new_file(str(folder / "data" / "en" / "part.arrow"), schema) as writer:
         for document in documents:
             writer.write_batch(pa.record_batch([pa.array(document[:-1], pa.uint32())], schema=schema))
-    counts = f"/data/part.arrow,{len(documents)},{sum(map(len, documents)) - len(documents)}"
+    counts = f"/data/en/part.arrow,{len(documents)},{sum(map(len, documents)) - len(documents)}"
     (folder / "meta" / "combined_counts.csv").write_text(f"dataset/filename,documents,tokens\n{counts}\n")
     return folder
 

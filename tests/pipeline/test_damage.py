@@ -166,7 +166,8 @@ NO_INDEX = (
     f"FILE is not the index of a data set: it has {', '.join(map(repr, 'abcdefghij'))}; expected 'shards' (MDS) or "
     "'chunks' (litdata)"
 )
-COUNTS, COUNTED = "meta/combined_counts.csv", "DIR/in/data/part.arrow is damaged: it holds 5 documents and 10 tokens;"
+COUNTS, ARROW = "meta/combined_counts.csv", "DIR/in/data/en/part.arrow is damaged:"
+COUNTED = f"{ARROW} it holds 5 documents and 10 tokens;"
 Write = Callable[[Path], Any]
 FOREIGN: list[tuple[Write, list[tuple[str, Change | None, str]]]] = [
     (
@@ -222,7 +223,8 @@ FOREIGN: list[tuple[Write, list[tuple[str, Change | None, str]]]] = [
         [
             (COUNTS, replaced(b"5,10", b"6,10"), f"{COUNTED} DIR/in/meta says 6 and 10"),
             (COUNTS, replaced(b"5,10", b"5,11"), f"{COUNTED} DIR/in/meta says 5 and 11"),
-            (COUNTS, replaced(b"/data/", b"in\ra"), "a line is not a file and two numbers: *"),
+            (COUNTS, replaced(b"part", b"other"), f"{ARROW} DIR/in/meta counts other files and *"),
+            (COUNTS, replaced(b"/data/", b"in\ra/"), "a line is not a file and two numbers: *"),
         ],
     ),
     (_checked_parquet, [("a.parquet", CHECKED, "*checksum verification failed*")]),

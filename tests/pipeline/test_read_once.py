@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,8 @@ KEPT: list[tuple[list[Any], list[Any]]] = [
     ([b"\xc3\xa9", " 7", "nan", "false", b"\xc3\xa9"], ["é", 7, NAN, False, "é"]),
     ([Text("t"), np.int8(-3), np.float32(0.5), np.bool_(1), Text("u")], ["t", -3, 0.5, True, "u"]),
     ([np.str_("n"), LEAST, INF, None, {"a": [1, None]}], ["n", LEAST, INF, None, '{"a": [1, null]}']),
+    (["d", Decimal(7), Decimal("1.50"), None, Decimal("1.50")], ["d", 7, 1.5, None, "1.50"]),
+    (["m", None, NAN, None, NAN], ["m", None, NAN, None, None]),  # as pandas has missing values
     (["\0\n", None, None, None, 2**70], ["\0\n", None, None, None, str(2**70)]),
 ]
 """The text and the values of records of an iterable, and those that a corpus gets."""

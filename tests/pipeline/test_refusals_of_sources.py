@@ -191,13 +191,13 @@ CONTENT = {
 
 
 class Frame:
-    """What a data frame of pandas does: it iterates over the names of its columns."""
+    """What a data frame does: it iterates over its columns or their names, and has a method for its rows."""
+
+    def __init__(self, method: str) -> None:
+        setattr(self, method, None)
 
     def __iter__(self) -> Any:
         return iter(["text", "url"])
-
-    def iterrows(self) -> Any:
-        raise NotImplementedError
 
 
 def _fetched(argument: str) -> Call:
@@ -226,7 +226,8 @@ PROGRAM = {
     "a dict of splits as sources": _given({"train": [], "test": []}),
     "a set as sources": _given({"a", "b"}),
     "an open file as sources": _given(io.StringIO("text")),
-    "a data frame as sources": _given(Frame()),
+    "a data frame as sources": _given(Frame("iterrows")),
+    "a data frame of polars as sources": _given(Frame("iter_rows")),
     "a table as sources": _given(pa.table({"text": ["a"]})),
     "an iterator of paths": _given(iter([Path("a.jsonl")])),
     **{name: _fetched(name) for name in ("hf://", "hf://plain", "hf://a/b/c/d", "hf://a/b:x y", "hf://a/b:train:test")},

@@ -53,7 +53,7 @@ def run_all(context: click.Context, requests: Sequence[CorpusRequest], *, reads:
     as_table = are_cells and not (given["as_json"] or given["verbose"] or given["dry_run"])
     done_cells = [("cell", "documents", "tokens")]
     job = _job(given, is_recipe=is_recipe)
-    fits = True
+    is_possible = True
     display = BuildDisplay(is_quiet=bool(given["quiet"]), is_verbose=bool(given["verbose"]))
     for number, request in enumerate(requests):
         if is_recipe and not given["as_json"] and not as_table:
@@ -72,8 +72,8 @@ def run_all(context: click.Context, requests: Sequence[CorpusRequest], *, reads:
             elif given["dry_run"]:
                 estimate = estimate_build(request.sources, asked)
                 display.say_speed(reads, estimate.input_bytes)
-                _show(estimate_lines(estimate), given, estimate, fits=estimate.fits)
-                fits = fits and estimate.fits
+                _show(estimate_lines(estimate), given, estimate)
+                is_possible = is_possible and estimate.refused is None
             elif job is not None:
                 done = run_job(request.sources, asked, job, display)
                 facts = {"directory": done.directory, "is_new": done.is_new, "seconds": done.seconds}
@@ -93,7 +93,7 @@ def run_all(context: click.Context, requests: Sequence[CorpusRequest], *, reads:
                 )
     if as_table:
         click.echo(table(done_cells, width=None))
-    if not fits:
+    if not is_possible:
         context.exit(1)
 
 

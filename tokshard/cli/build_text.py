@@ -67,8 +67,8 @@ def estimate_lines(estimate: Estimate) -> list[tuple[str, str]]:
         ("time", f"{_about(estimate.seconds)} with {processes}"),
         ("disk", f"about {bytes_text(estimate.disk_bytes)} needed{free}"),
     ]
-    if not estimate.fits:
-        lines.insert(0, ("refused", "the disk is too small for this build"))
+    if estimate.refused:
+        lines.insert(0, ("refused", estimate.refused))
     return [*lines, ("dry run", f"nothing was written to {estimate.directory}")]
 
 

@@ -39,7 +39,9 @@ from tokshard.format.opening import open_corpus
 from tokshard.format.schema import FORMAT_VERSION
 from tokshard.pipeline.adopt import roots_at_build
 from tokshard.pipeline.append import in_its_corpus
+from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN
 from tokshard.pipeline.encode.chat.texts import CUT_SHORT, CUT_TOKENS
+from tokshard.pipeline.encode.documents import DUPLICATE, TOO_FEW_TOKENS, TOO_MANY_TOKENS
 from tokshard.pipeline.encode.maker import SPELLED
 from tokshard.pipeline.encode.passing import ADDED, INSIDE
 from tokshard.pipeline.executors.base import RunUsage, cpu_time
@@ -48,7 +50,7 @@ from tokshard.pipeline.options import DOCUMENTS, TEXT, TOKENS
 from tokshard.pipeline.progress import BuildResult, BuiltCorpus
 from tokshard.pipeline.request import Build, saved_tokenizer
 from tokshard.pipeline.sources.inputs import display_path
-from tokshard.pipeline.sources.records import UNREAD
+from tokshard.pipeline.sources.records import TOO_LONG, UNREAD, WRONG_TYPE
 from tokshard.pipeline.sources.selected import NO_ROW
 from tokshard.pipeline.stages import StageResults
 from tokshard.pipeline.tables import Totals, check_kept_fields, side_file
@@ -197,9 +199,9 @@ def _nothing_written(build: Build, totals: Totals, split: str) -> BuildError:
     reasons = (f"{count:,} {reason}" for reason, count in sorted(totals.left_out.items()))
     found = ", ".join([f"{counted(totals.records, 'record')} read", *reasons])
     what = f"the {split} split got no document" if split else "no document was written"
-    way_out = "change --validation-fraction or leave it out" if split else _WAYS_OUT[build.config.reads]
-    if build.chat is not None and not split:
-        way_out = "check what the chat template marks as {% generation %}, and for which roles"
+    most = max(totals.left_out, key=totals.left_out.__getitem__, default="")
+    others = "check the sources and the chat template" if build.chat is not None else _WAYS_OUT[build.config.reads]
+    way_out = "change --validation-fraction or leave it out" if split else _WAYS_OUT.get(most, others)
     return BuildError(f"{what}: {found}", hint=f"{way_out}, and {build.start_over}")
 
 
@@ -207,7 +209,14 @@ _WAYS_OUT = {
     TEXT: "check the sources and --text-field",
     TOKENS: "check the sources and --format",
     DOCUMENTS: "give other conditions, or leave them out",
+    DUPLICATE: "give sources with other texts, or leave out --dedup",
+    TOO_FEW_TOKENS: "lower --min-tokens",
+    TOO_MANY_TOKENS: "raise --max-tokens",
+    TOO_LONG: "raise --max-document-bytes",
+    WRONG_TYPE: "check the types of --keep-field",
+    NOTHING_TO_LEARN: "check that --max-tokens leaves answers, and what the chat template marks as {% generation %}",
 }
+"""What to do if no document was written: by the reason for most records, else by the kind of the sources."""
 
 
 def _unused_files(output: Output, shards: Mapping[str, int], manifest: Manifest) -> set[str]:

@@ -23,7 +23,7 @@ from tokshard.pipeline.adopt import plan
 from tokshard.pipeline.encode.documents import ChunkResult, Column
 from tokshard.pipeline.encode.maker import Maker
 from tokshard.pipeline.executors.worker import restoring_environment
-from tokshard.pipeline.options import TEXT, BuildOptions
+from tokshard.pipeline.options import SKIP, TEXT, BuildOptions, parse_bad_record_limit
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.resolve import resolve
 from tokshard.pipeline.sources.division import Span
@@ -63,6 +63,7 @@ class Estimate:
         hash_bytes: the part of it that is removed at the end.
         free_bytes: room on the disk of the output directory; None if that is a URI.
         is_limited: ``max_documents`` ends the build before its inputs do.
+        refused: why the build would fail, as far as the sample tells; None if it would not.
     """
 
     directory: str
@@ -82,11 +83,7 @@ class Estimate:
     hash_bytes: int
     free_bytes: int | None
     is_limited: bool
-
-    @property
-    def fits(self) -> bool:
-        """Whether the disk has room for it. A store always has."""
-        return self.free_bytes is None or self.disk_bytes <= self.free_bytes
+    refused: str | None
 
 
 @restoring_environment()
@@ -121,6 +118,14 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     parallel = num_workers if num_streams else max(1, min(num_workers, len(tasks)))
     cpu_seconds = seconds + tokens * _WRITING_SECONDS
     token_bytes = np.dtype(token_dtype(build.tokenizer.vocab_size)).itemsize
+    disk_bytes = int(token_bytes * tokens + 8 * documents + kept_bytes) + hash_bytes
+    free_bytes = None if is_uri(options.out) else _free_bytes(Path(os.path.abspath(options.out)))
+    most_bad = parse_bad_record_limit(options.max_bad_records) if options.on_bad_record == SKIP else 0
+    refused = None if sampled[1] else "no record of the sample becomes a document"
+    if isinstance(most_bad, int) and sampled[2] > most_bad and (most is None or found < most):
+        refused = f"the build allows {most_bad:,} bad records: see --on-bad-record and --max-bad-records"
+    if free_bytes is not None and disk_bytes > free_bytes:
+        refused = "the disk is too small for this build"
     return Estimate(
         directory=options.out,
         num_inputs=len(build.inputs),
@@ -135,10 +140,11 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
         cpu_seconds=cpu_seconds,
         seconds=cpu_seconds / parallel,
         num_workers=parallel,
-        disk_bytes=int(token_bytes * tokens + 8 * documents + kept_bytes) + hash_bytes,
+        disk_bytes=disk_bytes,
         hash_bytes=hash_bytes,
-        free_bytes=None if is_uri(options.out) else _free_bytes(Path(os.path.abspath(options.out))),
+        free_bytes=free_bytes,
         is_limited=is_limited,
+        refused=refused,
     )
 
 

@@ -39,7 +39,7 @@ from tokshard.pipeline.sources.formats import loss_columns, notes_on_columns, re
 from tokshard.pipeline.sources.hub import SCHEME
 from tokshard.pipeline.sources.inputs import RECORDS, STDIN, InputTable, RecordSource, read_once_name
 from tokshard.pipeline.sources.listing import split_glob
-from tokshard.pipeline.sources.records import Records, check_field_name, parse_columns
+from tokshard.pipeline.sources.records import FILE, Records, check_field_name, parse_columns
 from tokshard.pipeline.tasks.planning import default_task_bytes, round_task_bytes
 from tokshard.pipeline.workspace.lease import cannot_write
 from tokshard.pipeline.workspace.places import open_workspace
@@ -124,6 +124,8 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
     if options.chat is None and not read.has_plain_ids:
         Encoder(read.content, read.info.special_ids)
     template, chat, info, notes = None, None, read.info, list(read.notes)
+    is_idle = options.text_unit != FILE and "txt" not in found.inputs.formats
+    notes += ["--text-unit has no effect: no source is a text file"] * is_idle
     engine = options.engine
     if engine is not None:
         extra_module(engine, f"the engine {engine} is not installed", extra=engine)

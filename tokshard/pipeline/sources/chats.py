@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokshard.pipeline.sources.kept_values import json_text
+from tokshard.pipeline.sources.kept_values import is_missing, json_text
 
 MESSAGES, TURNS, PROMPT, COMPLETION = "messages", "conversations", "prompt", "completion"
 TOOLS, DOCUMENTS, KEYWORDS = "tools", "documents", "chat_template_kwargs"
@@ -49,5 +49,5 @@ def is_chat(names: Iterable[str]) -> bool:
 
 def chat_text(record: Mapping[Any, Any]) -> str | None:
     """The conversation of a record of Python objects as JSON; None if it has none."""
-    found = {name: record[name] for name in CHAT_FIELDS if record.get(name) is not None}
+    found = {name: record[name] for name in CHAT_FIELDS if not is_missing(record.get(name))}
     return json_text(found) if is_chat(found) else None

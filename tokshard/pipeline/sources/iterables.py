@@ -19,7 +19,7 @@ from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT, chat_text
 from tokshard.pipeline.sources.decompress import open_bytes
 from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.inputs import RECORDS, Input, RecordSource
-from tokshard.pipeline.sources.kept_values import WrongTypeError
+from tokshard.pipeline.sources.kept_values import WrongTypeError, is_missing
 from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import (
     MALFORMED,
@@ -146,6 +146,8 @@ def _as_source(source: Any, place: str) -> str | RecordSource:
         hint = "give the path of the file"
     elif hasattr(source, "iterrows"):  # a pandas data frame, which iterates over its column names
         hint = f'give {place}.to_dict("records")'
+    elif hasattr(source, "iter_rows"):  # a data frame of polars, which iterates over its columns
+        hint = f"give {place}.iter_rows(named=True)"
     elif hasattr(source, "to_pylist") and not isinstance(source, Iterable):  # a table of pyarrow
         hint = f"give {place}.to_pylist()"
     elif isinstance(source, list | tuple) and not _holds_records(source):
@@ -205,7 +207,7 @@ def _unread(record: Mapping[Any, Any], spec: RecordSpec) -> Iterator[str]:
     """The fields of a conversation that hold something and are not read."""
     read = {*CHAT_FIELDS, *spec.kept_paths, *(path.split(".")[0] for path in spec.kept_paths)}
     for name, value in record.items():
-        if name not in read and value is not None and not (isinstance(value, str | list) and not value):
+        if name not in read and not is_missing(value) and not (isinstance(value, str | list) and not value):
             yield str(name)
 
 

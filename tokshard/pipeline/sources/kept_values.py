@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from datetime import date, time, timedelta
+from decimal import Decimal
 from numbers import Number
 from typing import Any
 from uuid import UUID
@@ -31,14 +32,14 @@ def typed_value(value: Any, kind: str) -> Any:
         WrongTypeError: it is not of the type that was asked for.
         UnicodeError: it is not UTF-8.
     """
-    if value is None:
+    if value is None or (kind == "string" and is_missing(value)):
         return None
     if isinstance(value, bytes):
         value = value.decode()
     if kind == "string":
         return _as_string(value)
-    if isinstance(value, str):
-        return _parsed_value(value.strip(), kind)
+    if isinstance(value, str | Decimal):
+        return _parsed_value(str(value).strip(), kind)
     wanted = _TYPES[kind]
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         try:
@@ -48,6 +49,11 @@ def typed_value(value: Any, kind: str) -> Any:
     if type(value) is not wanted or (wanted is int and value not in _INT64):
         raise WrongTypeError
     return value
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value stands for none: None, or NaN and NaT, which pandas has in its place."""
+    return value is None or (isinstance(value, float | date) and value != value)  # noqa: PLR0124
 
 
 def _parsed_value(text: str, kind: str) -> Any:

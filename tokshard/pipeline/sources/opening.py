@@ -16,18 +16,27 @@ from tokshard.pipeline.options import DOCUMENTS, VIEW
 from tokshard.pipeline.sources.inputs import PINNED, Input, Needs
 from tokshard.store import Entry, Store, is_uri, locate, open_store
 
+_POINTER, _POINTER_BYTES = b"version https://git-lfs", 1_024
+"""The start of what Git has in place of a file that LFS did not fetch, and the bytes that it has at most."""
+
 
 def open_file(input_: Input) -> IO[bytes]:
     """The raw bytes of an input, seekable and buffered.
 
     Raises:
-        BadSourceError: the file is gone.
+        BadSourceError: the file is gone, or a pointer of Git LFS, which would be a text.
     """
     try:
         store, name = input_.place or store_of(input_.location)
-        return store.open(name)
+        file = store.open(name)
+        start = file.read(len(_POINTER)) if input_.num_bytes < _POINTER_BYTES else b""
+        file.seek(0)
     except OSError as error:
         raise vanished(input_, error) from error
+    if start == _POINTER:
+        file.close()
+        raise damaged(input_, "it is a pointer of Git LFS; 'git lfs pull' fetches the file")
+    return file
 
 
 def store_of(location: str) -> tuple[Store, str]:
@@ -47,8 +56,10 @@ def open_for_arrow(input_: Input) -> pa.NativeFile:
     It is never mapped: truncating a mapped file ends the process with SIGBUS.
 
     Raises:
-        BadSourceError: the file is gone.
+        BadSourceError: as for `open_file`.
     """
+    if input_.num_bytes < _POINTER_BYTES:
+        open_file(input_).close()
     store, name = store_of(input_.location)
     path = store.local_path(name)
     try:

@@ -167,7 +167,7 @@ def _joined(
 
 
 def _check_counts(input_: Input, num_documents: int, num_tokens: int | None) -> None:
-    """Refuse a file that contradicts its line in a table of counts, if there is one.
+    """Refuse a file that contradicts its line in a table of counts, or lacks one, if there is a table above it.
 
     fms-fsdp keeps such tables as ``meta/*counts*.csv``, with a line for each file.
 
@@ -175,12 +175,14 @@ def _check_counts(input_: Input, num_documents: int, num_tokens: int | None) -> 
         num_tokens: tokens of the file; None if this task did not read all.
 
     Raises:
-        BadSourceError: the numbers differ; it names both.
+        BadSourceError: the numbers differ, and it names both; or there is no line.
     """
-    folder = os.path.dirname(input_.location)
-    for root in (folder, os.path.dirname(folder)):
-        said = _counts(os.path.join(root, "meta")).get(input_.location.removeprefix(root).lstrip("/"))
+    root, others = input_.location, ""
+    while root not in ("", "/") and not (root := os.path.dirname(root)).endswith(":"):  # s3:
+        counts = _counts(os.path.join(root, "meta"))
+        said = counts.get(input_.location.removeprefix(root).lstrip("/"))
         if said is None:
+            others = others or (f"{root}/meta" if counts else "")
             continue
         found = (num_documents, said[1] if num_tokens is None else num_tokens)
         if found != said:
@@ -190,6 +192,8 @@ def _check_counts(input_: Input, num_documents: int, num_tokens: int | None) -> 
                 f"{root}/meta says {said[0]:,} and {said[1]:,}",
             )
         return
+    if others:
+        raise damaged(*store_of(input_.location), f"{others} counts other files and has no line for this one")
 
 
 def _counts(folder: str) -> Mapping[str, tuple[int, int]]:
