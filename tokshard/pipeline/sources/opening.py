@@ -29,8 +29,10 @@ def open_file(input_: Input) -> IO[bytes]:
     try:
         store, name = input_.place or store_of(input_.location)
         file = store.open(name)
-        start = file.read(len(_POINTER)) if input_.num_bytes < _POINTER_BYTES else b""
-        file.seek(0)
+        start = b""
+        if input_.num_bytes < _POINTER_BYTES:
+            start = file.read(len(_POINTER))
+            file.seek(0)
     except OSError as error:
         raise vanished(input_, error) from error
     if start == _POINTER:

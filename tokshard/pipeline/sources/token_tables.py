@@ -178,7 +178,9 @@ def _check_counts(input_: Input, num_documents: int, num_tokens: int | None) -> 
         BadSourceError: the numbers differ, and it names both; or there is no line.
     """
     root, others = input_.location, ""
-    while root not in ("", "/") and not (root := os.path.dirname(root)).endswith(":"):  # s3:
+    for _ in range(input_.path.count("/") + 2):  # up to the folder above the argument
+        if (root := os.path.dirname(root)).endswith(":"):  # of s3://bucket
+            break
         counts = _counts(os.path.join(root, "meta"))
         said = counts.get(input_.location.removeprefix(root).lstrip("/"))
         if said is None:
