@@ -411,6 +411,9 @@ def test_a_view_finds_its_base_where_it_was_or_beside_it_and_refuses_another(cor
     expected = rows(tmp_path / "views" / "view")
     shutil.copytree(tmp_path, tmp_path / "moved")
     assert rows(tmp_path / "moved" / "views" / "view") == expected, "both moved"
+    (tmp_path / "links" / "of" / "views").mkdir(parents=True)
+    (tmp_path / "links" / "of" / "views" / "view").symlink_to(tmp_path / "views" / "view")
+    assert rows(tmp_path / "links" / "of" / "views" / "view") == expected, "through a link that lies deeper"
     grow(corpus)
     assert rows(tmp_path / "views" / "view") == expected, "the base grew"
     corpus.rename(tmp_path / "views" / "elsewhere")

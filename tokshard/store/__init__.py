@@ -158,7 +158,8 @@ def look_at(location: str | os.PathLike[str]) -> Entry | None:
 def joined_location(folder: str, path: str) -> str:
     """The location of a path that is relative to a folder, which may be a URI."""
     if not is_uri(folder):
-        return os.path.normpath(os.path.join(folder, path))
+        real = os.path.realpath(folder)  # '..' in a link is the folder above its target
+        return os.path.normpath(os.path.join(folder if real == os.path.abspath(folder) else real, path))
     scheme, _, place = folder.partition("://")
     host, _, inside = place.partition("/")
     path = quote(path) if scheme in SERVERS else path
