@@ -395,9 +395,11 @@ def test_cells_are_copied_by_their_mix_from_a_web_server_too_and_none_is_left_ou
     assert "names ../corpus, expected a cell in its folder" in copy(cells, "again").problem
 
 
-def test_a_view_that_was_uploaded_with_its_base_finds_it(corpus, tmp_path, bucket):
+def test_a_view_in_a_bucket_finds_its_base_on_this_machine_or_uploaded_with_it(corpus, tmp_path, bucket):
     view = tmp_path / "views" / "view"
     select_corpus(corpus, out=view, where="lang=fr")
+    select_corpus(corpus, out=f"{bucket}/of-here", where="lang=fr")
+    assert rows(f"{bucket}/of-here") == rows(view)
     for path in (*corpus.iterdir(), *view.iterdir()):
         open_store(bucket).put(str(path.relative_to(tmp_path)), path.read_bytes())
     assert rows(f"{bucket}/views/view") == rows(view)

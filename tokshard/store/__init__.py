@@ -156,10 +156,13 @@ def look_at(location: str | os.PathLike[str]) -> Entry | None:
 
 
 def joined_location(folder: str, path: str) -> str:
-    """The location of a path that is relative to a folder, which may be a URI."""
+    """The location of a path that is relative to a folder, which may be a URI.
+
+    It is as short as it can be: ``..`` in a link is the folder above its target.
+    """
     if not is_uri(folder):
-        real = os.path.realpath(folder)  # '..' in a link is the folder above its target
-        return os.path.normpath(os.path.join(folder if real == os.path.abspath(folder) else real, path))
+        short, real = os.path.normpath(joined := os.path.join(folder, path)), os.path.realpath(joined)
+        return short if os.path.realpath(short) == real else real
     scheme, _, place = folder.partition("://")
     host, _, inside = place.partition("/")
     path = quote(path) if scheme in SERVERS else path
