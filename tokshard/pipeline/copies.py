@@ -182,14 +182,14 @@ def _inputs(corpora: Sequence[Corpus], kind: str) -> InputTable:
 
 
 def _check_apart(out: str, corpora: Sequence[Corpus]) -> None:
-    """Refuse a place that is, or holds, a corpus that is read: starting over would remove its files.
+    """Refuse a place that is, or holds, a corpus that is read, or its base: starting over would remove its files.
 
     Raises:
         UsageError: with the corpus.
     """
-    for corpus in corpora:
-        if f"{real_location(corpus.location)}/".startswith(f"{real_location(out)}/"):
-            raise UsageError(f"{corpus.location}, which the copy reads, lies in {out}", hint="give another --out")
+    for place in (place for corpus in corpora for place in (corpus.location, corpus.shard_store.location)):
+        if f"{real_location(place)}/".startswith(f"{real_location(out)}/"):
+            raise UsageError(f"{place}, which the copy reads, lies in {out}", hint="give another --out")
 
 
 def _check_distinct(corpora: Sequence[Corpus]) -> None:
