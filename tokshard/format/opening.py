@@ -109,7 +109,7 @@ def _beside(store: Store) -> Iterator[str]:
 
 def base_location(store: Store, base: Base) -> str:
     """The location of a view's base when the view was made."""
-    if is_uri(base.path) or os.path.isabs(base.path):  # that of a view in a bucket, whose base is on a machine
+    if is_uri(base.path) or base.path.startswith("/"):  # that of a view in a bucket, whose base is on a machine
         return base.path
     return joined_location(store.location, base.path)  # also of a view that was uploaded with its base
 
