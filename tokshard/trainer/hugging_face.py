@@ -181,7 +181,8 @@ def export(path: str, out: str, *, dtype: str = "fp32", corpus: str = "", tokeni
             try:
                 save_file(ready, os.path.join(place, file), metadata={"format": "pt"})
             except _safetensors().SafetensorError as error:  # of the disk
-                raise ExportError(f"{out} cannot be written: {error}", hint="make room, or give another --out") from error
+                problem = f"{out} cannot be written: {error}"
+                raise ExportError(problem, hint="make room, or give another --out") from error
             files |= dict.fromkeys(ready, file)
             yield f"{file}: {len(ready)} tensors"
         if len(groups) > 1:
