@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import os
 import shutil
 import tomllib
 from collections.abc import Callable, Sequence
@@ -315,6 +316,23 @@ def test_a_joined_file_that_changes_between_two_row_groups_selects_nothing_else(
     write(remainder=0, rows=7)
     select_corpus(with_ids, out=tmp_path / "view", **given)
     assert ids(tmp_path / "view") == [*range(0, 60, 2)]
+
+
+def test_cells_that_are_made_again_leave_what_others_put_beside_them(corpus, tmp_path):
+    cells, copied = tmp_path / "cells", tmp_path / "copied"
+    select_corpus(corpus, out=cells, by="lang")
+    (cells / "lang=en" / "notes.txt").write_text("mine")
+    copy_corpus(corpus, out=tmp_path / "whole")
+    (tmp_path / "whole").rename(cells / "lang=all")
+    select_corpus(corpus, out=cells, by="lang", where="lang=fr", force=True)
+    assert os.listdir(cells / "lang=en") == ["notes.txt"]
+    assert sorted(path.name for path in cells.glob("lang=*")) == ["lang=all", "lang=en", "lang=fr"]
+    assert rows(cells / "lang=all") == rows(corpus)
+    assert tokshard("copy", cells, "--cells", "--out", copied, "--workers", "1").exit_code == 0
+    mix = (copied / "mix.toml").read_text().replace("temperature = 1.0", "temperature = 0.5")
+    (copied / "mix.toml").write_text(mix)
+    assert tokshard("copy", cells, "--cells", "--out", copied, "--workers", "1").exit_code == 0
+    assert (copied / "mix.toml").read_text() == mix
 
 
 # in buckets
