@@ -434,6 +434,7 @@ def test_a_view_finds_its_base_where_it_was_or_beside_it_and_refuses_another(cor
     (tmp_path / "links" / "of" / "views").mkdir(parents=True)
     (tmp_path / "links" / "of" / "views" / "view").symlink_to(tmp_path / "views" / "view")
     assert rows(tmp_path / "links" / "of" / "views" / "view") == expected, "through a link that lies deeper"
+    copy_corpus(corpus, out=tmp_path / "bare", columns=[])
     grow(corpus)
     assert rows(tmp_path / "views" / "view") == expected, "the base grew"
     corpus.rename(tmp_path / "views" / "elsewhere")
@@ -444,6 +445,10 @@ def test_a_view_finds_its_base_where_it_was_or_beside_it_and_refuses_another(cor
     write_corpus(tmp_path / "corpus", documents_of([3, 4]), tokenizer=TINY_TOKENIZER)
     with pytest.raises(CorpusError, match=r"which was at .*corpus: .* has the content"):
         CorpusSource(tmp_path / "views" / "view")
+    shutil.rmtree(tmp_path / "corpus")
+    (tmp_path / "bare").rename(tmp_path / "corpus")
+    with pytest.raises(CorpusError, match=r"which was at .*corpus: .* has no column lang: string"):
+        open_corpus(tmp_path / "views" / "view")
 
 
 def test_a_view_finds_its_base_beside_it_where_the_old_place_may_not_be_read(corpus, tmp_path):
