@@ -36,7 +36,7 @@ from typing import Any, cast
 
 import msgspec
 
-RESTORE = "restore the file from a copy, or rebuild with 'tokshard build --force'"
+RESTORE = "restore the file from a copy, or run the command that made the corpus again, with --force"
 """The hint for a damaged file of a corpus."""
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

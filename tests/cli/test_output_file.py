@@ -102,6 +102,11 @@ def test_a_link_to_itself_is_no_place_for_an_output_and_stays(write, tmp_path, c
     assert (tmp_path / "loop").is_symlink()
 
 
+def test_a_full_disk_is_no_wrong_usage(write, capsys):
+    assert write(Path("/dev/full")) == 1
+    assert "/dev/full cannot be written: No space left on device\nhint: make room, or give" in capsys.readouterr().err
+
+
 def test_an_output_that_fails_keeps_the_old_file(tmp_path):
     page = tmp_path / "page"
     page.write_text("old")

@@ -36,6 +36,16 @@ def test_names_that_are_not_utf8_do_not_matter_to_a_reader(tiny):
         assert len([*corpus]) == 5
 
 
+def test_a_corpus_that_was_opened_by_a_relative_path_is_read_from_another_directory(tiny, monkeypatch):
+    with open_corpus(tiny) as corpus:
+        expected = [corpus.text(index) for index in range(5)]
+    monkeypatch.chdir(tiny.parent)
+    with open_corpus(tiny.name) as corpus:
+        monkeypatch.chdir("/")
+        assert [corpus.text(index) for index in range(5)] == expected
+        assert corpus.provenance(4).source == 0
+
+
 def maps_of(directory) -> int:
     return Path("/proc/self/maps").read_text().count(str(directory / "shard-"))
 

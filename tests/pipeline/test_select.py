@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import os
 import shutil
 import tomllib
 from collections.abc import Callable, Sequence
@@ -317,6 +318,23 @@ def test_a_joined_file_that_changes_between_two_row_groups_selects_nothing_else(
     assert ids(tmp_path / "view") == [*range(0, 60, 2)]
 
 
+def test_cells_that_are_made_again_leave_what_others_put_beside_them(corpus, tmp_path):
+    cells, copied = tmp_path / "cells", tmp_path / "copied"
+    select_corpus(corpus, out=cells, by="lang")
+    (cells / "lang=en" / "notes.txt").write_text("mine")
+    copy_corpus(corpus, out=tmp_path / "whole")
+    (tmp_path / "whole").rename(cells / "lang=all")
+    select_corpus(corpus, out=cells, by="lang", where="lang=fr", force=True)
+    assert os.listdir(cells / "lang=en") == ["notes.txt"]
+    assert sorted(path.name for path in cells.glob("lang=*")) == ["lang=all", "lang=en", "lang=fr"]
+    assert rows(cells / "lang=all") == rows(corpus)
+    assert tokshard("copy", cells, "--cells", "--out", copied, "--workers", "1").exit_code == 0
+    mix = (copied / "mix.toml").read_text().replace("temperature = 1.0", "temperature = 0.5")
+    (copied / "mix.toml").write_text(mix)
+    assert tokshard("copy", cells, "--cells", "--out", copied, "--workers", "1").exit_code == 0
+    assert (copied / "mix.toml").read_text() == mix
+
+
 # in buckets
 
 
@@ -395,9 +413,11 @@ def test_cells_are_copied_by_their_mix_from_a_web_server_too_and_none_is_left_ou
     assert "names ../corpus, expected a cell in its folder" in copy(cells, "again").problem
 
 
-def test_a_view_that_was_uploaded_with_its_base_finds_it(corpus, tmp_path, bucket):
+def test_a_view_in_a_bucket_finds_its_base_on_this_machine_or_uploaded_with_it(corpus, tmp_path, bucket):
     view = tmp_path / "views" / "view"
     select_corpus(corpus, out=view, where="lang=fr")
+    select_corpus(corpus, out=f"{bucket}/of-here", where="lang=fr")
+    assert rows(f"{bucket}/of-here") == rows(view)
     for path in (*corpus.iterdir(), *view.iterdir()):
         open_store(bucket).put(str(path.relative_to(tmp_path)), path.read_bytes())
     assert rows(f"{bucket}/views/view") == rows(view)
@@ -411,6 +431,10 @@ def test_a_view_finds_its_base_where_it_was_or_beside_it_and_refuses_another(cor
     expected = rows(tmp_path / "views" / "view")
     shutil.copytree(tmp_path, tmp_path / "moved")
     assert rows(tmp_path / "moved" / "views" / "view") == expected, "both moved"
+    (tmp_path / "links" / "of" / "views").mkdir(parents=True)
+    (tmp_path / "links" / "of" / "views" / "view").symlink_to(tmp_path / "views" / "view")
+    assert rows(tmp_path / "links" / "of" / "views" / "view") == expected, "through a link that lies deeper"
+    copy_corpus(corpus, out=tmp_path / "bare", columns=[])
     grow(corpus)
     assert rows(tmp_path / "views" / "view") == expected, "the base grew"
     corpus.rename(tmp_path / "views" / "elsewhere")
@@ -421,6 +445,10 @@ def test_a_view_finds_its_base_where_it_was_or_beside_it_and_refuses_another(cor
     write_corpus(tmp_path / "corpus", documents_of([3, 4]), tokenizer=TINY_TOKENIZER)
     with pytest.raises(CorpusError, match=r"which was at .*corpus: .* has the content"):
         CorpusSource(tmp_path / "views" / "view")
+    shutil.rmtree(tmp_path / "corpus")
+    (tmp_path / "bare").rename(tmp_path / "corpus")
+    with pytest.raises(CorpusError, match=r"which was at .*corpus: .* has no column lang: string"):
+        open_corpus(tmp_path / "views" / "view")
 
 
 def test_a_view_finds_its_base_beside_it_where_the_old_place_may_not_be_read(corpus, tmp_path):

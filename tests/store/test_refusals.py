@@ -113,6 +113,8 @@ URIS = {
     "a location without a name": "",
     "a URI of a scheme that is not known": "ftp://b/a",
     "a URI in a pathlib.Path": str(Path("s3://bucket/a")),
+    "a file as a URI": "file:///a",
+    "a home directory that a shell has left": "~/a",
     "a URI without a bucket": "s3:///a",
     "a URI without a container": "az://",
     "a bucket with a space in its name": "s3://my bucket/a",

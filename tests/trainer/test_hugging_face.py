@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -155,6 +156,13 @@ def test_the_command_exports_and_says_when_a_disk_fails(
     with patch("tokshard.trainer.hugging_face.check_hashes", side_effect=OSError(5, "Input/output error")):
         assert main([saved[0], "--out", str(tmp_path / "other")]) == 1
     assert "step-00000007 cannot be read: [Errno 5]" in capsys.readouterr().err
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(tmp_path / "out" / "model.safetensors") - 1, hard))
+    try:
+        assert main([saved[0], "--out", str(tmp_path / "other")]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "other cannot be written: " in capsys.readouterr().err
     assert sorted(os.listdir(tmp_path)) == ["out"]
 
 

@@ -30,7 +30,7 @@ from tokshard.pipeline.resolve import resolve
 from tokshard.pipeline.views import CellSize, preview_cells
 from tokshard.pipeline.workspace.receipts import progress_of
 from tokshard.run_files.strict_toml import read_toml
-from tokshard.store import is_uri, joined_location, open_store
+from tokshard.store import is_uri, joined_location, open_store, present
 from tokshard.wording import aligned, one_line
 
 _RUN_OPTIONS = ("as_json", "dry_run", "job_index", "num_jobs", "quiet", "verbose")
@@ -125,7 +125,7 @@ def copy_cells(context: click.Context, folders: Sequence[str], options: Mapping[
         for cell in cells
     ]
     run_all(context, requests, reads=DOCUMENTS, are_cells=True)
-    if not options["dry_run"]:
+    if not options["dry_run"] and (options["force"] or names.MIX not in present(out)):  # it may have been edited
         out.put(names.MIX, mix)
 
 

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
-from tokshard.errors import UsageError
-from tokshard.store import is_uri, open_store, temporary_file, written
+from tokshard.errors import TokshardError, UsageError
+from tokshard.store import NO_ROOM, is_uri, open_store, temporary_file, written
 
 _STDOUT = 1
 
@@ -33,6 +33,7 @@ def output_file(path: str, *, option: str, inputs: Iterable[str] = ()) -> Iterat
 
     Raises:
         UsageError: the path cannot be written, is a URI, or is an input.
+        TokshardError: the disk is full.
     """
     if is_uri(path):
         raise UsageError(
@@ -134,6 +135,6 @@ def _own_errors(path: str, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(
-            f"{path or repr(path)} cannot be written: {error.strerror or error}", hint=f"give another {option} FILE"
-        ) from error
+        kind, way_out = (TokshardError, "make room, or give") if error.errno in NO_ROOM else (UsageError, "give")
+        problem = f"{path or repr(path)} cannot be written: {error.strerror or error}"
+        raise kind(problem, hint=f"{way_out} another {option} FILE") from error

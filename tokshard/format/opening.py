@@ -51,7 +51,7 @@ def open_corpus(location: str | os.PathLike[str], *, generation: int | None = No
     store = open_store(location)
     manifests = read_generations(store, generation)
     if manifests[0].base is not None:
-        return View(store, manifests[0], open_base(store, manifests[0].base))
+        return View(store, manifests[0], open_base(store, manifests[0]))
     corpus = Corpus(store, manifests)
     is_local = store.local_path(names.MANIFEST) is not None
     listed = list_names(store) if is_local or len(corpus.shards) < _MOST_LISTED else None
@@ -69,13 +69,15 @@ def open_corpus(location: str | os.PathLike[str], *, generation: int | None = No
     return corpus
 
 
-def open_base(store: Store, base: Base) -> Corpus:
+def open_base(store: Store, manifest: Manifest) -> Corpus:
     """Open the base of a view, where the view was made or beside the view.
 
     Raises:
         CorpusError: it is not there, or is another one.
         StoreError: its old store does not answer, and it is not beside the view.
     """
+    base = manifest.base
+    assert base is not None, "it is a view"
     recorded = base_location(store, base)
     problem, refusal = f"{recorded} is gone", None
     for place in itertools.chain([recorded], _beside(store)):
@@ -89,9 +91,12 @@ def open_base(store: Store, base: Base) -> Corpus:
         except StoreError as error:  # access denied, or an old server that is gone: the base may have moved
             refusal = error if place == recorded else refusal
             continue
-        if corpus.fingerprint == base.content:
+        lacks = manifest.columns.items() - corpus.manifest.columns.items()  # a corpus that was built again
+        is_other = corpus.fingerprint != base.content
+        if not is_other and not lacks:
             return corpus
-        problem = f"{place} has the content {corpus.fingerprint[:12]}" if place == recorded else problem
+        found = f"the content {corpus.fingerprint[:12]}" if is_other else f"no column {': '.join(min(lacks))}"
+        problem = f"{place} has {found}" if place == recorded else problem
     if refusal is not None:
         raise refusal
     raise CorpusError(
@@ -109,7 +114,7 @@ def _beside(store: Store) -> Iterator[str]:
 
 def base_location(store: Store, base: Base) -> str:
     """The location of a view's base when the view was made."""
-    if is_uri(base.path):
+    if is_uri(base.path) or base.path.startswith("/"):  # that of a view in a bucket, whose base is on a machine
         return base.path
     return joined_location(store.location, base.path)  # also of a view that was uploaded with its base
 

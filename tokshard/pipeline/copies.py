@@ -38,7 +38,7 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
     """
     with contextlib.ExitStack() as stack:
         corpora = [stack.enter_context(open_corpus(location)) for location in locations]
-        _check_apart(options.out, corpora)
+        _check_apart(options, corpora)
         if not options.is_dedup:
             _check_distinct(corpora)
         first = corpora[0].manifest
@@ -77,7 +77,7 @@ def selected_request(locations: Sequence[str], options: BuildOptions) -> tuple[R
             f"{len(locations)} corpora are given, and a view is of one", hint="make a view of each, and mix them"
         )
     with open_corpus(locations[0]) as corpus:
-        _check_apart(options.out, [corpus])
+        _check_apart(options, [corpus])
         lists = {"keep_ids": options.keep_ids, "drop_ids": options.drop_ids}
         here = {name: None if file is None else absolute_location(file) for name, file in lists.items()}
         joined = [absolute_location(file) for file in options.join]
@@ -181,15 +181,16 @@ def _inputs(corpora: Sequence[Corpus], kind: str) -> InputTable:
     return input_table(rows, [absolute_location(corpus.location) for corpus in corpora])
 
 
-def _check_apart(out: str, corpora: Sequence[Corpus]) -> None:
-    """Refuse a place that is, or holds, a corpus that is read: starting over would remove its files.
+def _check_apart(options: BuildOptions, corpora: Sequence[Corpus]) -> None:
+    """Refuse a place that is, or holds, a corpus that is read, or its base: starting over would remove its files.
 
     Raises:
         UsageError: with the corpus.
     """
-    for corpus in corpora:
-        if f"{real_location(corpus.location)}/".startswith(f"{real_location(out)}/"):
-            raise UsageError(f"{corpus.location}, which the copy reads, lies in {out}", hint="give another --out")
+    bases = [] if options.append else [corpus.shard_store.location for corpus in corpora]
+    for place in (*(corpus.location for corpus in corpora), *bases):
+        if f"{real_location(place)}/".startswith(f"{real_location(options.out)}/"):
+            raise UsageError(f"{place}, which the copy reads, lies in {options.out}", hint="give another --out")
 
 
 def _check_distinct(corpora: Sequence[Corpus]) -> None:

@@ -64,9 +64,7 @@ def _opened(path: str) -> IO[bytes]:
 
 
 def path_beside(file: str, path: str) -> str:
-    """A path from a file, relative to that file, as a path for the working directory.
-
-    URIs and absolute paths stay. It is as short as it can be: without ``..`` where no link makes a difference.
+    """A path from a file, relative to that file, as a path for the working directory. URIs and absolute paths stay.
 
     Raises:
         UsageError: no file can have that path.
@@ -76,11 +74,7 @@ def path_beside(file: str, path: str) -> str:
     directory = os.path.dirname(file)
     if not directory or is_uri(path) or os.path.isabs(path):
         return path
-    if is_uri(file):
-        return joined_location(directory, path)
-    joined = os.path.join(directory, path)
-    short = os.path.normpath(joined)
-    return short if os.path.realpath(short) == os.path.realpath(joined) else joined
+    return joined_location(directory, path)
 
 
 def change_paths(fields: Mapping[str, Any], kind: type, change: Callable[[str], str]) -> dict[str, Any]:

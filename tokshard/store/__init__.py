@@ -93,7 +93,7 @@ def _opener(uri: str) -> Callable[[str], Store]:
         raise UsageError(
             f"{without_secrets(uri)} is a URI of a scheme that tokshard does not know, expected one of "
             + ", ".join(f"{scheme}://" for scheme in STORES_BY_SCHEME),
-            hint="copy it to one of these, or to this machine",
+            hint="give its path alone" if uri.startswith("file:") else "copy it to one of these, or to this machine",
         )
     return opener
 
@@ -120,8 +120,11 @@ def is_uri(location: str) -> bool:
     """Whether a location is a URI, and not a path on this machine.
 
     Raises:
-        UsageError: it is what `pathlib.Path` makes of a URI, which would be a directory of this machine.
+        UsageError: it is what `pathlib.Path` makes of a URI, which would be a directory of this machine, or begins
+            with a ``~``, as in ``--out=~/a``, which shells leave.
     """
+    if location.partition("/")[0] == "~":
+        raise UsageError(f"{location} begins with a ~ that no shell has replaced", hint="give the whole path")
     scheme, mark, _ = location.partition(":/")
     if mark and scheme in STORES_BY_SCHEME and "://" not in location:
         raise UsageError(
@@ -156,9 +159,13 @@ def look_at(location: str | os.PathLike[str]) -> Entry | None:
 
 
 def joined_location(folder: str, path: str) -> str:
-    """The location of a path that is relative to a folder, which may be a URI."""
+    """The location of a path that is relative to a folder, which may be a URI.
+
+    It is as short as it can be: ``..`` in a link is the folder above its target.
+    """
     if not is_uri(folder):
-        return os.path.normpath(os.path.join(folder, path))
+        short, real = os.path.normpath(joined := os.path.join(folder, path)), os.path.realpath(joined)
+        return short if os.path.realpath(short) == real else real
     scheme, _, place = folder.partition("://")
     host, _, inside = place.partition("/")
     path = quote(path) if scheme in SERVERS else path

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from stat import S_ISDIR, S_ISLNK, S_ISREG
@@ -27,6 +27,12 @@ _FOLDER_TRIES = 5
 """Tries to make a folder for a file: another process may remove it with the last file in it."""
 
 
+def _working_directory() -> str:
+    with contextlib.suppress(FileNotFoundError):  # it was removed
+        return os.getcwd()
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class PosixStore:
     """Files in a directory, which is made when the first file is put.
@@ -36,10 +42,12 @@ class PosixStore:
     Args:
         location: the directory.
         scratch: of an attempt: where unfinished files are, on the same file system; None: next to the finished ones.
+        root: what a relative `location` is relative to, whatever directory the program goes to later.
     """
 
     location: str
     scratch: str | None = None
+    root: str = field(default_factory=_working_directory, compare=False)
 
     def where(self, name: str) -> str:
         path = os.path.join(self.location, name) if name and self.location != "." else name or self.location
@@ -51,7 +59,7 @@ class PosixStore:
         return replace(self, location=self.where(folder))
 
     def list(self, folder: str = "") -> Iterator[Entry]:
-        path = self.where(folder)
+        path = self.local_path(folder)
         try:
             with os.scandir(path) as entries:
                 found = sorted(os.fsencode(entry.name) + (b"/" if entry.is_dir() else b"") for entry in entries)
@@ -68,30 +76,30 @@ class PosixStore:
             try:
                 yield _entry(inside, os.path.join(path, name))
             except FileNotFoundError:
-                if os.path.lexists(self.where(inside)):  # a link to nothing; otherwise it was removed meanwhile
+                if os.path.lexists(self.local_path(inside)):  # a link to nothing; otherwise it was removed meanwhile
                     yield Entry(inside, is_link=True)
             except OSError:
                 yield Entry(inside)
 
     def names(self, folder: str = "") -> Sequence[str]:
-        with os.scandir(self.where(folder)) as entries:
+        with os.scandir(self.local_path(folder)) as entries:
             return [f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in entries]
 
     def stat(self, name: str) -> Entry:
-        return _entry(name, self.where(name))
+        return _entry(name, self.local_path(name))
 
     def open(self, name: str) -> IO[bytes]:
-        return open(self.where(name), "rb")
+        return open(self.local_path(name), "rb")
 
     def read(self, name: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Sequence[bytes]:
-        path = self.where(name)
+        path = self.local_path(name)
         with open(path, "rb", buffering=0) as file:
             if version is not None and _version(os.fstat(file.fileno())) != version:
                 raise OSError(errno.ESTALE, "the file was replaced", path)
             return [_read_range(file, start, length, path) for start, length in ranges]
 
     def get(self, name: str) -> bytes:
-        with open(self.where(name), "rb") as file:
+        with open(self.local_path(name), "rb") as file:
             return file.read()
 
     def put(self, name: str, content: bytes) -> None:
@@ -111,18 +119,18 @@ class PosixStore:
                 folders[os.path.dirname(name[:-1])] = None
                 continue
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                os.unlink(self.where(name))
+                os.unlink(self.local_path(name))
                 folders[os.path.dirname(name)] = None
         for folder in folders:
-            _sync_directory(self.where(folder))
+            _sync_directory(self.local_path(folder))
             _remove_empty(self, folder)
 
-    def local_path(self, name: str) -> str | None:
-        return self.where(name)
+    def local_path(self, name: str) -> str:
+        return os.path.join(self.root, self.where(name))
 
     def spool(self, name: str) -> Spool:
         """A file next to its final place, or in the scratch folder of an attempt, until it is renamed."""
-        final = self.where(name)
+        final = self.local_path(name)
         folder, base = os.path.split(final)
         path = os.path.join(self.scratch or folder, f".{base}.{_attempt_name()}.partial")
         # if another attempt has taken over, making its scratch folder again would undo that
@@ -131,14 +139,14 @@ class PosixStore:
         return Spool(file=file, path=path, publish=partial(_publish, file, path, final), tidy=tidy)
 
     def attempt(self, folder: str, token: str) -> Attempt:
-        place = self.where(folder)
+        place = self.local_path(folder)
         store, clear = replace(self, scratch=f"{place}/{token}"), partial(_clear_attempts, place, token)
         return Attempt(store=store, scratch=f"{place}/{token}", mode=0o777, clear=clear)
 
     @contextlib.contextmanager
     def hold(self, name: str, holder: str) -> Iterator[bool]:
         """A lock on a file; it dies with the process, so that a killed one leaves nothing behind."""
-        descriptor, is_locked = _locked(self.where(name))
+        descriptor, is_locked = _locked(self.local_path(name))
         try:
             os.truncate(descriptor, 0)
             os.write(descriptor, holder.encode())
@@ -148,7 +156,7 @@ class PosixStore:
 
     def holder(self, name: str) -> str | None:
         try:
-            descriptor = os.open(self.where(name), os.O_RDONLY)
+            descriptor = os.open(self.local_path(name), os.O_RDONLY)
         except OSError:
             return None
         try:
@@ -243,11 +251,11 @@ def _publish(file: IO[bytes], path: str, final: str) -> None:
 def _real_folders(store: PosixStore, folder: str) -> frozenset[str]:
     """The real path of a folder and of all folders above it in this store."""
     parts = folder.split("/") if folder else []
-    return frozenset(os.path.realpath(store.where("/".join(parts[:count]))) for count in range(len(parts) + 1))
+    return frozenset(os.path.realpath(store.local_path("/".join(parts[:count]))) for count in range(len(parts) + 1))
 
 
 def _delete_folder(store: PosixStore, folder: str) -> None:
-    path = store.where(folder)
+    path = store.local_path(folder)
     try:
         found = [] if os.path.islink(path) else store.names(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -258,7 +266,7 @@ def _delete_folder(store: PosixStore, folder: str) -> None:
             _delete_folder(store, inside[:-1])
         else:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(store.where(inside))
+                os.unlink(store.local_path(inside))
     if path != store.scratch:
         with contextlib.suppress(OSError):  # another process put a file there
             os.rmdir(path)
@@ -267,7 +275,7 @@ def _delete_folder(store: PosixStore, folder: str) -> None:
 def _remove_empty(store: PosixStore, folder: str) -> None:
     with contextlib.suppress(OSError):  # it has other files
         while folder:
-            os.rmdir(store.where(folder))
+            os.rmdir(store.local_path(folder))
             folder = os.path.dirname(folder)
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from tokshard.errors import TokshardError, TrainerError, UsageError
+from tokshard.errors import ExportError, TokshardError, TrainerError, UsageError
 from tokshard.extras import extra_module
 from tokshard.format.corpus import Corpus
 from tokshard.format.decode import read_tokenizer
@@ -178,7 +178,11 @@ def export(path: str, out: str, *, dtype: str = "fp32", corpus: str = "", tokeni
             load_checkpoint(tensors, path, no_dist=True)
             ready = dict(_converted(tensors, DTYPES[dtype], num_ids))
             file = WEIGHTS if len(groups) == 1 else f"model-{number:05}-of-{len(groups):05}.safetensors"
-            save_file(ready, os.path.join(place, file), metadata={"format": "pt"})
+            try:
+                save_file(ready, os.path.join(place, file), metadata={"format": "pt"})
+            except _safetensors().SafetensorError as error:  # of the disk
+                problem = f"{out} cannot be written: {error}"
+                raise ExportError(problem, hint="make room, or give another --out") from error
             files |= dict.fromkeys(ready, file)
             yield f"{file}: {len(ready)} tensors"
         if len(groups) > 1:

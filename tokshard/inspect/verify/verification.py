@@ -190,7 +190,7 @@ def _problems(
             if manifest.base is None:
                 corpus = Corpus(store, [manifest], load_table=read_file)
             else:
-                corpus = View(store, manifest, open_base(store, manifest.base), load_table=read_file)
+                corpus = View(store, manifest, open_base(store, manifest), load_table=read_file)
         except CorpusError as error:
             yield problem_of(store, table, error)
         else:

@@ -44,12 +44,13 @@ def open_file(input_: Input) -> IO[bytes]:
 def store_of(location: str) -> tuple[Store, str]:
     """`locate` for a file, without making the store again for each of many files in one folder."""
     folder, name = os.path.split(location)
-    return locate(location) if is_uri(location) or not name else (_store_of_folder(folder), name)
+    is_absolute = os.path.isabs(folder) and name  # a store of a relative folder stays with its working directory
+    return (_store_of_folder(folder), name) if is_absolute else locate(location)
 
 
 @functools.lru_cache(maxsize=16)
 def _store_of_folder(folder: str) -> Store:
-    return open_store(folder or os.curdir)
+    return open_store(folder)
 
 
 def open_for_arrow(input_: Input) -> pa.NativeFile:

@@ -216,7 +216,7 @@ class ViewSource(ViewedCorpus, CorpusSource):
         key = base_location(store, base), base.content, self.access, id(self.cache)
         source = _bases.get(key)
         if source is None:
-            found = open_base(store, base)
+            found = open_base(store, manifest)
             source = CorpusSource(
                 found.location, access=self.access, generation=found.num_generations - 1, cache=self.cache
             )
