@@ -125,8 +125,12 @@ def copy_cells(context: click.Context, folders: Sequence[str], options: Mapping[
         for cell in cells
     ]
     run_all(context, requests, reads=DOCUMENTS, are_cells=True)
-    if not options["dry_run"] and (options["force"] or names.MIX not in present(out)):  # it may have been edited
+    if options["dry_run"]:
+        return
+    if options["force"] or names.MIX not in present(out):
         out.put(names.MIX, mix)
+    elif out.get(names.MIX) != mix:  # it may have been edited
+        click.echo(f"note: {out.where(names.MIX)} is kept, which differs from that of {folders[0]}", err=True)
 
 
 def _cells(mix: str) -> list[str]:
