@@ -5,7 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -18,6 +18,7 @@ from tokshard.inspect.corpus.vocabulary import parse_vocabulary
 
 
 @given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=60))
+@example(lengths=list(range(1, 501)))
 def test_percentiles_are_those_of_all_documents_by_nearest_rank(tmp_path_factory, lengths):
     directory = tmp_path_factory.mktemp("lengths") / "corpus"
     write_corpus(directory, documents_of(lengths), tokenizer=TINY_TOKENIZER, shard_tokens=500)

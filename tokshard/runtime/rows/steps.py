@@ -144,7 +144,7 @@ class RankRows:
         """The part of each step, given by its first sample, that is this rank's in the order of the plan."""
         return (self.rank + rotations(starts, self.world_size, self.num_streams)) % self.world_size
 
-    def samples(self, starts: NDArray[np.int64], end: int | None = None, *, num_ranks: int = 1) -> NDArray[np.int64]:
+    def samples(self, starts: NDArray[np.int64], end: int | None = None, *, num_ranks: int) -> NDArray[np.int64]:
         """This rank's samples in steps, given by their first global samples, in the order of the plan.
 
         Args:
