@@ -34,7 +34,7 @@ from tokshard.pipeline.executors.base import Ended, Event, WorkerUsage
 from tokshard.pipeline.judge import Judge
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.division import Span
-from tokshard.pipeline.tasks.planning import AnyTask, Run, Task
+from tokshard.pipeline.tasks.planning import AnyTask, Run, StreamTask, Task
 from tokshard.pipeline.tasks.running import Stage, TaskRunner
 from tokshard.pipeline.workspace.receipts import Failure, Receipt
 
@@ -332,3 +332,14 @@ def test_what_failed_in_an_input_that_is_left_out_then_keeps_no_later_task_from_
     assert judge.is_pointless(tasks[2]), "so far, the build fails"
     judge.add(Receipt(key=(0, 0), failure=Failure(kind="input", source=0, problem="damaged")))
     assert [*judge.missing()] == tasks[2:]
+
+
+def test_a_stream_goes_on_after_its_segments_that_have_a_receipt() -> None:
+    tasks = [Task(key=(0, 0), stop=1), StreamTask(key=(1, 0))]
+    judge = Judge(tasks=tasks)
+    for number in range(2):
+        judge.add(Receipt(key=(1, number), is_last=False))
+    assert judge.next_run(tasks[1]).num_done == 2
+    assert [*judge.missing()] == tasks
+    judge.add(Receipt(key=(1, 2)))
+    assert [*judge.missing()] == tasks[:1]
