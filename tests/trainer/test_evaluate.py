@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.trainer.checkpoints import initialised
 from tests.trainer.runs import Runs, corpus, evaluations_of, lines_of
+from tokshard.errors import DamagedCorpusError
 from tokshard.run_files.model_shape import Shape
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
@@ -130,6 +132,16 @@ def test_an_evaluation_that_a_signal_ends_ends_the_run_and_the_same_command_make
         run(evaluation__every=every)
         assert [line["step"] for line in lines_of(tmp_path / "out")] == sorted([1, 2, 3, *evaluated])
     assert list(evaluations_of(tmp_path / "out")) == evaluated
+
+
+def test_an_evaluation_corpus_that_is_damaged_ends_the_run_with_the_shard(
+    run: Runs, held_out: str, tmp_path: Path
+) -> None:
+    (shard,) = Path(shutil.copytree(held_out, tmp_path / "broken")).glob("shard-*")
+    shard.write_bytes(bytes(shard.stat().st_size))
+    with pytest.raises(DamagedCorpusError, match=shard.name):
+        run(evaluation__corpora={"held out": str(tmp_path / "broken")})
+    assert [line["step"] for line in lines_of(tmp_path / "out")] == [1, 2, 3]
 
 
 def test_a_loss_that_is_not_finite_is_null(run: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
