@@ -103,11 +103,11 @@ def test_ids_of_a_large_vocabulary_are_stored_in_four_bytes(tmp_path, kind):
     documents = [[1, 70_000, 65_536, 0], [1, 0], [1, 5, 0]]
     corpus = write_corpus(tmp_path / "corpus", documents, tokenizer=wide_tokenizer(), eos="<eos>", bos="<bos>")
     done, found = export(corpus, kind, tmp_path / "out", drop_eos=False, is_wide=True)
-    assert (done.dtype, found) == (WIDE[kind], documents)
+    assert (done.dtype, done.bos, found) == (WIDE[kind], True, documents)
     assert not list((tmp_path / "out").glob("labels*"))
     if kind != "olmo":
-        _, bare = export(corpus, kind, tmp_path / "bare", drop_eos=True, drop_bos=True, is_wide=True)
-        assert bare == [[1, 70_000, 65_536, 0], [1, 5, 0]]
+        done, bare = export(corpus, kind, tmp_path / "bare", drop_eos=True, drop_bos=True, is_wide=True)
+        assert (done.eos, done.bos, bare) == (False, False, [[1, 70_000, 65_536, 0], [1, 5, 0]])
 
 
 SPANS = {LOSS: [[1, 3], [], [1, 2, 4, 6]], WEIGHTS: [[0.5], [], [2.0, 0.25]], "url": ["a", "b", "c"]}
