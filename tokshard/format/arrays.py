@@ -39,6 +39,14 @@ def _dtype_of(kind: pa.DataType) -> np.dtype[Any]:
 _FLOATS = {pa.float32(): "float32", pa.float64(): "float64"}
 
 
+def as_written(array: Any) -> Any:
+    """An array or column whose floats of 32 bits become the float64 of their shortest decimal: 0.9 is 0.9.
+
+    The exact value, 0.89999998, would not meet ``score>=0.9``.
+    """
+    return array.cast(pa.string()).cast(pa.float64()) if array.type == pa.float32() else array
+
+
 def lists_array(offsets: NDArray[np.int64], values: NDArray[Any], kind: pa.DataType) -> pa.Array:
     """Large lists of numbers, not copied: int64 [lists + 1] and [numbers]."""
     return pa.LargeListArray.from_arrays(number_array(offsets), number_array(values), type=kind)

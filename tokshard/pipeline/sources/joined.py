@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokshard.errors import BuildError, UsageError
-from tokshard.format.arrays import number_array, numbers_of, value_array
+from tokshard.format.arrays import as_written, number_array, numbers_of, value_array
 from tokshard.format.corpus import Corpus
 from tokshard.format.document_list import ID, MAX_ROWS
 from tokshard.format.files import file_sha256
@@ -201,7 +201,7 @@ class Joined:
                 ours = value_array(self._fingerprints, pa.string())
                 table = table.filter(pc.is_in(table.column(FINGERPRINT).cast(pa.string()), ours))
             kinds = {name: SUPPORTED_COLUMN_TYPES[self.columns[name]] for name in names}
-            values = {name: table.column(name).cast(kind).combine_chunks() for name, kind in kinds.items()}
+            values = {name: as_written(table.column(name)).cast(kind).combine_chunks() for name, kind in kinds.items()}
         self._check_version()  # nobody knows when a change began
         named = table.column(ID if self.by_id else DOCUMENT)
         if not self.by_id and named.null_count:
