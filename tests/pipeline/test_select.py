@@ -331,6 +331,9 @@ def test_cells_that_are_made_again_leave_what_others_put_beside_them(corpus, tmp
     assert os.listdir(cells / "lang=en") == ["notes.txt"]
     assert sorted(path.name for path in cells.glob("lang=*")) == ["lang=all", "lang=en", "lang=fr"]
     assert rows(cells / "lang=all") == rows(corpus)
+    select_corpus(corpus, out=tmp_path / "replaced", by="lang")
+    copy_corpus(corpus, out=tmp_path / "replaced", force=True)
+    assert verify_corpus(tmp_path / "replaced").is_ok
     assert tokshard("copy", cells, "--cells", "--out", copied, "--workers", "1").exit_code == 0
     mix = (copied / "mix.toml").read_text().replace("temperature = 1.0", "temperature = 0.5")
     (copied / "mix.toml").write_text(mix)
