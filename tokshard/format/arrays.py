@@ -40,11 +40,11 @@ _FLOATS = {pa.float32(): "float32", pa.float64(): "float64"}
 
 
 def as_written(array: Any) -> Any:
-    """An array or column whose floats of 32 bits become the float64 of their shortest decimal: 0.9 is 0.9.
+    """Floats of 32 bits or decimals, an array or a column, as the float64 nearest to how they are written: 0.9 is 0.9.
 
-    The exact value, 0.89999998, would not meet ``score>=0.9``.
+    The exact value of a float32, 0.89999998, would not meet ``score>=0.9``.
     """
-    return array.cast(pa.string()).cast(pa.float64()) if array.type == pa.float32() else array
+    return array.cast(pa.string()).cast(pa.float64())
 
 
 def lists_array(offsets: NDArray[np.int64], values: NDArray[Any], kind: pa.DataType) -> pa.Array:

@@ -150,7 +150,8 @@ class Columns:
             return [known.get(index) for index in array.indices.to_pylist()]
         if pa.types.is_temporal(array.type):
             array = array.cast(pa.string())  # Python lacks nanoseconds and years above 9999
-        array = as_written(array)
+        if pa.types.is_float32(array.type):
+            array = as_written(array)
         try:
             # with pandas installed, nested nanoseconds become types of pandas, which would be kept as other text
             if (kind := _in_microseconds(array.type)) != array.type:

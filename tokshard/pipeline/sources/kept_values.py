@@ -99,9 +99,8 @@ def json_text(value: Any) -> str:
     """
     try:
         text = json.dumps(value, ensure_ascii=False, default=_plain)
-        if "NaN" in text or "Infinity" in text:  # which no other reader takes for JSON
-            text = json.dumps(json.loads(text, parse_constant=lambda _: None), ensure_ascii=False)
-        return text
+        is_json = "NaN" not in text and "Infinity" not in text  # which only Python writes
+        return text if is_json else json.dumps(json.loads(text, parse_constant=lambda _: None), ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise WrongTypeError(str(error)) from error
 
