@@ -158,6 +158,13 @@ def test_a_split_divides_a_copy_and_keeps_the_order_of_each_part(corpus, tmp_pat
     held = {row[0] for row in validation}
     assert validation == [row for row in rows(tmp_path / "all") if row[0] in held]
     assert train == [row for row in rows(tmp_path / "all") if row[0] not in held]
+    again = copy_corpus(tmp_path / "copy" / names.TRAIN, out=tmp_path / "again", validation_fraction=0.5, shuffle=seed)
+    elsewhere = {
+        "in an earlier split": len(validation),
+        "in the validation split": again.corpora[1].manifest.num_documents,
+    }
+    assert left_out(tmp_path / "again" / names.TRAIN) == left_out(tmp_path / "all") | elsewhere
+    assert all(verify_corpus(one.directory).is_ok for one in again.corpora)
 
 
 def test_a_task_of_a_copy_reads_as_much_as_one_of_its_shards_holds_if_that_is_more_than_a_task(tmp_path, monkeypatch):

@@ -235,7 +235,8 @@ OTHERS: dict[str, tuple[pa.Array, str]] = {
     "nested": (pa.array([{"a": [True, None], "b": "é"}]), '{"a": [true, null], "b": "é"}'),
     "bytes": (pa.array(["é".encode()], pa.binary()), "é"),
     "big": (pa.array([(1 << 64) - 1], pa.uint64()), "18446744073709551615"),
-    "half": (pa.array([0.5], pa.float32()), "0.5"),
+    "short": (pa.array([0.9], pa.float32()), "0.9"),
+    "unknown": (pa.array([{"a": float("nan"), "b": [1, float("inf")]}]), '{"a": null, "b": [1.0, null]}'),
 }
 
 

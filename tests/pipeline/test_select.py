@@ -200,11 +200,12 @@ def test_a_list_that_changes_before_it_is_read_selects_nothing_else(with_ids, tm
 
 def test_columns_are_joined_by_id_or_by_number_and_documents_without_a_row_have_none(with_ids, tmp_path):
     order = np.random.default_rng(1).permutation(50)
+    tenths = pa.array(order / 10, pa.float32())
     days = pa.array(order, pa.int32()).cast(pa.date32())  # from the first one of 1970 on
-    # a table of somebody else has columns that no condition can compare
-    others = {"vector": [[0.5, 0.5]] * 50, "price": pa.array(range(50), pa.decimal128(5, 2))}
-    by_id = pa.table({"id": [f"doc-{number}" for number in order], "score": order / 50, "day": days, **others})
-    parquet.write_table(by_id, tmp_path / "scores.parquet")
+    # a table of somebody else has a column that no condition can compare
+    others = {"vector": [[0.5, 0.5]] * 50, "price": tenths.cast(pa.decimal128(5, 1))}
+    by_id = {"id": [f"doc-{number}" for number in order], "score": order / 50, "day": days, "tenths": tenths, **others}
+    parquet.write_table(pa.table(by_id), tmp_path / "scores.parquet")
     with open_corpus(with_ids) as opened:
         metadata = {"fingerprint": opened.fingerprint}
     by_number = pa.table({"document": order, "lang": [["en", "fr"][number % 2] for number in order]})
@@ -215,6 +216,8 @@ def test_columns_are_joined_by_id_or_by_number_and_documents_without_a_row_have_
     done = select_corpus(with_ids, out=tmp_path / "missing", join=join[:1], where="score!=0.5")
     assert done.notes == (f"{join[0]} has no row for 10 documents: values are missing there",)
     assert ids(tmp_path / "missing") == [number for number in range(60) if number != 25]
+    select_corpus(with_ids, out=tmp_path / "tenths", join=join[:1], where=["tenths in 0.1,0.9,4.7", "price>=0.9"])
+    assert ids(tmp_path / "tenths") == [9, 47]
     select_corpus(with_ids, out=tmp_path / "february", join=join[:1], where="day>=1970-02-01")
     assert ids(tmp_path / "february") == [*range(31, 50)]
     select_corpus(with_ids, out=tmp_path / "cells", join=join[1:], by=["lang,size"])
@@ -328,6 +331,9 @@ def test_cells_that_are_made_again_leave_what_others_put_beside_them(corpus, tmp
     assert os.listdir(cells / "lang=en") == ["notes.txt"]
     assert sorted(path.name for path in cells.glob("lang=*")) == ["lang=all", "lang=en", "lang=fr"]
     assert rows(cells / "lang=all") == rows(corpus)
+    select_corpus(corpus, out=tmp_path / "replaced", by="lang")
+    copy_corpus(corpus, out=tmp_path / "replaced", force=True)
+    assert verify_corpus(tmp_path / "replaced").is_ok
     assert tokshard("copy", cells, "--cells", "--out", copied, "--workers", "1").exit_code == 0
     mix = (copied / "mix.toml").read_text().replace("temperature = 1.0", "temperature = 0.5")
     (copied / "mix.toml").write_text(mix)

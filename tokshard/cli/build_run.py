@@ -52,7 +52,7 @@ def run_all(context: click.Context, requests: Sequence[CorpusRequest], *, reads:
     is_recipe = bool(requests[0].name)
     as_table = are_cells and not (given["as_json"] or given["verbose"] or given["dry_run"])
     done_cells = [("cell", "documents", "tokens")]
-    job = _job(given, is_recipe=is_recipe)
+    job = _job(given, are_several=len(requests) > 1 or are_cells)
     is_possible = True
     display = BuildDisplay(is_quiet=bool(given["quiet"]), is_verbose=bool(given["verbose"]))
     for number, request in enumerate(requests):
@@ -162,9 +162,9 @@ def _sample(result: BuildResult) -> dict[str, str]:
         return {"begins": corpus.decode(corpus.document(0)[:_SAMPLE_TOKENS])}
 
 
-def _job(given: Mapping[str, Any], *, is_recipe: bool) -> Job | None:
+def _job(given: Mapping[str, Any], *, are_several: bool) -> Job | None:
     job = job_of(given["job_index"], given["num_jobs"])
-    if job is not None and (is_recipe or given["dry_run"]):
+    if job is not None and (are_several or given["dry_run"]):
         other = "--dry-run" if given["dry_run"] else "a command for several corpora"
         raise UsageError(f"{other} cannot be divided among jobs", hint="leave out --job-index and --num-jobs")
     return job

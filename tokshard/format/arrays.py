@@ -39,6 +39,14 @@ def _dtype_of(kind: pa.DataType) -> np.dtype[Any]:
 _FLOATS = {pa.float32(): "float32", pa.float64(): "float64"}
 
 
+def as_written(array: Any) -> Any:
+    """Floats of 32 bits or decimals, an array or a column, as the float64 nearest to how they are written: 0.9 is 0.9.
+
+    The exact value of a float32, 0.89999998, would not meet ``score>=0.9``.
+    """
+    return array.cast(pa.string()).cast(pa.float64())
+
+
 def lists_array(offsets: NDArray[np.int64], values: NDArray[Any], kind: pa.DataType) -> pa.Array:
     """Large lists of numbers, not copied: int64 [lists + 1] and [numbers]."""
     return pa.LargeListArray.from_arrays(number_array(offsets), number_array(values), type=kind)

@@ -558,6 +558,9 @@ def _wrong_value(message: str, values: dict[str, Any]) -> UsageError:
 
 def _check_pairs(options: BuildOptions) -> None:
     """Refuse an option that means nothing without another one, or contradicts it."""
+    for name, value in _given(options).items():
+        if value in ("", [""]):
+            raise UsageError(f"{name} is empty", hint=f"give {flag(name)} a value, or leave it out")
     low, high = options.min_tokens, options.max_tokens
     if low is not None and high is not None and low > high:
         raise UsageError(

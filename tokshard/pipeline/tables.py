@@ -17,7 +17,7 @@ from tokshard.format import names
 from tokshard.format.arrays import lists_array, numbers_of, table_batch
 from tokshard.format.content import Content
 from tokshard.format.files import HashingFile
-from tokshard.format.manifest import DAMAGED_INPUT, NO_LENGTHS, FileFacts, joined_lengths
+from tokshard.format.manifest import DAMAGED_INPUT, IN_OTHER_SPLIT, NO_LENGTHS, FileFacts, joined_lengths
 from tokshard.format.opening import open_corpus
 from tokshard.format.stride_hashes import stride_hash_bytes
 from tokshard.format.tables import (
@@ -31,7 +31,7 @@ from tokshard.format.tables import (
     write_table,
 )
 from tokshard.pipeline.request import Build
-from tokshard.pipeline.sources.corpora import NOT_COPIED
+from tokshard.pipeline.sources.corpora import IN_EARLIER_SPLIT, NOT_COPIED
 from tokshard.pipeline.stages import StageResults
 from tokshard.pipeline.workspace.places import WRITE
 from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipt, written_rows
@@ -171,6 +171,10 @@ class Totals:
     def _copied(self, source: SourceInfo, counts: dict[str, int], left_out: Counter[str]) -> SourceInfo:
         """A source of a copy: its earlier counts, and the documents that were not copied."""
         is_damage = self._settled.left_out and not self._settled.is_limited
+        if self._build.outputs[self._number].split:  # which has the same reasons for documents of its own
+            earlier = Counter(source.left_out)
+            earlier[IN_EARLIER_SPLIT] += sum(earlier.pop(reason, 0) for reason in IN_OTHER_SPLIT.values())
+            source = replace(source, left_out=earlier)
         unread = {DAMAGED_INPUT if is_damage else NOT_COPIED: source.documents - counts["records_read"]}
         return kept_source(source, counts["documents"], counts["tokens"], left_out + Counter(unread))
 

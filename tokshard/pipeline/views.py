@@ -7,7 +7,7 @@ import json
 import os
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import quote
@@ -37,9 +37,10 @@ from tokshard.pipeline.sources.selected import NOT_SELECTED
 from tokshard.pipeline.tables import kept_source, side_file, write_sources
 from tokshard.pipeline.tasks.cells import ALL, Cells
 from tokshard.pipeline.tasks.running import InputReader
+from tokshard.pipeline.workspace.ownership import files_of_cells
 from tokshard.pipeline.workspace.places import WRITE
 from tokshard.pipeline.workspace.receipts import CellCounts, Receipt, read_receipt
-from tokshard.store import Store, files_below, is_uri, real_location, side_by_side, temporary_file
+from tokshard.store import Store, is_uri, real_location, side_by_side, temporary_file
 from tokshard.wording import counted
 
 MISSING = "__HIVE_DEFAULT_PARTITION__"
@@ -120,7 +121,7 @@ def write_views(build: Build, receipts: Sequence[Receipt]) -> Manifest:
             label: (spooled[at : at + size].view("<i8").reshape(-1, _STRETCH_FIELDS) for at, size in places[label])
             for label in cells
         }
-        out.delete(*_stale(out))
+        out.delete(*files_of_cells(out))
         sources, labels = corpus.sources(), sorted(cells.keys() - {ALL})
 
         def write_cell(label: str) -> Manifest:
@@ -143,16 +144,6 @@ def write_views(build: Build, receipts: Sequence[Receipt]) -> Manifest:
             for index, source in enumerate(sources)
         ]
         return _write(build, corpus, out, total=kept, stretches=stretches[ALL], sources=of_view, values={})
-
-
-def _stale(out: Store) -> Iterator[str]:
-    """The files of cells that an earlier view left in their folders, and nothing else that is there."""
-    for folder in (name[:-1] for name in out.names() if "=" in name and name.endswith("/")):
-        found = set(files_below(out, folder))
-        for name in found:
-            place, _, file = name.rpartition("/")
-            if file in names.FILES_OF_VIEW | {names.MANIFEST} and f"{place}/{names.SHARD_TABLE}" not in found:
-                yield name
 
 
 def _check_apart(out: Store, manifests: Mapping[str, Manifest]) -> None:

@@ -7,7 +7,7 @@ An index holds, little-endian and without gaps:
     the length of every sequence in tokens (int32)
     the first byte of every sequence in the file of ids (int64)
     the number of the first sequence of every document, ending with the number of sequences (int64)
-    in multimodal data sets, a mode for every sequence (int8)
+    in multimodal data sets, a mode for every sequence (int8): 0 for text
 """
 
 from __future__ import annotations
@@ -139,7 +139,15 @@ def read_index(store: Store, name: str) -> MegatronIndex:
     lengths = numbers(dtype=np.dtype("<i4"), start=_HEADER.size, count=num_sequences)
     places = numbers(dtype=np.dtype("<i8"), start=lengths.stop, count=num_sequences)
     firsts = numbers(dtype=np.dtype("<i8"), start=places.stop, count=num_bounds)
-    if size not in (firsts.stop, firsts.stop + num_sequences) or num_bounds < 1:
+    if not num_bounds:
+        raise damaged(store, index, "it has no bound of a document, expected at least one")
+    modes = numbers(dtype=np.dtype("i1"), start=firsts.stop, count=num_sequences)
+    if size == modes.stop != firsts.stop and modes.read(0, num_sequences).any():
+        raise BadSourceError(
+            f"{store.where(index)} has modes of sequences that are no texts",
+            hint="write the texts of the multimodal data set as one of their own",
+        )
+    if size not in (firsts.stop, modes.stop):
         raise damaged(
             store,
             index,

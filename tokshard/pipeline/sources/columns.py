@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pyarrow import ipc
 
 from tokshard.errors import SourceError, UsageError
-from tokshard.format.arrays import numbers_of
+from tokshard.format.arrays import as_written, numbers_of
 from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import damaged
@@ -150,6 +150,8 @@ class Columns:
             return [known.get(index) for index in array.indices.to_pylist()]
         if pa.types.is_temporal(array.type):
             array = array.cast(pa.string())  # Python lacks nanoseconds and years above 9999
+        if pa.types.is_float32(array.type):
+            array = as_written(array)
         try:
             # with pandas installed, nested nanoseconds become types of pandas, which would be kept as other text
             if (kind := _in_microseconds(array.type)) != array.type:

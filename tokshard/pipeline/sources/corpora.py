@@ -28,6 +28,9 @@ from tokshard.pipeline.sources.inputs import display_path
 NOT_COPIED = "not copied"
 """Reason for a record that became a document of the corpora, and not of the copy."""
 
+IN_EARLIER_SPLIT = "in an earlier split"
+"""Reason, in a copy with a split of its own, for a document that the split of its corpora put into the other part."""
+
 SLICE_TOKENS = 1 << 20
 """Tokens that are read at once, unless one document is longer."""
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokshard.errors import BuildError, UsageError
-from tokshard.format.arrays import number_array, numbers_of, value_array
+from tokshard.format.arrays import as_written, number_array, numbers_of, value_array
 from tokshard.format.corpus import Corpus
 from tokshard.format.document_list import ID, MAX_ROWS
 from tokshard.format.files import file_sha256
@@ -200,8 +200,7 @@ class Joined:
 
                 ours = value_array(self._fingerprints, pa.string())
                 table = table.filter(pc.is_in(table.column(FINGERPRINT).cast(pa.string()), ours))
-            kinds = {name: SUPPORTED_COLUMN_TYPES[self.columns[name]] for name in names}
-            values = {name: table.column(name).cast(kind).combine_chunks() for name, kind in kinds.items()}
+            values = {name: _cast(table.column(name), self.columns[name]).combine_chunks() for name in names}
         self._check_version()  # nobody knows when a change began
         named = table.column(ID if self.by_id else DOCUMENT)
         if not self.by_id and named.null_count:
@@ -261,6 +260,11 @@ def _hashes(ids: list[str | int | None]) -> NDArray[np.bytes_]:
     return np.frombuffer(b"".join(digests), f"S{_ID_BYTES}")
 
 
+def _cast(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
+    is_rounded = kind == "float64" and column.type != pa.float64()
+    return as_written(column) if is_rounded else column.cast(SUPPORTED_COLUMN_TYPES[kind])
+
+
 def _kind(kind: pa.DataType) -> str:
     """The type of a joined column, as kept columns have it: dates are texts, which have their order."""
     if pa.types.is_dictionary(kind) and _kind(kind.value_type) == "string":
@@ -271,7 +275,7 @@ def _kind(kind: pa.DataType) -> str:
 _KINDS = {
     "bool": [pa.types.is_boolean],
     "int64": [pa.types.is_integer],
-    "float64": [pa.types.is_floating],
+    "float64": [pa.types.is_floating, pa.types.is_decimal],
     "string": [
         *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null),
         *(pa.types.is_date, pa.types.is_timestamp),

@@ -92,13 +92,15 @@ _WRITTEN = (Number, date, time, timedelta, UUID)
 
 
 def json_text(value: Any) -> str:
-    """A value of a table or of a Python program as JSON. Bytes that are not UTF-8 become lone surrogates.
+    """A value of a table or of a Python program as JSON: null for NaN, lone surrogates for bytes that are not UTF-8.
 
     Raises:
         WrongTypeError: JSON cannot hold it.
     """
     try:
-        return json.dumps(value, ensure_ascii=False, default=_plain)
+        text = json.dumps(value, ensure_ascii=False, default=_plain)
+        is_json = "NaN" not in text and "Infinity" not in text  # which only Python writes
+        return text if is_json else json.dumps(json.loads(text, parse_constant=lambda _: None), ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise WrongTypeError(str(error)) from error
 

@@ -110,9 +110,21 @@ def remove_corpora(workspace: Workspace, outputs: Sequence[Output], *, are_compl
     for output in reversed(ours):
         store.delete(names.in_folder(output.folder, names.MANIFEST))
     for output in ours:
-        found = [name for name in present(output.store) if name in names.SIDE_FILES or names.is_shard_name(name)]
+        here = present(output.store)
+        found = [*files_of_cells(output.store)] if names.MIX in here else []
+        found += (name for name in here if name in names.SIDE_FILES or names.is_shard_name(name))
         found.sort(key=names.is_shard_name)  # shards last: where there are some, other settings are refused
         store.delete(*(names.in_folder(output.folder, name) for name in found))
+
+
+def files_of_cells(out: Store) -> Iterator[str]:
+    """The files of cells that a view has or left in their folders, and nothing else that is there."""
+    for folder in (name[:-1] for name in out.names() if "=" in name and name.endswith("/")):
+        found = set(files_below(out, folder))
+        for name in found:
+            place, _, file = name.rpartition("/")
+            if file in names.FILES_OF_VIEW | {names.MANIFEST} and f"{place}/{names.SHARD_TABLE}" not in found:
+                yield name
 
 
 def _places(workspace: Workspace) -> Iterator[Output]:
