@@ -311,7 +311,7 @@ TYPED = {"i": "int64", "f": "float64", "b": "bool", "s": "string"}
 KEPT: list[tuple[list[Any], list[Any]]] = [
     (["a", 1, 2, True, "s"], ["a", 1, 2.0, True, "s"]),
     ([b"\xc3\xa9", " 7", "nan", "false", b"\xc3\xa9"], ["é", 7, NAN, False, "é"]),
-    ([Text("t"), np.int8(-3), np.float32(0.5), np.bool_(1), Text("u")], ["t", -3, 0.5, True, "u"]),
+    ([Text("t"), np.int8(-3), np.float32(0.9), np.bool_(1), Text("u")], ["t", -3, 0.9, True, "u"]),
     ([np.str_("n"), LEAST, INF, None, {"a": [1, None]}], ["n", LEAST, INF, None, '{"a": [1, null]}']),
     (["d", Decimal(7), Decimal("1.50"), None, Decimal("1.50")], ["d", 7, 1.5, None, "1.50"]),
     (["m", None, NAN, None, NAN], ["m", None, NAN, None, None]),  # as pandas has missing values

@@ -225,4 +225,6 @@ def _lookup(record: Mapping[Any, Any], path: str) -> Any:
 
 def _plain(value: Any) -> Any:
     """A numpy scalar as a Python object; other values unchanged."""
+    if isinstance(value, np.float32):  # as in tables: 0.9, not 0.89999998
+        return float(str(value))
     return value.item() if isinstance(value, np.generic) else value

@@ -261,7 +261,7 @@ def _hashes(ids: list[str | int | None]) -> NDArray[np.bytes_]:
 
 
 def _cast(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
-    is_rounded = kind == "float64" and column.type != pa.float64()
+    is_rounded = kind == "float64" and column.type not in (pa.float64(), pa.float16())
     return as_written(column) if is_rounded else column.cast(SUPPORTED_COLUMN_TYPES[kind])
 
 
