@@ -259,6 +259,10 @@ CALLS: dict[str, Callable[[], Any]] = {
         {"_snapshot": {}, "_steps_since_snapshot": 2}
     ),
     "a cache in a bucket": lambda: Cache(cache_dir="s3://bucket/kept"),
+    "a cache in a corpus": lambda: [
+        write_corpus(Path("corpus"), [[1, 0]], tokenizer=TINY_TOKENIZER),
+        Cache(cache_dir="corpus/kept"),
+    ],
     "an empty list of documents": lambda: masked(b""),
     "a list of documents with only empty lines": lambda: masked(b"\r\n\n"),
     "a document beyond the last one, to mask": lambda: masked(b"18\n"),

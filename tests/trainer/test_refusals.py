@@ -172,6 +172,7 @@ CALLS: dict[str, Call] = {
     "new weights that leave out a corpus": set_weights_of_one_corpus,
     "a run whose directory is a file": given(run_in_a_file, "file"),
     "a run whose directory is in a file": given(run_in_a_file, "file/out"),
+    "a run whose directory is a corpus": lambda directory: start(directory, train__out=str(directory / "corpora/code")),
     "a second job in one directory": run_beside_another_job,
     "metrics that cannot be written": write_metrics_into_a_directory,
     "a resumed run with another checkpoint to start from": given(begin_elsewhere, "checkpoint__load"),

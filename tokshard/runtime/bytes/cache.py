@@ -185,7 +185,7 @@ class Cache:
 
     Raises:
         PlanError: a number is out of range.
-        UsageError: the directory is a URI, or cannot be written.
+        UsageError: the directory is a URI, lies in a corpus, or cannot be written.
     """
 
     def __init__(
@@ -211,6 +211,10 @@ class Cache:
             "cache_bytes": cache_bytes,
             "connections": self.connections,
         }
+        if directory is not None:
+            from tokshard.format.opening import check_outside_corpora  # imports pyarrow, which an order does not need
+
+            check_outside_corpora(directory, key="cache_dir")
         self.disk = None if directory is None else RecordCache(directory, cache_bytes)
         self._begin()
 
