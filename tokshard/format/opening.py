@@ -302,6 +302,11 @@ def _no_manifest(store: Store) -> CorpusError:
             f"{location} is not a corpus, but holds two: a build with a validation split wrote them",
             hint=f"give {store.where(splits[0])} or {store.where(splits[1])}",
         )
+    if names.MIX in present(store):
+        return MissingCorpusError(
+            f"{location} is not a corpus: it has no {names.MANIFEST}, but a {names.MIX}",
+            hint=f"give one of the corpora that {store.where(names.MIX)} names",
+        )
     kind = MissingCorpusError if names.LAST_TABLES.isdisjoint(present(store)) else UnfinishedCorpusError
     return kind(f"{location} is not a corpus: it has no {names.MANIFEST}", hint=hint)
 
