@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -97,3 +98,16 @@ def test_a_list_that_goes_to_stdout_is_alone_there(leaks: Path) -> None:
     )
     assert [json.loads(line)["document"] for line in done.stdout.splitlines()] == [4, 9]
     assert json.loads(done.stderr)["ngram"] == 20
+
+
+def test_a_scan_that_is_stopped_while_its_workers_start_says_only_that(leaks: Path) -> None:
+    command = [sys.executable, "-m", "tokshard", *SCAN, "--workers", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=leaks, env=environment, stderr=subprocess.PIPE, text=True) as scan:
+        children = Path(f"/proc/{scan.pid}/task/{scan.pid}/children")
+        while len(children.read_text().split()) < 2:  # a tracker, and the server that forks the workers
+            time.sleep(0.001)
+        time.sleep(0.01)  # it waits for its first worker
+        scan.terminate()
+        assert scan.communicate(timeout=100)[1] == "terminated\n"
+    assert scan.returncode == 143

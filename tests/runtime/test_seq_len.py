@@ -5,6 +5,7 @@ That it reads what STATE.md says, with other corpora, skips and masks: test_hist
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -80,6 +81,16 @@ def test_conversations_go_on_in_rows_of_twice_the_length_with_default_sizes_and_
     dataset = StreamDataset(StreamPlan(corpora, seq_len=8192, pack=pack), global_batch_size=6)
     dataset.sampler.load_state_dict(loader.state_dict())
     assert rows_of([dataset[next(iter(dataset.sampler))]]) == rows_of(take(last, 1))
+
+
+def test_a_state_that_is_loaded_often_keeps_no_plan_for_each_load() -> None:
+    state = NumpyLoader(plan_of([9] * 40, 8), global_batch_size=1).state_dict()
+    loader, plans = resumed(plan_of([9] * 40, 16), state, 1, seq_len="plan"), list[int]()
+    for _ in range(20):
+        loader.load_state_dict(loader.state_dict())
+        take(loader, 1)
+        plans.append(sum(isinstance(one, StreamPlan) for one in gc.get_objects()))
+    assert max(plans[5:]) <= max(plans[:5])
 
 
 def test_what_a_change_leaves_out_is_warned_of_with_numbers() -> None:

@@ -147,7 +147,8 @@ def mixture_of(facts: dict[str, Any], plan: Plan, weights: str | None, *, is_sam
         is_other = len(plan.used) > 1 and facts["planned"] != planned_hash(plan, g)
         refuse(is_other and weights != "cursor", "other weights from the sample on")
     if is_same and weights != "plan" and facts["schedule"] is not None:
-        refuse(facts["schedule"] != schedule_hash(plan.changes_after(g)), "other planned changes after the sample")
+        is_other = len(plan.used) > 1 and facts["schedule"] != schedule_hash(plan.changes_after(g))
+        refuse(is_other, "other planned changes after the sample")
         segments += plan.changes_after(g)
     return replace(mixture, segments=tuple(segments))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -153,6 +154,9 @@ def test_the_command_exports_and_says_when_a_disk_fails(
     command = [saved[0], "--out", str(tmp_path / "out")]
     assert main(command) == 0
     assert "model.safetensors: 21 tensors" in capsys.readouterr().out
+    with open("/dev/full", "w", encoding="utf-8") as full, contextlib.redirect_stdout(full):
+        assert main([saved[0], "--out", str(tmp_path / "unsaid")]) == 1
+    assert "standard output cannot be written: No space left" in capsys.readouterr().err
     with patch("tokshard.trainer.hugging_face.check_hashes", side_effect=OSError(5, "Input/output error")):
         assert main([saved[0], "--out", str(tmp_path / "other")]) == 1
     assert "step-00000007 cannot be read: [Errno 5]" in capsys.readouterr().err
@@ -163,7 +167,7 @@ def test_the_command_exports_and_says_when_a_disk_fails(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "other cannot be written: " in capsys.readouterr().err
-    assert sorted(os.listdir(tmp_path)) == ["out"]
+    assert sorted(os.listdir(tmp_path)) == ["out", "unsaid"]
 
 
 @pytest.mark.interop

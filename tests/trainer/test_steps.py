@@ -149,8 +149,8 @@ def test_a_corpus_that_the_recipe_leaves_out_is_told_at_the_resume_that_removes_
 ) -> None:
     run(train__steps=2)
     fewer = {"data__corpora": {"prose": run.paths["prose"]}, "data__weights": {}, "data__on_resume": ["corpora"]}
-    for steps in (3, 4):
-        run(**fewer, train__steps=steps)
+    for steps, schedule in ((3, []), (4, [[100, {"prose": 2}]])):  # a change that changes nothing
+        run(**fewer, train__steps=steps, data__schedule=schedule)
     said = capsys.readouterr().out
     assert said.count("corpus code removed") == said.count("corpus code removed from sample 8 on") == 1
 

@@ -133,6 +133,8 @@ def notes_of(run: Run, steps: range | None) -> list[str]:
     if run.other_run:
         differs = f"the run that has begun differs: {run.other_run}; tokshard trace takes its directory"
         return [f"this is the recipe as a new run would read it, and {differs}"]
+    if run.unread_mix:
+        return [f"{run.unread_mix} is not read: the corpora are weighted by their tokens"]
     size = f"{run.global_batch_size:,} a step"
     if run.is_step_counted:
         each = counted(run.global_batch_size, "sample")

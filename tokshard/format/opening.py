@@ -302,6 +302,11 @@ def _no_manifest(store: Store) -> CorpusError:
             f"{location} is not a corpus, but holds two: a build with a validation split wrote them",
             hint=f"give {store.where(splits[0])} or {store.where(splits[1])}",
         )
+    if names.MIX in present(store):
+        return MissingCorpusError(
+            f"{location} is not a corpus: it has no {names.MANIFEST}, but a {names.MIX}",
+            hint=f"give one of the corpora that {store.where(names.MIX)} names",
+        )
     kind = MissingCorpusError if names.LAST_TABLES.isdisjoint(present(store)) else UnfinishedCorpusError
     return kind(f"{location} is not a corpus: it has no {names.MANIFEST}", hint=hint)
 
@@ -326,11 +331,14 @@ def _unlisted(store: Store, error: OSError) -> CorpusError:
     return CorpusError(f"{store.location} cannot be listed: {error.strerror or error}", hint=_CHECK_PATH)
 
 
-def check_outside_corpora(out: str) -> None:
+def check_outside_corpora(out: str, *, key: str = "--out") -> None:
     """Refuse a place in a folder of a corpus, at any depth.
 
     Checks all folders above it for a manifest, up to the root of the file system or of the bucket. In a bucket the
     requests run concurrently and take as long as one.
+
+    Args:
+        key: the setting that names the place. Of --out, the commands say what may be there; any other is no corpus.
 
     Raises:
         UsageError: one of them holds a corpus.
@@ -338,7 +346,7 @@ def check_outside_corpora(out: str) -> None:
     place = real_location(out)
     root = "/".join(place.split("/")[:3]) if is_uri(place) else "/"
     store, parts = open_store(root), [*filter(None, place.removeprefix(root).split("/"))]
-    manifests = ["/".join([*parts[:depth], names.MANIFEST]) for depth in range(len(parts))]
+    manifests = ["/".join([*parts[:depth], names.MANIFEST]) for depth in range(len(parts) + (key != "--out"))]
 
     def is_corpus(manifest: str) -> bool:
         try:
@@ -351,6 +359,7 @@ def check_outside_corpora(out: str) -> None:
     for manifest, is_there in zip(manifests, side_by_side(store, is_corpus, manifests), strict=True):
         if is_there:
             raise UsageError(
-                f"--out {out} lies inside the corpus {store.where(os.path.dirname(manifest))}",
-                hint="give a place outside of it; what is added to a corpus goes into it by 'tokshard build --append'",
+                f"{key} {out} lies inside the corpus {store.where(os.path.dirname(manifest))}",
+                hint="give a place outside of it"
+                + "; what is added to a corpus goes into it by 'tokshard build --append'" * (key == "--out"),
             )

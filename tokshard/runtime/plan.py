@@ -176,7 +176,7 @@ class StreamPlan:
         self._kept_mixture: Mixture | None = None
         # of the masks that were looked up last; copies share it
         self._kept_masks: list[tuple[tuple[Mask, ...], MaskedTokens | None]] = [((), None)]
-        self._kept_lengths: list[tuple[Length, StreamPlan]] = []
+        self._kept_lengths: list[tuple[StreamPlan, Length, StreamPlan]] = []
         self.identity = identity_of(self.shape, self.seed, self.num_streams, self.corpora)
         self.global_batch_size: int | None = None
 
@@ -276,8 +276,8 @@ class StreamPlan:
 
     def _after(self, length: Length, before: StreamPlan) -> StreamPlan:
         """The plan from a change of the length on, given the plan before it."""
-        for kept, plan in self._kept_lengths:
-            if kept is length:
+        for since, kept, plan in self._kept_lengths:
+            if since is before and (kept is length or kept == length):  # each state that is loaded has a copy of it
                 return plan
         shape, bases = replace(self.shape, seq_len=length.seq_len), length.of_corpora
         corpora = tuple(
@@ -285,7 +285,7 @@ class StreamPlan:
             for number, order in enumerate(before.corpora)
         )
         plan = self._resized(shape, corpora)
-        self._kept_lengths.append((length, plan))
+        self._kept_lengths.append((before, length, plan))
         return plan
 
     def left_out(self, cursor: Cursor) -> list[int]:

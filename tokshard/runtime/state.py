@@ -399,7 +399,7 @@ def _continued(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
     if saved.schedule is None:
         return cursor
     later = plan.schedule.after(cursor.sample)
-    if saved.schedule != plan.schedule.fingerprint_after(cursor.sample):
+    if len(plan.names) > 1 and saved.schedule != plan.schedule.fingerprint_after(cursor.sample):
         raise PlanMismatchError(
             f"the run planned other changes of weights after sample {cursor.sample} than this plan, which "
             f"changes them {f'{len(later)} times, next at sample {later[0].start}' if later else 'no more'}",

@@ -8,7 +8,7 @@ import sys
 from tokshard.errors import TokshardError
 from tokshard.run_files.keys import help_text
 from tokshard.run_files.recipe import load_config
-from tokshard.trainer.launcher import exit_code_of
+from tokshard.trainer.launcher import exit_code_of, show
 
 USAGE = """\
 usage: torchrun --nproc-per-node N -m tokshard.trainer RECIPE.toml [section.key=value ...]
@@ -22,9 +22,10 @@ def main(arguments: list[str]) -> int:
     A Ctrl-C while modules are loaded, or while ranks wait for each other at the start, ends it at once, with 130.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
-        asked = bool(arguments)
-        (sys.stdout if asked else sys.stderr).write(USAGE + (f"\n{help_text()}\n" if asked else ""))
-        return 0 if asked else 2
+        if arguments:
+            return exit_code_of(lambda: show([USAGE, help_text()]))
+        sys.stderr.write(USAGE)
+        return 2
     try:
         config = load_config(arguments[0], arguments[1:])
     except TokshardError as error:

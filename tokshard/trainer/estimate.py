@@ -19,7 +19,7 @@ from tokshard.numbers import ceil_div
 from tokshard.run_files.model_shape import Shape, model_shape
 from tokshard.run_files.recipe import Config, check_ranks, errors_in_keys, load_config, vocabulary_of
 from tokshard.runtime.plan import StreamPlan
-from tokshard.trainer.launcher import exit_code_of
+from tokshard.trainer.launcher import exit_code_of, show
 from tokshard.trainer.model import Transformer, num_parameters
 from tokshard.trainer.optimizer import decay_groups
 from tokshard.trainer.parallel import DTYPES, check_replicas
@@ -213,9 +213,7 @@ def main(arguments: list[str]) -> int:
         settings = load_config(given[0], [argument for argument in given[1:] if not argument.startswith("ranks=")])
         with errors_in_keys():
             found = estimate(settings, ranks=int(sizes[-1]))
-        lines = [json.dumps(dataclasses.asdict(found))] if "--json" in arguments else report(found)
-        sys.stdout.writelines(f"{line}\n" for line in lines)
-        return 0
+        return show([json.dumps(dataclasses.asdict(found))] if "--json" in arguments else report(found))
 
     return exit_code_of(run)
 

@@ -14,7 +14,7 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from tokshard.errors import TokshardError, UsageError
+from tokshard.errors import PlanError, TokshardError, UsageError
 from tokshard.numbers import ceil_div
 from tokshard.run_files.recipe import Config
 from tokshard.runtime.bytes.corpus import CorpusSource
@@ -145,7 +145,10 @@ def evaluation_plan(name: str, settings: Config, trained: StreamPlan) -> StreamP
         allow_small_blocks=data.allow_small_blocks,
         cache=next((source.cache for source in trained.sources if isinstance(source, CorpusSource)), None),
     )
-    plan = of_all()
+    try:
+        plan = of_all()
+    except PlanError as error:
+        raise PlanError(f"evaluation.corpora: {name!r}: {error.problem}", hint=error.hint) from error
     if num_tokens is not None:
         block_tokens, num_blocks = plan.shape.block_tokens, plan.corpora[0].num_corpus_blocks
         taken = ceil_div(num_tokens, block_tokens)

@@ -33,7 +33,7 @@ from tokshard.run_files.model_shape import Shape, model_shape
 from tokshard.run_files.recipe import Config, resolve
 from tokshard.run_files.torch_checkpoints import load_checkpoint, read_index
 from tokshard.trainer import checkpoint
-from tokshard.trainer.launcher import exit_code_of
+from tokshard.trainer.launcher import exit_code_of, show
 from tokshard.trainer.model import Transformer, fill
 from tokshard.trainer.parallel import DTYPES, together
 
@@ -427,13 +427,7 @@ def main(arguments: list[str]) -> int:
         "weights the run began with (checkpoint.load_weights)",
     )
     given = parser.parse_args(arguments)
-
-    def run() -> int:
-        for line in export(**vars(given)):
-            sys.stdout.write(line + "\n")
-        return 0
-
-    return exit_code_of(run)
+    return exit_code_of(lambda: show(export(**vars(given))))
 
 
 if __name__ == "__main__":

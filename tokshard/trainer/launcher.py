@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TextIO
 
 from tokshard.errors import TokshardError, UsageError
 
@@ -27,6 +29,36 @@ def exit_code_of(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
+    finally:
+        with suppress(AttributeError, ValueError):  # there is no stdout, or it is closed
+            _drop_unwritten(sys.stdout)
+
+
+def _drop_unwritten(stream: TextIO) -> None:
+    """Drop what a full disk did not take: the interpreter would try again when it exits, and exit with 120."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def show(lines: Iterable[str]) -> int:
+    """Print what a command found or did, as it comes; returns the exit code 0.
+
+    Raises:
+        TokshardError: stdout is full or closed. All lines were taken before, so the work is done.
+    """
+    unwritten: OSError | None = None
+    for line in lines:
+        try:
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+        except OSError as error:
+            unwritten = error
+    if unwritten is not None:
+        problem = f"standard output cannot be written: {unwritten.strerror}"
+        raise TokshardError(problem, hint="make room, or send the output to another place")
+    return 0
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:

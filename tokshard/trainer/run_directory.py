@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from torch import distributed
 
 from tokshard.errors import TrainerError
+from tokshard.format.opening import check_outside_corpora
 from tokshard.store.posix import PosixStore
 from tokshard.trainer.parallel import together
 
@@ -28,6 +29,7 @@ def run_directory(out: str) -> Iterator[None]:
     The system frees the lock when this process ends, for whatever reason.
 
     Raises:
+        UsageError: it lies in a corpus.
         TrainerError: the directory cannot be made, another job holds it, or a rank sees a different directory.
     """
     path, holder = os.path.join(out, LOCK), f"process {os.getpid()} on {platform.node()}, {secrets.token_hex(8)}"
@@ -45,6 +47,7 @@ def run_directory(out: str) -> Iterator[None]:
 
 
 def _lock(out: str, holder: str, stack: ExitStack) -> None:
+    check_outside_corpora(out, key="train.out")  # whose files `verify` would call foreign
     store = PosixStore(out)
     try:
         if not stack.enter_context(store.hold(LOCK, holder)):

@@ -20,6 +20,7 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 _START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _TASKS_PER_WORKER = 2
 
 
@@ -50,11 +51,25 @@ def in_order(
 def _results(pool: ProcessPoolExecutor, parts: Sequence[Any], most: int) -> Iterator[list[Any]]:
     ahead: deque[Future[list[Any]]] = deque()
     for part in parts:
-        ahead.append(pool.submit(_run, part))
+        with _signals_held():
+            ahead.append(pool.submit(_run, part))
         if len(ahead) == most:
             yield ahead.popleft().result()
     while ahead:
         yield ahead.popleft().result()
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Hold back Ctrl-C and SIGTERM: a process that the pool is just starting would find its queues gone.
+
+    Processes that are started meanwhile hold them back, too, until they `_begin`.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _here: list[tuple[Corpus, Callable[[Corpus, Any], Iterable[Any]]]] = []
@@ -63,6 +78,7 @@ _here: list[tuple[Corpus, Callable[[Corpus, Any], Iterable[Any]]]] = []
 
 def _begin(location: str, generation: int, work: Callable[[Corpus, Any], Iterable[Any]]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _here.append((open_corpus(location, generation=generation), work))
 

@@ -268,6 +268,8 @@ def _packing(run: Run, number: int) -> Packing:
 
 
 def _warnings(run: Run, corpora: Sequence[CorpusPlan], max_epochs_warn: float) -> Iterator[str]:
+    if run.unread_mix:
+        yield f"{run.unread_mix} is not read: the corpora are weighted by their tokens"
     yield from _few(
         f"corpus {corpus.name!r} is read {corpus.epochs:,.1f} times, more than --max-epochs-warn {max_epochs_warn:g}"
         for corpus in corpora

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tokshard.errors import UNDECODABLE, UsageError
 from tokshard.forking import cached_property, decodable
 from tokshard.format.corpus import Corpus
+from tokshard.format.names import MIX
 from tokshard.inspect.corpus.places import trained_on
 from tokshard.numbers import ceil_div
 from tokshard.run_files.checkpoint_directory import checkpoints_by_step, is_checkpoint, newest, state_of
@@ -62,6 +63,7 @@ class Run:
             last. A step that was left out has skipped samples.
         held_out: the corpora that a recipe evaluates on, name to directory.
         other_run: how the run beside a recipe differs from the recipe, which is traced without it; empty: not at all.
+        unread_mix: the mix.toml in a folder of corpora, which are weighted by their tokens; empty: there is none.
     """
 
     plan: StreamPlan
@@ -77,6 +79,7 @@ class Run:
     record: NDArray[np.int64] = field(default_factory=_NO_RECORD.copy, compare=False)
     held_out: Mapping[str, str] = field(default_factory=dict)
     other_run: str = ""
+    unread_mix: str = ""
 
     def ranks(self, size: int | None = None, rank: int | None = None) -> RankRows:
         """The rows of each step of a size that a rank reads; None: the only rank.
@@ -319,6 +322,7 @@ def open_run(
         deal=mix.deal,
         record=record,
         held_out=evaluated_on(location) if isinstance(mix, TrainerData) else {},
+        unread_mix=mix_beside if corpora and os.path.exists(mix_beside := os.path.join(location, MIX)) else "",
         other_run=_other_run(location, mix, plan) if checkpoint is None else "",
     )
     step, rest = run.step_with(run.num_received)
