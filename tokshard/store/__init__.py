@@ -82,9 +82,15 @@ def open_store(location: str | os.PathLike[str]) -> Store:
     if not text:  # most often from a variable of the shell that is not set
         raise UsageError("a location is empty", hint="give a path or a URI; . is the working directory")
     if not is_uri(text):
-        return PosixStore(str(PurePath(text)))
+        return PosixStore(str(PurePath(text)), root="" if os.path.isabs(text) else _working_directory())
     uri = canonical_uri(text)
     return _opener(uri)(uri)
+
+
+def _working_directory() -> str:
+    with contextlib.suppress(FileNotFoundError):  # it was removed
+        return os.getcwd()
+    return ""
 
 
 def _opener(uri: str) -> Callable[[str], Store]:

@@ -27,12 +27,6 @@ _FOLDER_TRIES = 5
 """Tries to make a folder for a file: another process may remove it with the last file in it."""
 
 
-def _working_directory() -> str:
-    with contextlib.suppress(FileNotFoundError):  # it was removed
-        return os.getcwd()
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class PosixStore:
     """Files in a directory, which is made when the first file is put.
@@ -42,12 +36,13 @@ class PosixStore:
     Args:
         location: the directory.
         scratch: of an attempt: where unfinished files are, on the same file system; None: next to the finished ones.
-        root: what a relative `location` is relative to, whatever directory the program goes to later.
+        root: what a relative `location` is relative to, whatever directory the program goes to later; empty: the
+            working directory.
     """
 
     location: str
     scratch: str | None = None
-    root: str = field(default_factory=_working_directory, compare=False)
+    root: str = field(default="", compare=False)
 
     def where(self, name: str) -> str:
         path = os.path.join(self.location, name) if name and self.location != "." else name or self.location
