@@ -98,7 +98,7 @@ def compare_corpora(first: Corpus, second: Corpus, *, is_hashed: bool = False) -
 def _shared_note(first: Corpus, second: Corpus) -> list[str]:
     """How many documents are in both, where that is known."""
     count = None if first.fingerprint == second.fingerprint else num_shared(first, second)
-    return [] if count is None else [f"{counted(count, 'document')} {'is' if count == 1 else 'are'} in both"]
+    return [] if count is None else [f"{count} {'is' if count.num_documents == 1 else 'are'} in both"]
 
 
 def compare_mixes(first: Mix, second: Mix) -> Difference:
