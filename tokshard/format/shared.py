@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,33 +12,18 @@ from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.files import map_file
-from tokshard.format.kept import Kept, ranges_of
+from tokshard.format.kept import Kept, Shared, ranges_of
 from tokshard.format.view import View
-from tokshard.wording import counted
 
 _FENCE_ROWS = 1_024
 _ROWS_AT_ONCE = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """How many documents two corpora share, or at most share."""
-
-    num_documents: int
-    is_exact: bool = True
-
-    def __bool__(self) -> bool:
-        return self.num_documents > 0
-
-    def __str__(self) -> str:
-        return ("" if self.is_exact else "up to ") + counted(self.num_documents, "document")
-
-
 def num_shared(one: Corpus, other: Corpus) -> Shared | None:
     """Documents of one base that two views have, or equal texts of two builds with ``--dedup exact``; None: not known.
 
-    Of texts it reads the hashes, 16 bytes each: about 0.5 CPU-seconds for a million. Builds also keep the hashes of texts
-    that became no document of the corpus (under min-tokens, in the other split): then the number is the largest possible.
+    Of texts it reads the hashes, 16 bytes each: about 0.5 CPU-seconds for a million. Builds also keep the hashes of
+    texts that became no document (under min-tokens, in the other split): then it is the most that there can be.
 
     Raises:
         OSError: hashes cannot be read.

@@ -20,7 +20,6 @@ from tokshard.format.view import View
 from tokshard.inspect.corpus.documents import column_parts, origin_of
 from tokshard.run_files.plan_file import Mix
 from tokshard.runtime.plan import StreamPlan
-from tokshard.wording import counted
 
 _MAX_NAMES = 10
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
 from tokshard.format.corpus import REPLACED, Corpus
+from tokshard.format.kept import Shared
 from tokshard.format.opening import base_location, open_base, open_corpus, read_manifest
-from tokshard.format.shared import Shared, num_shared
+from tokshard.format.shared import num_shared
 from tokshard.format.view import View
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.mapped import MappedCorpus

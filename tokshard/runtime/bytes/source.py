@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.format.kept import Kept
-from tokshard.format.shared import Shared
+from tokshard.format.kept import Kept, Shared
 
 _REQUESTS_AT_ONCE = 32
 
