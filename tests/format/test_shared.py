@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,16 +18,19 @@ from tokshard.runtime import StreamPlan
 TOKENIZER = Path(__file__).parents[2] / "recipes/tokenizer"
 
 
-def built(place: Path, numbers: range, *, dedup: str = "exact") -> Path:
+def built(place: Path, numbers: range, *, dedup: str = "exact", **options: Any) -> Path:
     lines = [json.dumps({"text": f"text {number}", "id": str(number)}) for number in [*numbers, *numbers[:2]]]
     place.with_suffix(".jsonl").write_text("\n".join(lines))
-    build_corpus(place.with_suffix(".jsonl"), tokenizer=TOKENIZER, out=place, workers=1, dedup=dedup, id_field="id")
+    options = {"id_field": "id", "workers": 1, "dedup": dedup, **options}
+    build_corpus(place.with_suffix(".jsonl"), tokenizer=TOKENIZER, out=place, **options)
     return place
 
 
-def shared(one: Path, other: Path) -> int | None:
+def shared(one: Path, other: Path, *, is_exact: bool = True) -> int | None:
     with open_corpus(one) as first, open_corpus(other) as second:
-        return num_shared(first, second)
+        found = num_shared(first, second)
+    assert found is None or found.is_exact == is_exact
+    return None if found is None else found.num_documents
 
 
 @pytest.mark.parametrize(
@@ -36,6 +40,22 @@ def test_equal_texts_are_counted_once_by_the_hashes_of_builds(tmp_path, first, s
     one, other = built(tmp_path / "one", first), built(tmp_path / "other", second)
     assert shared(one, other) == shared(other, one) == count
     assert shared(one, one) == len(first)
+
+
+def test_a_text_that_an_appended_generation_left_out_as_a_duplicate_is_counted_once(tmp_path):
+    grown, other = built(tmp_path / "grown", range(4)), built(tmp_path / "other", range(3, 7))
+    built(grown, range(3, 6), append=True)
+    assert shared(grown, other) == shared(other, grown) == 3
+
+
+def test_of_texts_that_became_no_document_only_the_most_is_known(tmp_path):
+    whole, few = built(tmp_path / "whole", range(90, 130)), built(tmp_path / "few", range(90, 110), min_tokens=4)
+    built(tmp_path / "split", range(90, 130), validation_fraction=0.5)
+    train = tmp_path / "split/train"
+    with open_corpus(few) as some, open_corpus(train) as half:
+        assert shared(whole, few, is_exact=False) == shared(few, whole, is_exact=False) == len(some) < 20
+        assert shared(train, whole, is_exact=False) == len(half) < 40
+    assert shared(train, built(tmp_path / "new", range(50))) == 0
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 1_000])

@@ -17,6 +17,7 @@ from tests.pipeline.inputs import write_byte_tokenizer
 from tests.refusals import tokshard
 from tests.store.memory import SCHEME, MemoryStore
 from tests.store.servers import copied
+from tokshard import select_corpus
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.difference import compare_corpora
 from tokshard.inspect.corpus.documents import document_numbers, search
@@ -81,6 +82,15 @@ def kept(tokenizer, tmp_path, monkeypatch):
         assert len(opened.shards) > 1
         assert len(opened.shards.batch_places(0)) > 1
     return place
+
+
+def test_a_view_is_searched_by_its_own_numbers_and_progress_ends_at_its_tokens(kept, tmp_path):
+    select_corpus(kept, out=tmp_path / "view", where="score>=0.25", workers=1)
+    seen = []
+    with open_corpus(tmp_path / "view") as view:
+        matches = list(search(view, re.compile("main"), on_progress=lambda *numbers: seen.append(numbers)))
+        assert [(match.document, match.id) for match in matches] == [(n, f"d{n + 15}") for n in range(45)]
+        assert seen[-1] == (view.num_tokens, view.num_tokens) == max(seen)
 
 
 @pytest.mark.parametrize("workers", ["1", "3"])

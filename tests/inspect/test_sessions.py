@@ -111,6 +111,7 @@ def write_all(directory: Path) -> None:
     write_chat(directory, "shifted", [[1, 3], [], [1, 2, 5, 6], [1, 2]])
     write_chat(directory, "chat-shards", spans, shard_tokens=6)
     write_chat(directory, "weighted", spans, [[0.5], [], [2.0, 0.25], [1.0]], shard_tokens=6)
+    select_corpus(directory / "weighted", out=directory / "heavy", where="url!=a", workers=1)
     write_chat(directory, "lighter", spans, [[0.5], [], [2.0, 0.5], [1.0]])
     (directory / "chat.toml").write_text(
         'seq_len = 2\nseed = 1\nblock_tokens = 256\nglobal_batch_size = 1\ncorpora = { chat = "chat" }\n'

@@ -9,7 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from tests.contract.small import shrink
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, documents_of, write_corpus
+from tokshard import select_corpus
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import MAX_VOCABULARY
 from tokshard.inspect.corpus.documents import token_pieces
@@ -50,6 +52,20 @@ def test_a_sample_of_tokens_comes_from_everywhere_and_full_counts_all(tmp_path, 
         assert all(30 <= token.count <= 35 for token in sample.most_frequent(9) if token.id)
         assert seen[-1] == (100, 100)
         assert count_tokens(corpus, is_full=True).counts.tolist() == [3, 499, 499, 499]
+
+
+def test_a_sample_of_a_view_comes_from_all_record_batches_of_the_shards_of_its_base(tmp_path, monkeypatch):
+    shrink(monkeypatch.setattr, batch_tokens=100)
+    monkeypatch.setattr("tokshard.inspect.corpus.statistics.NUM_SLICES", 20)
+    monkeypatch.setattr("tokshard.inspect.corpus.statistics.SLICE_TOKENS", 5)
+    documents = [[token] * 9 + [0] for token in (1, 2, 3) for _ in range(40)]
+    base = write_corpus(tmp_path / "base", documents, tokenizer=TINY_TOKENIZER)
+    (tmp_path / "drop.jsonl").write_text("".join(f'{{"document": {number}}}\n' for number in range(40)))
+    select_corpus(base, out=tmp_path / "view", drop_ids=tmp_path / "drop.jsonl", workers=1)
+    with open_corpus(tmp_path / "view") as view:
+        sample = count_tokens(view)
+    assert (sample.is_full, sample.num_tokens) == (False, 100)
+    assert {token.id for token in sample.most_frequent(9) if token.count > 30} == {2, 3}
 
 
 def test_an_id_far_beyond_the_others_is_counted_without_room_for_those_between(tmp_path):

@@ -1,13 +1,16 @@
-"""The documents that views keep, by number and by place: tables of stretches, and bisection in them."""
+"""The documents that views keep or share, by number and place: tables of stretches, and bisection in them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tokshard.wording import counted
 
 _RANGES_AT_ONCE, _FEWEST_AT_ONCE = 1 << 20, 1 << 10
 """Ranges that are compared at once, of all views together, but at least so many of each."""
@@ -100,6 +103,20 @@ class Kept:
         behind = document - self.documents[stretch]
         found = self.numbers[stretch] + behind
         return np.where((behind >= 0) & (found < self.numbers[stretch + 1]), found, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """How many documents two corpora share, or at most share."""
+
+    num_documents: int
+    is_exact: bool = True
+
+    def __bool__(self) -> bool:
+        return self.num_documents > 0
+
+    def __str__(self) -> str:
+        return ("" if self.is_exact else "up to ") + counted(self.num_documents, "document")
 
 
 def ranges_of(tables: Sequence[Kept]) -> Iterator[list[tuple[NDArray[np.int64], NDArray[np.int64]]]]:

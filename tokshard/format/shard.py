@@ -145,6 +145,10 @@ class Shard:
         """Record batches in this shard."""
         return len(self.places)
 
+    def num_tokens_of(self, index: int) -> int:
+        """The tokens of one record batch."""
+        return self.places[index].num_tokens
+
     def batch(self, index: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """Offsets int64 [documents + 1] and token ids [tokens] of one record batch: read-only views.
 

@@ -12,30 +12,33 @@ from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.files import map_file
-from tokshard.format.kept import Kept, ranges_of
+from tokshard.format.kept import Kept, Shared, ranges_of
 from tokshard.format.view import View
 
 _FENCE_ROWS = 1_024
 _ROWS_AT_ONCE = 1 << 20
 
 
-def num_shared(one: Corpus, other: Corpus) -> int | None:
+def num_shared(one: Corpus, other: Corpus) -> Shared | None:
     """Documents of one base that two views have, or equal texts of two builds with ``--dedup exact``; None: not known.
 
-    Of texts it reads the hashes, 16 bytes each: about 0.5 CPU-seconds for a million.
+    Of texts it reads the hashes, 16 bytes each: about 0.5 CPU-seconds for a million. Builds also keep the hashes of
+    texts that became no document (under min-tokens, in the other split): then it is the most that there can be.
 
     Raises:
         OSError: hashes cannot be read.
     """
     if one.fingerprint == other.fingerprint:
-        return one.num_documents
+        return Shared(one.num_documents)
     common = _num_common(_stored(one), _stored(other))
     if common and (views := [corpus.kept for corpus in (one, other) if isinstance(corpus, View)]):
-        return _num_in_all(views, common)
+        return Shared(_num_in_all(views, common))
     files = [list(_texts(corpus)) for corpus in (one, other)]
     if not all(files):
-        return common or None
-    return sum(_num_equal(first, second) for first in files[0] for second in files[1])
+        return Shared(common) if common else None
+    documents = [one.num_documents, other.num_documents]
+    count = min(_num_distinct(*files), *documents)
+    return Shared(count, is_exact=not count or [_num_distinct(texts) for texts in files] == documents)
 
 
 def _num_common(one: Corpus, other: Corpus) -> int:
@@ -96,10 +99,20 @@ def _texts(corpus: Corpus) -> Iterator[NDArray[np.bytes_]]:
         yield pairs.astype(">u8").view("S16")
 
 
-def _num_equal(one: NDArray[np.bytes_], other: NDArray[np.bytes_]) -> int:
+def _num_distinct(generations: Sequence[NDArray[np.bytes_]], others: Sequence[NDArray[np.bytes_]] | None = None) -> int:
+    """The distinct texts of some generations; with `others`, those that are in one of these, too."""
     total = 0
-    for start in range(0, len(one), _ROWS_AT_ONCE):
-        part = one[start : start + _ROWS_AT_ONCE]
-        low, high = other.searchsorted(part[[0, -1]])
-        total += len(np.intersect1d(part, other[low : high + 1], assume_unique=True))
+    for number, texts in enumerate(generations):
+        for start in range(0, len(texts), _ROWS_AT_ONCE):
+            part = texts[start : start + _ROWS_AT_ONCE]
+            is_new = ~_in_any(part, generations[:number])  # a generation lists texts of earlier ones that came again
+            total += int((is_new if others is None else is_new & _in_any(part, others)).sum())
     return total
+
+
+def _in_any(part: NDArray[np.bytes_], files: Sequence[NDArray[np.bytes_]]) -> NDArray[np.bool_]:
+    found = np.zeros(len(part), np.bool_)
+    for texts in files:
+        low, high = texts.searchsorted(part[[0, -1]])
+        found |= np.isin(part, texts[low : high + 1], assume_unique=True)
+    return found

@@ -82,10 +82,6 @@ class ViewTable(ShardTable):
         """The record batches of the shard of the base."""
         return self._base.batch_places(int(self.of_base[index]))
 
-    def batch_tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Each shard counts as one record batch."""
-        return np.arange(len(self) + 1), np.diff(self.first_tokens)
-
     def runs(self, index: int) -> Runs:
         """The origin of the kept documents of a shard; each is a run of its own."""
         runs, rows = self._base.runs(int(self.of_base[index])), self.rows(index)
@@ -141,6 +137,11 @@ class ViewShard(Shard):
         rows, starts, stops = self._shard.bounds(index)
         kept = self._within(rows)
         return rows[kept], starts[kept], stops[kept]
+
+    def num_tokens_of(self, index: int) -> int:
+        """The tokens of the kept documents of one record batch."""
+        _, starts, stops = self.bounds(index)
+        return int((stops - starts).sum())
 
     def batch(self, index: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """Offsets and token ids of the kept documents of one record batch, which may be none."""

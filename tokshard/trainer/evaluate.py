@@ -26,7 +26,7 @@ from tokshard.trainer.launcher import Interrupted
 from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.model import Transformer
 from tokshard.trainer.parallel import raise_together, say
-from tokshard.wording import clock, counted
+from tokshard.wording import clock
 
 PROGRESS_SECONDS = 10.0
 """Seconds between two lines that say how far an evaluation is."""
@@ -121,7 +121,7 @@ def shared_texts(plans: Mapping[str, StreamPlan], trained: StreamPlan) -> Iterat
     )
     for (name, source), (other, read) in pairs:
         if count := source.num_shared(read):
-            yield f"evaluation corpus {name!r} shares {counted(count, 'document')} with {other!r}"
+            yield f"evaluation corpus {name!r} shares {count} with {other!r}"
 
 
 def evaluation_plan(name: str, settings: Config, trained: StreamPlan) -> StreamPlan:

@@ -20,7 +20,6 @@ from tokshard.format.view import View
 from tokshard.inspect.corpus.documents import column_parts, origin_of
 from tokshard.run_files.plan_file import Mix
 from tokshard.runtime.plan import StreamPlan
-from tokshard.wording import counted
 
 _MAX_NAMES = 10
 
@@ -98,7 +97,7 @@ def compare_corpora(first: Corpus, second: Corpus, *, is_hashed: bool = False) -
 def _shared_note(first: Corpus, second: Corpus) -> list[str]:
     """How many documents are in both, where that is known."""
     count = None if first.fingerprint == second.fingerprint else num_shared(first, second)
-    return [] if count is None else [f"{counted(count, 'document')} {'is' if count == 1 else 'are'} in both"]
+    return [] if count is None else [f"{count} {'is' if count.num_documents == 1 else 'are'} in both"]
 
 
 def compare_mixes(first: Mix, second: Mix) -> Difference:

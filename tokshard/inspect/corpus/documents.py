@@ -315,7 +315,7 @@ def search(
         for batches in _batches(len(corpus.shards.batch_places(shard)), is_whole=is_uri(corpus.location))
     ]
     work = functools.partial(_search, pattern=pattern, conditions=conditions, limit=limit)
-    left, done = limit, 0
+    left, done = limit, 0.0
     with in_order(corpus, parts, work, workers=workers) as results:
         for (shard, batches), found in zip(parts, results, strict=True):
             for match in itertools.islice(found, left):
@@ -323,9 +323,9 @@ def search(
                 left = None if left is None else left - 1
             if left == 0:
                 return
-            places = corpus.shards.batch_places(shard)
-            done += sum(places[batch].num_tokens for batch in batches)
-            on_progress(done, corpus.num_tokens)
+            # of a view, the places are those of all documents of its base
+            done += corpus.shards[shard].num_tokens * len(batches) / len(corpus.shards.batch_places(shard))
+            on_progress(round(done), corpus.num_tokens)
 
 
 def _batches(count: int, *, is_whole: bool) -> list[range]:
@@ -346,7 +346,7 @@ def _search(
     decode, sources = corpus.decode, corpus.sources()
     first_token, shard = int(corpus.bos_id is not None), corpus.shard(index)
     first = int(corpus.shards.first_documents[index])
-    first += sum(place.num_documents for place in shard.places[: batches.start])
+    first += sum(len(shard.bounds(batch)[0]) for batch in range(batches.start))
     for batch in batches:
         offsets, values = shard.batch(batch)
         met = are_met(conditions, shard.columns(batch) if conditions else {}, len(offsets) - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from tokshard.format.corpus import Corpus
@@ -12,7 +13,8 @@ from tokshard.format.loss import has_weights, num_spans
 from tokshard.format.manifest import IN_OTHER_SPLIT, Manifest
 from tokshard.format.opening import open_corpus
 from tokshard.format.tables import ShardInfo, SourceInfo
-from tokshard.format.whole_corpus import check_not_empty
+from tokshard.format.view import View
+from tokshard.format.whole_corpus import check_not_empty, open_shard
 from tokshard.inspect import OnProgress, no_progress
 from tokshard.inspect.corpus.documents import (
     EXCERPT_CHARACTERS,
@@ -134,9 +136,16 @@ def read_report(
 
 
 def _num_spans(corpus: Corpus) -> int:
+    if isinstance(corpus, View):  # the sizes in the shard table are those of all documents of the base
+        return sum(map(_spans_in_shard, repeat(corpus), range(len(corpus.shards))))
     is_weighted = has_weights(corpus.manifest.columns)
     places = (place for shard in range(len(corpus.shards)) for place in corpus.shards.batch_places(shard))
     return sum(num_spans(place.loss_bytes, place.num_documents, is_weighted=is_weighted) for place in places)
+
+
+def _spans_in_shard(corpus: Corpus, index: int) -> int:
+    with open_shard(corpus, index) as shard:
+        return sum(len(shard.targets(batch).borders) // 2 for batch in range(shard.num_batches))
 
 
 def _excerpts(corpus: Corpus, count: int, characters: int, *, with_boundaries: bool) -> list[DocumentView]:

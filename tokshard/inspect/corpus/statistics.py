@@ -213,13 +213,14 @@ def _everything(corpus: Corpus) -> Iterator[NDArray[Any]]:
 
 def _slices(corpus: Corpus) -> Iterator[NDArray[Any]]:
     """Evenly spaced slices, each within one record batch."""
-    first_batches, tokens = corpus.shards.batch_tokens()
-    ends = np.cumsum(tokens)
+    firsts = corpus.shards.first_tokens
     for number, place in enumerate(spread(NUM_SLICES, corpus.num_tokens)):
         if not number % _SLICES_OF_A_MAP:
             corpus.close()
-        batch = int(np.searchsorted(ends, place, "right"))
-        index = int(np.searchsorted(first_batches, batch, "right")) - 1
-        values = corpus.shard(index).batch(batch - int(first_batches[index]))[1]
-        start = min(place - int(ends[batch] - tokens[batch]), max(0, len(values) - SLICE_TOKENS))
+        index = int(firsts.searchsorted(place, "right")) - 1
+        shard, start = corpus.shard(index), place - int(firsts[index])
+        ends = np.cumsum([shard.num_tokens_of(batch) for batch in range(shard.num_batches)])
+        batch = int(ends.searchsorted(start, "right"))
+        values = shard.batch(batch)[1]
+        start = min(start - int(ends[batch]) + len(values), max(0, len(values) - SLICE_TOKENS))
         yield values[start : start + SLICE_TOKENS]

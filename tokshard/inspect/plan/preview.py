@@ -304,7 +304,7 @@ def _shared(run: Run, held_out: Mapping[str, str]) -> Iterator[str]:
             source, num_unknown = CorpusSource(location), 0
             for other, read in zip(run.plan.names, run.plan.sources, strict=True):
                 if count := source.num_shared(read):
-                    yield f"held-out corpus {name!r} shares {counted(count, 'document')} with {other!r}"
+                    yield f"held-out corpus {name!r} shares {count} with {other!r}"
                 num_unknown += count is None
             if is_asked and num_unknown:
                 others = counted(num_unknown, "corpus", "corpora")

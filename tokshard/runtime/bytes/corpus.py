@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
 from tokshard.format.corpus import REPLACED, Corpus
+from tokshard.format.kept import Shared
 from tokshard.format.opening import base_location, open_base, open_corpus, read_manifest
 from tokshard.format.shared import num_shared
 from tokshard.format.view import View
@@ -99,7 +100,7 @@ class CorpusSource(TokenSource):
     # which both have; here they let type checkers accept the constructor
     _begin = read = ends = targets = _document_at = _bounds_of = _of_its_kind
 
-    def num_shared(self, other: TokenSource) -> int | None:
+    def num_shared(self, other: TokenSource) -> Shared | None:
         """The number of documents that another corpus has, too, by `tokshard.format.shared`; None: not known."""
         with contextlib.suppress(OSError):
             return num_shared(self.corpus, other.corpus) if isinstance(other, CorpusSource) else None

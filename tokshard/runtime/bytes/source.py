@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.format.kept import Kept
+from tokshard.format.kept import Kept, Shared
 
 _REQUESTS_AT_ONCE = 32
 
@@ -191,8 +191,8 @@ class TokenSource(ABC):
         """The documents of its base that this source has; None: it has no base."""
         return None
 
-    def num_shared(self, other: TokenSource) -> int | None:  # noqa: ARG002 - a source that knows its texts says it
-        """The number of documents that another source has, too; None: not known."""
+    def num_shared(self, other: TokenSource) -> Shared | None:  # noqa: ARG002 - a source that knows its texts says it
+        """How many documents another source has, too; None: not known."""
         return None
 
     @property
