@@ -194,11 +194,12 @@ def test_another_stream_is_refused_by_an_unfinished_build_and_any_by_a_complete_
     stop_while_it_encodes(kind, RECORDS[:40], monkeypatch)
     options: dict[str, Any] = {"task_bytes": 64, "on_bad_record": "skip"}
     name = {"jsonl": "standard input", "iterable": "<list_iterator>"}[kind]
-    for problem in ("is not the data that it has read", "cannot be read again"):
+    for problem, way_out in (("is not the data that it has read", ""), ("cannot be read again", "give another --out")):
         with pytest.raises(ConfigurationChangedError) as caught:
             build_once(kind, records, **options)
         assert caught.value.problem == f"out belongs to another build: {name} {problem}"
         assert "--force to" in caught.value.hint or "with --force" in caught.value.hint
+        assert caught.value.hint.startswith(way_out)
         assert texts_of(built(kind, records, **{**options, "force": True})) == [
             record["text"] for record in records if record["text"] != 7
         ]

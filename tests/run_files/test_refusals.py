@@ -72,10 +72,10 @@ def of_recipe(override: str, problem: str, hint: str, *more: str) -> Refusal:
     return Refusal(what, reading_a_recipe(override, *more), UsageError, problem, hint)
 
 
-def of_value(override: str, expected: str, place: str = "") -> Refusal:
+def of_value(override: str, expected: str, place: str = "", *, hint: str | None = None) -> Refusal:
     key, _, value = override.partition("=")
     said = f"recipe.toml: {expected} - at `{place or key}`"
-    return Refusal(f"{key} = {value[:30]}", reading_a_recipe(override), UsageError, said, ALL_KEYS)
+    return Refusal(f"{key} = {value[:30]}", reading_a_recipe(override), UsageError, said, hint or ALL_KEYS)
 
 
 def of_mix(what: str, text: str, problem: str, hint: str) -> Refusal:
@@ -99,8 +99,11 @@ DIVISIBLE = (
 FEWER_STEPS = "lower optimizer.warmup_steps or optimizer.decay_steps, or raise train.steps"
 OF_TOML = "give a file of TOML, such as mix.toml; https://toml.io has its syntax"
 NO_CORPORA = 'give corpora = { code = "shards/code" } in a mix.toml'
+CORPORA = 'for example: corpora = { code = "shards/code" }'
 NO_LENGTH = "give seq_len = 4096 in a mix.toml"
 NO_SIZE = "give global_batch_size = 512 in a mix.toml"
+RAMP = "for example: batch_ramp = [[1_000, 256], [5_000, 512]]"
+SEED = "for example: seed = 17"
 SHARES = "for example: weights = { code = 0.7, prose = 0.3 }"
 SCHEDULE = "for example: schedule = [[1_000_000, { code = 0.5, prose = 0.5 }]]"
 NO_FILE = "nowhere.toml: No such file or directory"
@@ -145,13 +148,13 @@ REFUSALS = [
     of_value("parallel.init_timeout_seconds=10_000_000", "Expected `int` <= 1000000"),
     of_value("parallel.init_timeout_seconds=0", "Expected `int` >= 1"),
     of_value("checkpoint.every=-1", "Expected `int` >= 0"),
-    of_value("parallel.precision=fp64", "Invalid enum value 'fp64'"),
-    of_value("compute.compile=true", "Expected `str`, got `bool`"),
-    of_value("data.corpora={}", "Expected `object` of length >= 1"),
+    of_value("parallel.precision=fp64", "Invalid enum value 'fp64'", hint="give one of fp32, bf16"),
+    of_value("compute.compile=true", "Expected `str`, got `bool`", hint="give one of off, inductor, aot_eager, eager"),
+    of_value("data.corpora={}", "Expected `object` of length >= 1", hint=CORPORA),
     of_value("train.skip=[[0, 5]]", "Expected `int` >= 1", "train.skip[0][0]"),
-    of_value("data.batch_ramp=[[5, 0]]", "Expected `int` >= 1", "data.batch_ramp[0][1]"),
-    of_value(f"data.seed={'[' * 5_000}", "Expected `int`, got `str`"),
-    of_value(f"data.seed={'1' * 5_000}", "Expected `int`, got `str`"),
+    of_value("data.batch_ramp=[[5, 0]]", "Expected `int` >= 1", "data.batch_ramp[0][1]", hint=RAMP),
+    of_value(f"data.seed={'[' * 5_000}", "Expected `int`, got `str`", hint=SEED),
+    of_value(f"data.seed={'1' * 5_000}", "Expected `int`, got `str`", hint=SEED),
     of_recipe("train.stepz=1", "recipe.toml: no key train.stepz", "did you mean train.steps?"),
     of_recipe("trian.steps=1", "recipe.toml: no section [trian]", "did you mean [train]?"),
     of_recipe("eval.every=1", "recipe.toml: no section [eval]", "did you mean [evaluation]?"),
@@ -162,6 +165,7 @@ REFUSALS = [
     of_recipe("train.skip=[[5, 5]]", "recipe.toml: train.skip has the range [5, 5]", A_RANGE),
     of_recipe("train.profile_steps=[13, 10]", "recipe.toml: train.profile_steps has the range [13, 10]", A_RANGE),
     of_recipe("train.out=s3://b/run", "recipe.toml: train.out is s3://b/run, expected a directory", A_DIRECTORY),
+    of_recipe("train.out=", "recipe.toml: train.out is empty, expected a directory", A_DIRECTORY),
     of_recipe("data.batch_ramp=[[5, 4], [3, 8]]", "recipe.toml: data.batch_ramp is [(5, 4), (3, 8)]", ASCENDING),
     of_recipe("optimizer.warmup_steps=11", f"recipe.toml: 11 steps of warmup and 0 {DECAY}", FEWER_STEPS),
     of_recipe("optimizer.schedule=wsd", f"recipe.toml: 2 steps of warmup and 9 {DECAY}", FEWER_STEPS, *TWO_AND_NINE),

@@ -185,7 +185,7 @@ CALLS: dict[str, Call] = {
     "a resumed run with another model to start from": given(begin_elsewhere, "checkpoint__load_weights"),
     "a missing checkpoint": given(load, "no"),
     "a checkpoint in a bucket": given(load, "s3://bucket/checkpoint"),
-    "a directory without a checkpoint": given(load, ""),
+    "a directory of checkpoints": given(load, ""),
     "a checkpoint of another model": given(load, "step-00000001", dim=32),
     "a directory of checkpoints that cannot be listed": list_a_disk_that_is_not_mounted,
     **{

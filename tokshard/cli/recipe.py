@@ -128,7 +128,7 @@ def _check_keys(found: Iterable[str], known: Iterable[str], where: str) -> None:
 def _convert(option: click.Option, value: Any, where: str, context: click.Context) -> Any:
     """Convert a value of TOML like a value of the command line."""
     items = value if isinstance(value, list) else [value]
-    is_right = isinstance(value, list) == option.multiple and all(
+    is_right = isinstance(value, list) <= option.multiple and all(
         isinstance(item, bool) if option.is_flag else isinstance(item, str | int | float) and not isinstance(item, bool)
         for item in items
     )

@@ -309,6 +309,7 @@ def check_same(before: Request, now: Build, *, is_complete: bool = False) -> Non
         ConfigurationChangedError: it says what differs.
     """
     found, out = list(differences(before, now)), now.workspace.out
+    way_back = "the settings of that build, another" if found else "another"
     if is_complete:
         found += [f"{read_once_name(root)} cannot be read again" for root in now.inputs.read_once]
     if found:
@@ -324,7 +325,7 @@ def check_same(before: Request, now: Build, *, is_complete: bool = False) -> Non
         )
         raise ConfigurationChangedError(
             f"{out} belongs to another build: {shown}",
-            hint=f"give the settings of that build, another --out, {way_out}",
+            hint=f"give {way_back} --out, {way_out}",
         )
 
 

@@ -66,6 +66,9 @@ def contents(path: str) -> dict[str, File]:
     refuse_uri(path)
     if not os.path.isdir(path):
         raise UsageError(f"{path} is not a directory", hint="give a checkpoint, such as OUT/checkpoints/step-00001000")
+    if inside := _entries(path, _NAME) or _entries(os.path.join(path, "checkpoints"), _NAME):
+        hint = f"give one of its checkpoints, such as {inside[-1]}"
+        raise UsageError(f"{path} is a run, and not a checkpoint", hint=hint)
     try:
         with open(os.path.join(path, COMPLETE), "rb") as file:
             files = msgspec.json.decode(file.read(), type=dict[str, File])

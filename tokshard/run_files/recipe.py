@@ -350,9 +350,9 @@ def _apply(fields: dict[str, Any], override: str) -> None:
 def _faults(config: Config) -> Iterator[tuple[str, str]]:
     """Problems that the types of this module do not express, with hints."""
     train, checkpoint, optimizer, ramp = config.train, config.checkpoint, config.optimizer, config.data.batch_ramp
-    if is_uri(train.out):
+    if not train.out or is_uri(train.out):  # empty: most often from a variable of the shell that is not set
         hint = "give one on a file system that all ranks share, and copy checkpoints to a bucket from there"
-        yield f"train.out is {train.out}, expected a directory", hint
+        yield f"train.out is {train.out or 'empty'}, expected a directory", hint
     if ramp != sorted(dict(ramp).items()):
         yield f"data.batch_ramp is {ramp}", "give [step, global_batch_size] in ascending order, from 1"
     for name, ranges in (("skip", train.skip), ("profile_steps", [train.profile_steps] if train.profile_steps else [])):

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import IO, Any, TypeVar, get_type_hints
+from typing import IO, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -20,7 +20,7 @@ from tokshard.store import is_uri, joined_location, locate
 
 Settings = TypeVar("Settings")
 
-_KEY = re.compile(r"at `\$\.(\w+)")
+_KEY = re.compile(r"at `\$\.([\w.]+)")
 
 
 def key(example: str, *, read: Callable[[str], int] | None = None, is_path: bool = False) -> dict[str, Any]:
@@ -114,8 +114,18 @@ def convert(fields: Mapping[str, Any], kind: type[Settings], *, where: str, hint
     except msgspec.ValidationError as error:
         text = str(error).replace("`$.", f"`{prefix}")
         found = _KEY.search(str(error))
-        example = example_of(kind, found[1]) if found else ""
-        raise UsageError(f"{where}: {text}", hint=f"for example: {example}" if example else hint) from error
+        better = _expected(kind, *found[1].split(".")) if found else ""
+        raise UsageError(f"{where}: {text}", hint=better or hint) from error
+
+
+def _expected(kind: type, name: str, *rest: str) -> str:
+    """A hint with the values that a key may have, or with an example; empty if its field has neither."""
+    inner = get_type_hints(kind)[name]
+    if rest:
+        return _expected(inner, *rest)
+    if get_origin(inner) is Literal:
+        return f"give one of {', '.join(map(str, get_args(inner)))}"
+    return f"for example: {example}" if (example := example_of(kind, name)) else ""
 
 
 def example_of(kind: type, name: str) -> str:

@@ -267,7 +267,7 @@ def _check_folder(store: Store, manifest: Manifest, corpus: Corpus | None) -> It
     else:
         known |= set(filter(names.is_shard_name, listed) if corpus is None else corpus.shards.names())
     for name in sorted(listed - known):
-        is_shard = names.is_shard_name(name)
-        yield Problem(
-            name, f"is {'a shard that the manifest does not name' if is_shard else 'not part of this corpus'}"
-        )
+        if names.is_shard_name(name):
+            yield Problem(name, "is a shard that the manifest does not name")
+        else:  # no build removes what is not its own
+            yield Problem(name, "is not part of this corpus", "move foreign files to another place")
