@@ -398,7 +398,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                     "samples": count,
                     "tokens": read,
                     "left_out": left,
-                    "epoch": (read + left) / corpus.padded_tokens,
+                    "epoch": corpus.epochs_of(read + left),
                     "weight": weight,
                 }
                 for name, count, read, left, corpus, weight in zip(

@@ -62,7 +62,7 @@ class CorpusPlan:
         num_blocks, num_windows: per epoch, without the short tail.
         num_parts: streams that own a part of it; 1 if they share the corpus.
         samples, tokens, epochs: how much is read; tokens and epochs include padding, and epochs what changes of the
-            length of samples left out.
+            length of samples left out, but no more than those of a pass, whatever fills its last row.
         share: its share of all samples that are read.
         documents: about how many different documents are read, at least in part.
         bytes: size of the token ids that are read.
@@ -241,7 +241,7 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
                 num_parts=shuffled.num_parts,
                 samples=count,
                 tokens=tokens,
-                epochs=(tokens + left_out[number]) / shuffled.padded_tokens,
+                epochs=shuffled.epochs_of(tokens + left_out[number]),
                 share=count / samples if samples else 0.0,
                 documents=math.ceil(part * corpus.num_documents),
                 bytes=tokens * source.dtype.itemsize,

@@ -402,6 +402,10 @@ class CorpusOrder:
         corpus_sample, stream = (part_sample, part) if self.is_dealt else divmod(part_sample, self.num_streams)
         return stream, corpus_sample + (0 if self.place is None else int(self.place.bases[stream]))
 
+    def epochs_of(self, tokens: int) -> float:
+        """Epochs in so many tokens that were read or left out, padding included; at most those of its pass."""
+        return min(tokens / self.padded_tokens, math.inf if self.epochs is None else float(self.epochs))
+
     def num_samples(self, epochs: float) -> NDArray[np.int64]:
         """Samples of this corpus in each stream until its part, or a shared corpus, is read a number of times."""
         streams = np.arange(self.num_streams)
