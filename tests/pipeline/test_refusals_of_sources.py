@@ -275,11 +275,11 @@ def _bytes_of_mds(ids: list[int], dtype: str) -> Call:
     return _mds("bytes:uint8", "bytes", [np.frombuffer(np.array(ids, dtype).tobytes(), "u1").tolist()], "bytes:uint8")
 
 
-def _a_corpus(source: str, how: Callable[..., Any] = import_corpus) -> Call:
+def _a_corpus(source: str) -> Call:
     def call(_: Path) -> Any:
         foreign.megatron(Path("a"), DOCUMENTS)
         run(import_corpus, "a", out=f"{source.partition('/')[0]}/a")
-        return run(how, source)
+        return run(import_corpus, source)
 
     return call
 
@@ -337,7 +337,6 @@ TOKENS = {
         f"an import of a corpus, as {source}": _a_corpus(source)
         for source in ("corpora/a", "corpora", "corpora/a/*.arrow")
     },
-    "a build of a corpus": _a_corpus("corpora", build_corpus),
     "MDS without ids": _mds('"tokens"', '"other"'),
     "MDS with two columns of one name": _mds('"tokens"', '"n"', token_field="n"),
     "MDS without columns": _mds('"tokens"', "[]"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,9 +11,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import ipc
 
-from tokshard.errors import UNDECODABLE, BadSourceError, SourceError, TokshardError, UsageError
-from tokshard.format.names import MANIFEST, SHARD_TABLE
-from tokshard.format.opening import read_manifest
+from tokshard.errors import UNDECODABLE, BadSourceError, SourceError, UsageError
 from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT, chat_text, is_chat
 from tokshard.pipeline.sources.columns import Columns
 from tokshard.pipeline.sources.division import INDIVISIBLE, Divisibility, Span
@@ -228,27 +225,6 @@ def row_too_long(spec: RecordSpec, num_bytes: float) -> Problem:
     return TOO_LONG, f"values take {num_bytes:,.0f} bytes, at most {spec.max_line_bytes:,} are allowed"
 
 
-def _without_corpora(store: Store, entries: Sequence[Entry], _: bool) -> Sequence[Entry]:
-    """Refuse a corpus of tokshard: its texts are not there, and an import would lose sources, records and kept columns.
-
-    Raises:
-        UsageError: it is a corpus; the error names its folder.
-    """
-    names = (entry.name.rpartition("/") for entry in entries)
-    for place in sorted({folder for folder, _, base in names if base in {MANIFEST, SHARD_TABLE}}):
-        folder = store.below(place) if place else store
-        try:
-            read_manifest(folder)
-        except (OSError, TokshardError):  # another tool has a file of this name, too
-            continue
-        raise UsageError(
-            f"{folder.location} is a corpus of tokshard already",
-            hint=f"use 'tokshard copy {shlex.quote(folder.location)} --out DIR', which can also join several, or leave "
-            "it out",
-        )
-    return entries
-
-
 PARQUET = Format(name="parquet", read=_chunks, divide=_groups_of, suffixes=(".parquet",), is_streamed=False)
 ARROW_STREAM = Format(name="arrow-stream", read=_chunks, is_streamed=False)
 ARROW: Format = Format(
@@ -258,5 +234,4 @@ ARROW: Format = Format(
     suffixes=(".arrow", ".ipc", ".feather"),
     is_streamed=False,
     examine=lambda store, entry: ARROW if is_arrow_file(store, entry) else ARROW_STREAM,
-    arrange=_without_corpora,
 )
