@@ -339,7 +339,7 @@ def test_cells_that_are_made_again_leave_what_others_put_beside_them(corpus, tmp
     (copied / "mix.toml").write_text(mix)
     said = tokshard("copy", cells, "--cells", "--out", copied, "--workers", "1")
     assert said.exit_code == 0
-    assert f"note: {copied}/mix.toml is kept, which differs from that of {cells}" in said.errors
+    assert f"note: kept {copied}/mix.toml, although it differs from the one in {cells}" in said.errors
     assert (copied / "mix.toml").read_text() == mix
 
 

@@ -130,7 +130,7 @@ def copy_cells(context: click.Context, folders: Sequence[str], options: Mapping[
     if options["force"] or names.MIX not in present(out):
         out.put(names.MIX, mix)
     elif out.get(names.MIX) != mix:  # it may have been edited
-        click.echo(f"note: {out.where(names.MIX)} is kept, which differs from that of {folders[0]}", err=True)
+        click.echo(f"note: kept {out.where(names.MIX)}, although it differs from the one in {folders[0]}", err=True)
 
 
 def _cells(mix: str) -> list[str]:

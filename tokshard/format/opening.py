@@ -114,7 +114,7 @@ def _beside(store: Store) -> Iterator[str]:
 
 def base_location(store: Store, base: Base) -> str:
     """The location of a view's base when the view was made."""
-    if is_uri(base.path) or base.path.startswith("/"):  # that of a view in a bucket, whose base is on a machine
+    if is_uri(base.path) or base.path.startswith("/"):  # a view in a bucket may have its base on this machine
         return base.path
     return joined_location(store.location, base.path)  # also of a view that was uploaded with its base
 
@@ -338,7 +338,7 @@ def check_outside_corpora(out: str, *, key: str = "--out") -> None:
     requests run concurrently and take as long as one.
 
     Args:
-        key: the setting that names the place. Of --out, the commands say what may be there; any other is no corpus.
+        key: the setting that names the place. Only --out may be a corpus itself: each command checks that on its own.
 
     Raises:
         UsageError: one of them holds a corpus.

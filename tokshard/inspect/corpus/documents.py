@@ -323,7 +323,7 @@ def search(
                 left = None if left is None else left - 1
             if left == 0:
                 return
-            # of a view, the places are those of all documents of its base
+            # the places of a view list all documents of its base
             done += corpus.shards[shard].num_tokens * len(batches) / len(corpus.shards.batch_places(shard))
             on_progress(round(done), corpus.num_tokens)
 

@@ -136,7 +136,7 @@ def read_report(
 
 
 def _num_spans(corpus: Corpus) -> int:
-    if isinstance(corpus, View):  # the sizes in the shard table are those of all documents of the base
+    if isinstance(corpus, View):  # its shard table has the sizes of the base
         return sum(map(_spans_in_shard, repeat(corpus), range(len(corpus.shards))))
     is_weighted = has_weights(corpus.manifest.columns)
     places = (place for shard in range(len(corpus.shards)) for place in corpus.shards.batch_places(shard))

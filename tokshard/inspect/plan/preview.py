@@ -62,7 +62,7 @@ class CorpusPlan:
         num_blocks, num_windows: per epoch, without the short tail.
         num_parts: streams that own a part of it; 1 if they share the corpus.
         samples, tokens, epochs: how much is read; tokens and epochs include padding, and epochs what changes of the
-            length of samples left out, but no more than those of a pass, whatever fills its last row.
+            length of samples left out, but at most the epochs of the pass.
         share: its share of all samples that are read.
         documents: about how many different documents are read, at least in part.
         bytes: size of the token ids that are read.

@@ -63,7 +63,7 @@ class Run:
             last. A step that was left out has skipped samples.
         held_out: the corpora that a recipe evaluates on, name to directory.
         other_run: how the run beside a recipe differs from the recipe, which is traced without it; empty: not at all.
-        unread_mix: the mix.toml in a folder of corpora, which are weighted by their tokens; empty: there is none.
+        unread_mix: the mix.toml that was not read, because the folder that has it was given; empty: there is none.
     """
 
     plan: StreamPlan
