@@ -19,6 +19,7 @@ from tokshard.runtime.locality import MIN_WINDOW_STEPS, enough_window_blocks, st
 from tokshard.runtime.order.mixture import Segment
 from tokshard.runtime.order.packing import count_put_off
 from tokshard.runtime.order.pieces import packing_of
+from tokshard.runtime.order.windows import CorpusOrder
 from tokshard.wording import counted
 
 _MUCH_READ = 1.5
@@ -223,7 +224,8 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
         zip(plan.names, plan.sources, plan.corpora, plan.max_epochs, counts, read, strict=True)
     ):
         corpus = corpora[name]
-        part = min(1.0, tokens / shuffled.padded_tokens) * shuffled.num_tokens / source.num_tokens
+        length = source.num_tokens / corpus.num_documents
+        part = _part_met(shuffled, tokens, length) * shuffled.num_tokens / source.num_tokens
         found.append(
             CorpusPlan(
                 name=name,
@@ -250,6 +252,18 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
             )
         )
     return found
+
+
+def _part_met(corpus: CorpusOrder, tokens: int, length: float) -> float:
+    """About the part of a corpus's documents, of a mean length, of which so many tokens of its order have some.
+
+    Windows have blocks from anywhere, and the rows of a window come in random order. So a document of many rows or
+    blocks is met early.
+    """
+    shape, num_windows = corpus.shape, max(1.0, corpus.num_windows / corpus.num_parts)
+    windows, last = divmod(min(1.0, tokens / corpus.padded_tokens) * num_windows, 1)
+    in_window = 1 - (1 - last) ** (1 + min(length, shape.block_tokens) / shape.seq_len)
+    return float(1 - (1 - (windows + in_window) / num_windows) ** (1 + length / shape.block_tokens))
 
 
 def _packing(run: Run, number: int) -> Packing:
