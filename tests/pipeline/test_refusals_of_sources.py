@@ -275,11 +275,11 @@ def _bytes_of_mds(ids: list[int], dtype: str) -> Call:
     return _mds("bytes:uint8", "bytes", [np.frombuffer(np.array(ids, dtype).tobytes(), "u1").tolist()], "bytes:uint8")
 
 
-def _a_corpus(source: str) -> Call:
+def _a_corpus(make: Any, source: str) -> Call:
     def call(_: Path) -> Any:
         foreign.megatron(Path("a"), DOCUMENTS)
         run(import_corpus, "a", out=f"{source.partition('/')[0]}/a")
-        return run(import_corpus, source)
+        return run(make, source)
 
     return call
 
@@ -334,7 +334,8 @@ TOKENS = {
     "a chunk of litdata without its index": _megatron("in/a.bin", format="litdata"),
     "an index without its chunks": _megatron("in/a.idx"),
     **{
-        f"an import of a corpus, as {source}": _a_corpus(source)
+        f"{what} of a corpus, as {source}": _a_corpus(make, source)
+        for what, make in (("an import", import_corpus), ("a build", build_corpus))
         for source in ("corpora/a", "corpora", "corpora/a/*.arrow")
     },
     "MDS without ids": _mds('"tokens"', '"other"'),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tokshard.errors import SourceError, UsageError
+from tokshard.errors import SourceError, TokshardError, UsageError
 from tokshard.extras import extra_module, version_of
 from tokshard.format import names
 from tokshard.format.loss import LOSS, LOSS_COLUMNS
-from tokshard.format.opening import check_outside_corpora
+from tokshard.format.opening import check_outside_corpora, read_manifest
 from tokshard.numbers import ceil_div
 from tokshard.pipeline.append import next_generation
 from tokshard.pipeline.copies import copied_request, selected_request
@@ -43,7 +44,7 @@ from tokshard.pipeline.sources.records import FILE, Records, check_field_name, p
 from tokshard.pipeline.tasks.planning import default_task_bytes, round_task_bytes
 from tokshard.pipeline.workspace.lease import cannot_write
 from tokshard.pipeline.workspace.places import open_workspace
-from tokshard.store import look_at, real_location
+from tokshard.store import look_at, open_store, real_location
 
 
 def resolve(sources: Sequence[str | RecordSource], options: BuildOptions) -> tuple[Build, bytes]:
@@ -237,15 +238,27 @@ def _check_tokenizer(options: BuildOptions, target: str, *, is_folder: bool) -> 
 
 
 def _check_inputs(out: str, target: str, inputs: InputTable) -> None:
-    """Refuse inputs that lie in the output directory.
+    """Refuse inputs that lie in the output directory or in a corpus: a build would lose what its tables say.
 
     Raises:
         UsageError: with the first of them.
     """
     real_folder = functools.cache(real_location)
+    folders = dict[str, None]()
     for one in inputs:
+        if one.location.endswith((names.MANIFEST, *names.LAST_TABLES)):
+            folders[os.path.dirname(one.location)] = None
         if not one.is_read_once and f"{real_folder(os.path.dirname(one.location))}/".startswith(target):
             raise UsageError(
                 f"the source {one.location} lies in --out {out}, where the build writes",
                 hint="give an --out outside of the sources",
             )
+    for folder in folders:
+        try:
+            read_manifest(open_store(folder))
+        except (OSError, TokshardError):  # another tool has a file of this name, too
+            continue
+        raise UsageError(
+            f"{folder} is a corpus of tokshard, and not texts or tokens of another tool",
+            hint=f"use 'tokshard copy {shlex.quote(folder)} --out DIR', which can also join several, or leave it out",
+        )

@@ -7,7 +7,6 @@ import functools
 import io
 import itertools
 import os
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,9 +14,7 @@ from typing import Any
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.errors import TokshardError, UsageError
-from tokshard.format.names import MANIFEST, SHARD_TABLE
-from tokshard.format.opening import read_manifest
+from tokshard.errors import UsageError
 from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch, damaged
 from tokshard.interop.tokens.lists import (
     find_field,
@@ -39,7 +36,7 @@ from tokshard.pipeline.sources.opening import store_of
 from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import RecordSpec
 from tokshard.pipeline.sources.token_files import with_columns
-from tokshard.store import Entry, Store, open_store, present
+from tokshard.store import open_store, present
 
 _ROWS_AT_ONCE = 256
 
@@ -220,27 +217,6 @@ def _read_counts(folder: str, versions: Sequence[tuple[str, str]]) -> Mapping[st
     return found
 
 
-def _without_corpora(store: Store, entries: Sequence[Entry], _: bool) -> Sequence[Entry]:
-    """Refuse a corpus of tokshard: an import would lose its sources, records and kept columns.
-
-    Raises:
-        UsageError: it is a corpus; the error names its folder.
-    """
-    names = (entry.name.rpartition("/") for entry in entries)
-    for place in sorted({folder for folder, _, base in names if base in {MANIFEST, SHARD_TABLE}}):
-        folder = store.below(place) if place else store
-        try:
-            read_manifest(folder)
-        except (OSError, TokshardError):  # another tool has a file of this name, too
-            continue
-        raise UsageError(
-            f"{folder.location} is a corpus of tokshard, and not tokens of another tool",
-            hint=f"use 'tokshard copy {shlex.quote(folder.location)} --out DIR', which can also join several, or leave "
-            "it out",
-        )
-    return entries
-
-
 def _of_tokens(form: Format, **more: Any) -> Format:
     return replace(form, reads=TOKENS, read=_chunks, columns=_other_columns, loss=_loss_field, **more)
 
@@ -251,5 +227,4 @@ ARROW: Format = _of_tokens(
     tables.ARROW,
     helpers=("*/meta/*counts*.csv",),
     examine=lambda store, entry: ARROW if tables.is_arrow_file(store, entry) else ARROW_STREAM,
-    arrange=_without_corpora,
 )
