@@ -32,7 +32,7 @@ OnChunk = Callable[[int, memoryview], None]
 
 
 class UnreadableError(Exception):
-    """A file cannot be read; the message continues its name."""
+    """A file cannot be read; the first argument continues its name, the second, if any, is a hint."""
 
 
 class ByteCounter:
@@ -116,6 +116,8 @@ def _errors_of_file() -> Iterator[None]:
         raise UnreadableError("is missing") from None
     except (NotRegularFileError, IsADirectoryError):
         raise UnreadableError("is not a regular file") from None
+    except PermissionError as error:
+        raise UnreadableError(f"cannot be read: {error.strerror}", "check its permissions") from error
     except OSError as error:
         raise UnreadableError(f"cannot be read: {error.strerror or error}") from error
 

@@ -105,7 +105,7 @@ def check_shard(
                 found.problems += (Problem(info.name, message) for message in tokens.messages())
     except UnreadableError as error:
         # the content of a missing or truncated file adds no information
-        return ShardFindings(problems=[Problem(info.name, str(error))])
+        return ShardFindings(problems=[Problem(info.name, *error.args)])
     if runs is not None and found.lengths is not None:
         found.runs = _runs(runs, bounds)
         faults = _table_faults(info, bounds, strides, has_runs=found.runs is not None)

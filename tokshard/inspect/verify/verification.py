@@ -247,7 +247,7 @@ def _check_file(store: Store, name: str, num_bytes: int, sha256: str, counter: B
         with opened(store, name, num_bytes) as file:
             found = hash_chunks(file, num_bytes, counter)
     except UnreadableError as error:
-        yield Problem(name, str(error))
+        yield Problem(name, *error.args)
     else:
         if found != sha256:
             yield hash_problem(name, found, sha256)
