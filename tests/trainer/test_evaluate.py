@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from tests.trainer.checkpoints import initialised
-from tests.trainer.runs import Runs, corpus, evaluations_of, lines_of
+from tests.trainer.runs import Runs, chat, corpus, evaluations_of, lines_of
 from tokshard.errors import DamagedCorpusError
 from tokshard.run_files.model_shape import Shape
 from tokshard.runtime.plan import StreamPlan
@@ -77,17 +77,17 @@ def test_the_loss_is_that_of_every_target_of_the_corpus(run: Runs, held_out: str
     assert found["loss"] == pytest.approx((sums[0] / sums[1]).item(), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("asked", "num_blocks"), [(1, 1), (128, 1), (129, 2), ("0.3k", 3), (10**9, None), (None, None)]
-)
-def test_so_many_tokens_of_a_corpus_are_read_in_whole_blocks(
-    run: Runs, held_out: str, asked: int | str | None, num_blocks: int | None
-) -> None:
-    changes = {"evaluation__tokens": asked, "data__block_tokens": 128, "data__allow_small_blocks": True}
-    settings = run.recipe(**changes if asked is not None else {})
-    plan = evaluation_plan("held out", settings, StreamPlan(**settings.data.arguments()))
-    whole = StreamPlan(held_out, seq_len=16, epochs=1).num_samples
-    assert plan.num_samples == (whole if num_blocks is None else num_blocks * 128 // 16)
+def test_so_many_tokens_of_a_corpus_are_read_in_whole_blocks(run: Runs, tmp_path: Path) -> None:
+    """Whatever the blocks of the training corpora are; of conversations, too."""
+    large, spans = corpus(tmp_path / "large", step=3, seed=1, num_documents=5000), tmp_path / "chat"
+    chat(spans, [12] * 20)
+    block, whole = 65_536, StreamPlan(large, seq_len=16, epochs=1).num_samples
+    for asked, samples in ((1, block), (block, block), ("66k", 2 * block), (10**9, None), (None, None)):
+        evaluation = {"evaluation__corpora": {"large": large, "chat": str(spans)}, "evaluation__tokens": asked}
+        settings = run.recipe(data__block_tokens=64, **{key: value for key, value in evaluation.items() if value})
+        trained = StreamPlan(**settings.data.arguments())
+        plans = [evaluation_plan(name, settings, trained) for name in ("large", "chat")]
+        assert [plan.num_samples for plan in plans] == [samples // 16 if samples else whole, 21]
 
 
 def test_an_evaluation_says_what_it_reads_and_how_far_it_is(

@@ -52,11 +52,6 @@ def evaluate_another_tokenizer(directory: Path) -> None:
     start(directory, evaluation__corpora={"other": str(other)})
 
 
-def evaluate_on_conversations(directory: Path) -> None:
-    of_torch("tests.trainer.runs").chat(directory / "chat", [12] * 20)
-    start(directory, data__block_tokens=64, evaluation__corpora={"chat": str(directory / "chat")})
-
-
 def set_weights_of_one_corpus(directory: Path) -> None:
     runs_in(directory).end_of(train__log_every=1, on_record=lambda _: {"code": 1.0})
 
@@ -174,7 +169,6 @@ CALLS: dict[str, Call] = {
         start, train__profile_steps=[2, 3], train__profile_ranks=[0, 1]
     ),
     "an evaluation on a corpus of another tokenizer": evaluate_another_tokenizer,
-    "an evaluation on conversations in blocks of other texts": evaluate_on_conversations,
     "new weights that leave out a corpus": set_weights_of_one_corpus,
     "a run whose directory is a file": given(run_in_a_file, "file"),
     "a run whose directory is in a file": given(run_in_a_file, "file/out"),

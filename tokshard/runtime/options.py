@@ -171,8 +171,9 @@ def shape_of(
         raise PlanError(
             f"block_tokens is {block}, no multiple of {BLOCK_SECTIONS} samples of {seq_len}, and a corpus has "
             "pack='whole'",
-            hint=f"leave it out, or give {ceil_div(block, unit) * unit}; a run that goes on keeps its block_tokens, so "
-            f"its seq_len has to divide {block // BLOCK_SECTIONS}",
+            hint=f"leave it out, or give {ceil_div(block, unit) * unit}"
+            + f"; a run that goes on keeps its block_tokens, so its seq_len has to divide {block // BLOCK_SECTIONS}"
+            * (block >= BLOCK_SECTIONS),
         )
     if not flag("allow_small_blocks", allow_small_blocks) and block < 4 * seq_len:
         raise PlanError(

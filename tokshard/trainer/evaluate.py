@@ -125,7 +125,7 @@ def shared_texts(plans: Mapping[str, StreamPlan], trained: StreamPlan) -> Iterat
 
 
 def evaluation_plan(name: str, settings: Config, trained: StreamPlan) -> StreamPlan:
-    """One finite pass over a corpus of ``[evaluation]``, in an order that does not depend on `data.seed`.
+    """One finite pass over a corpus of ``[evaluation]``, in an order that depends on `data.seq_len` alone.
 
     With `evaluation.tokens` it reads the fewest whole blocks that have so many, the same ones in every run.
 
@@ -140,9 +140,6 @@ def evaluation_plan(name: str, settings: Config, trained: StreamPlan) -> StreamP
         {name: settings.evaluation.corpora[name]},
         seq_len=data.seq_len,
         epochs=1,
-        block_tokens=data.block_tokens,
-        window_blocks=data.window_blocks,
-        allow_small_blocks=data.allow_small_blocks,
         cache=next((source.cache for source in trained.sources if isinstance(source, CorpusSource)), None),
     )
     try:
