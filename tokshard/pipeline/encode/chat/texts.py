@@ -148,7 +148,7 @@ class ChatTexts:
         assert config.chat is not None
         loss: Any = config.chat.loss
         template = ChatTemplate(source, needs_spans=loss != "all", max_characters=config.max_document_bytes)
-        self._takes = takes_of(template, source.text)
+        self._takes = takes_of(template)
         self._encode = ChatEncoder(
             template,
             Speller(content),
