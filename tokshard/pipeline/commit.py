@@ -40,7 +40,7 @@ from tokshard.format.schema import FORMAT_VERSION
 from tokshard.pipeline.adopt import roots_at_build
 from tokshard.pipeline.append import in_its_corpus
 from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN
-from tokshard.pipeline.encode.chat.texts import CUT_SHORT, CUT_TOKENS
+from tokshard.pipeline.encode.chat.texts import CUT_SHORT, CUT_TOKENS, STAYED
 from tokshard.pipeline.encode.documents import DUPLICATE, TOO_FEW_TOKENS, TOO_MANY_TOKENS
 from tokshard.pipeline.encode.maker import SPELLED
 from tokshard.pipeline.encode.passing import ADDED, INSIDE
@@ -281,6 +281,12 @@ def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
             yield (
                 f"{counted(count, 'text spells', 'texts spell')} {token!r}, an added token that is not special: it "
                 "becomes that token"
+            )
+        if what.startswith(STAYED):
+            token = what.removeprefix(STAYED)
+            yield (
+                f"{counted(count, 'conversation spells', 'conversations spell')} {token!r}, which the chat template "
+                "writes: it stays text there"
             )
 
 

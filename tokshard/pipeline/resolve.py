@@ -121,7 +121,7 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
     )
     check_used(options, found.inputs.formats - {RECORDS})
     _check_inputs(options.out, target, found.inputs)
-    read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
+    read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos, needs_eos=options.chat is None)
     if options.chat is None and not read.has_plain_ids:
         Encoder(read.content, read.info.special_ids)
     template, chat, info, notes = None, None, read.info, list(read.notes)

@@ -58,7 +58,7 @@ class TokenizerFile:
     has_plain_ids: bool = True
 
 
-def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> TokenizerFile:
+def read_tokenizer(location: str, *, eos: str | None, bos: str | None, needs_eos: bool = True) -> TokenizerFile:
     """Read a tokenizer, and determine its delimiters.
 
     EOS and BOS come from `eos` and `bos`, else from ``tokenizer_config.json`` in the same directory.
@@ -67,6 +67,7 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
         location: a ``tokenizer.json``, a directory that holds one, or a model of the hub. If a local path has the name
             of a model, the path is meant.
         bos: None for no BOS, a token, or `BOS_FROM_TOKENIZER`.
+        needs_eos: documents end in it; else any special token is it, if the configuration names none.
 
     Raises:
         TokenizerError: the file cannot be read, has no EOS, lacks a token, or has an id of `MAX_VOCABULARY` or more.
@@ -84,6 +85,8 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
     ids = {**vocabulary, **{token: entry["id"] for token, entry in added.items()}}
     unknown = _unknown(parsed)  # it stands for pieces of text, so it does not control anything, however it is flagged
     flagged = {token: entry["id"] for token, entry in added.items() if entry.get("special") and token != unknown}
+    if not needs_eos:
+        eos = next((token for token in (_token_of(config, "eos_token"), *flagged) if token in ids), None)
     eos = eos or _configured_eos(config, location, flagged)
     notes = _notes(parsed, config, eos, bos)
     if bos == BOS_FROM_TOKENIZER:

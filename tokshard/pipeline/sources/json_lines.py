@@ -226,7 +226,7 @@ def _expected(line: bytes, following: Sequence[bytes]) -> str:
 
 def _what_there_is(line: bytes) -> str:
     """The fields of a line, for the message about a missing field."""
-    names = list(_RAW_FIELDS.decode(line)) if line else []
+    names = [name for name, raw in _RAW_FIELDS.decode(line).items() if bytes(raw) != b"null"] if line else []
     if "messages" in names or "conversations" in names:
         return "; it has messages: make tokens of conversations with --chat"
     shown = ", ".join(name if name.isprintable() else repr(name) for name in names[:_FIELDS_SHOWN])

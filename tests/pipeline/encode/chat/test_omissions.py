@@ -9,7 +9,7 @@ from tests.pipeline.encode.chat.chats import records, template
 from tests.pipeline.encode.chat.templates import BARE, BARS, CHATML, THINK, TURNS
 from tokshard.pipeline.encode.chat.omissions import omissions
 from tokshard.pipeline.encode.chat.probe import takes_of
-from tokshard.pipeline.encode.chat.records import Takes, conversation
+from tokshard.pipeline.encode.chat.records import conversation
 
 TEXTS = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}{% endfor %}"
 USERS = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
@@ -56,11 +56,12 @@ STRING = "'' + c.function.arguments"
     ],
 )
 def test_what_a_template_takes_is_found_by_rendering(text, expected):
-    found = takes_of(template(text, needs_spans=False), text)
+    found = takes_of(template(text, needs_spans=False))
     assert {name: getattr(found, name) for name in expected} == expected
 
 
 def test_keys_of_messages_that_no_template_reads_are_unread():
     record = {"messages": [{"role": "user", "content": "q", "loss": 0, "score": 1}], "chat_template_kwargs": {"x": 1}}
-    made = conversation(record, Takes(words=frozenset({"score"})))
+    text = "{# For a loss on answers. #}{% if messages[0]['score'] %}no loss{% endif %}"
+    made = conversation(record, takes_of(template(text, needs_spans=False)))
     assert made.unread == {"messages[].loss", "chat_template_kwargs.x"}

@@ -120,10 +120,21 @@ def test_a_template_may_write_the_role_into_its_tokens():
     assert (ids.count(270), ids.count(271)) == (1, 1)
 
 
-def test_what_a_user_writes_stays_text_where_a_template_looks_at_answers():
-    encode_one, added = made("byte-level", "think"), speller("byte-level").added
-    ids = encode(encode_one, said("q <think>", "<think>\nwhy</think>\n\nyes <|im_end|>")).ids.tolist()
-    assert [ids.count(added[token]) for token in ("<think>", "</think>", "<|im_end|>")] == [1, 1, 2]
+@pytest.mark.parametrize(
+    ("text", "stayed", "counts"),
+    [
+        (THINK, {"<think>"}, [1, 1, 2]),  # it looks at answers, and what the user writes stays text
+        (BARS + "{% if messages and add_generation_prompt %}<think>{% endif %}", set(), [2, 1, 0]),
+        (BARS + "{% if messages %}<think>{% endif %}", {"<think>"}, [1, 1, 0]),
+    ],
+    ids=("read", "never written", "written"),
+)
+def test_a_token_that_is_not_special_stays_text_in_messages_if_the_template_writes_it_itself(text, stayed, counts):
+    known = speller("byte-level")
+    document = encode(encoder(known, text), said("q <think>", "<think>\nwhy</think>\n\nyes <|im_end|>"))
+    ids = document.ids.tolist()
+    assert [ids.count(known.added[token]) for token in ("<think>", "</think>", "<|im_end|>")] == counts
+    assert document.stayed == stayed
 
 
 def test_an_added_token_with_a_blank_in_it_is_found_where_a_normalizer_changes_blanks():

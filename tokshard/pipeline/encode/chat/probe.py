@@ -34,12 +34,8 @@ _CALLS: Sequence[tuple[str | None, Any]] = (
 """The content and the arguments of a message that calls a tool, the forms that transformers documents first."""
 
 
-def takes_of(template: ChatTemplate, source: str) -> Takes:
-    """The forms of input that a template takes. Costs 2 ms.
-
-    Args:
-        source: its text.
-    """
+def takes_of(template: ChatTemplate) -> Takes:
+    """The forms of input that a template takes. Costs 2 ms."""
 
     def shown(*messages: Mapping[str, Any], **others: Any) -> str:
         try:
@@ -77,7 +73,7 @@ def takes_of(template: ChatTemplate, source: str) -> Takes:
         has_bare_tools=_NAME in shown(*turns(_ASKED[0], _ANSWERED[0]), tools=[_TOOL["function"]]),
         no_text=no_text,
         roles=frozenset(template.syntax.literals),
-        words=frozenset(re.findall(r"\w+", source)),
+        words=template.syntax.names | frozenset(template.syntax.constants),
     )
 
 

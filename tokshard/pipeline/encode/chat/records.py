@@ -85,7 +85,7 @@ class Takes:
         has_bare_tools: it takes a tool without ``"type": "function"`` around it; else that is put around it.
         no_text: the content of a message that has calls and no text.
         roles: roles that it names besides those that all know.
-        words: all words of its text, among them the keys that it reads; None: not known.
+        words: its names and strings, among them the keys that it reads; None: not known.
     """
 
     text: Literal["string", "either", "parts"] = "string"

@@ -365,9 +365,12 @@ def parsed(sandbox: Sandbox, source: str) -> tuple[Template, Syntax]:
     if drawn is not None:
         raise RenderError(f"it uses {drawn!r}, and another build would write other text")
     found = list(_generations(tree))
-    constants = tuple(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
+    asked = (part for branch in tree.find_all(nodes.If) if _asks_for_prompt(branch.test) for part in branch.body)
+    unwritten = {id(text) for part in asked for text in part.find_all((nodes.TemplateData, nodes.Const))}
+    texts = [text for text in tree.find_all((nodes.TemplateData, nodes.Const)) if id(text) not in unwritten]
+    constants = tuple(text.value for text in texts if isinstance(text, nodes.Const) and isinstance(text.value, str))
     syntax = Syntax(
-        literals=(*(node.data for node in tree.find_all(nodes.TemplateData)), *constants),
+        literals=(*(text.data for text in texts if isinstance(text, nodes.TemplateData)), *constants),
         constants=constants,
         names=frozenset(node.name for node in tree.find_all(nodes.Name) if node.ctx == "load")
         | {node.attr for node in tree.find_all(nodes.Getattr)},
@@ -381,6 +384,13 @@ def parsed(sandbox: Sandbox, source: str) -> tuple[Template, Syntax]:
     with _bounded_memory(MAX_MEMORY_BYTES):  # jinja2 computes constant expressions now, but not those that fail
         code = sandbox.compile(tree)
     return Template.from_code(sandbox, code, sandbox.make_globals(None), None), syntax
+
+
+def _asks_for_prompt(test: nodes.Node) -> bool:
+    """Whether a condition asks for a generation prompt, which no corpus has."""
+    if isinstance(test, nodes.And):
+        return _asks_for_prompt(test.left) or _asks_for_prompt(test.right)
+    return isinstance(test, nodes.Name) and test.name == "add_generation_prompt"
 
 
 def _generations(node: nodes.Node, is_buffered: bool = False) -> Iterator[bool]:

@@ -50,6 +50,7 @@ class ChatDocument:
         num_cut: spans that begin inside a token; the whole token is a target.
         omitted: what the template left out.
         unread: keys of messages, and variables of the template, that nothing read.
+        stayed: tokens that a message spells and the template writes, of those that are not special: they are text.
     """
 
     ids: NDArray[np.uint32]
@@ -58,6 +59,7 @@ class ChatDocument:
     num_cut: int
     omitted: Sequence[Omission] = ()
     unread: frozenset[str] = frozenset()
+    stayed: frozenset[str] = frozenset()
 
 
 class ChatEncoder:
@@ -105,7 +107,7 @@ class ChatEncoder:
             if omitted and self._is_strict:
                 raise ChatRecordError(LEFT_OUT, _left_out_text(omitted))
             spans = self._learned(conversation, rendered)
-            ids, places = self._encoded(rendered.text, marked, spans)
+            ids, places, stayed = self._encoded(rendered.text, marked, spans)
         except self._template.error as error:
             raise ChatRecordError(NOT_RENDERED, str(error)) from error
         except EncodingError as error:
@@ -126,6 +128,7 @@ class ChatEncoder:
             num_cut=num_cut,
             omitted=omitted,
             unread=frozenset(key for key in conversation.unread if f'"{key.rpartition(".")[2]}"' not in shown),
+            stayed=stayed,
         )
 
     def _learned(self, conversation: Conversation, rendered: Rendered) -> Sequence[Span]:
@@ -150,17 +153,20 @@ class ChatEncoder:
         wanted = list(zip(rendered.spans, said, strict=True))[-1 if self._loss == "last" else 0 :]
         return [(*span, weight) for span, weight in wanted if weight]
 
-    def _encoded(self, text: str, marked: str, spans: Sequence[Span]) -> tuple[NDArray[np.uint32], list[Span]]:
-        """The ids of a text, and where the spans lie in the bytes that they spell.
+    def _encoded(
+        self, text: str, marked: str, spans: Sequence[Span]
+    ) -> tuple[NDArray[np.uint32], list[Span], frozenset[str]]:
+        """The ids of a text, where the spans lie in the bytes that they spell, and the tokens that stayed text.
 
         Args:
             marked: the text in which the record spells no control token.
         """
         pieces = _pieces(text, marked, self._control)
-        engine = self._speller.plain
+        stayed = frozenset[str]()
         if marked is not text and self._spelled_others is not None:
-            found = self._spelled_others.search
-            engine = self._literal if any(is_text and found(piece) for _, piece, is_text in pieces) else engine
+            found = self._spelled_others.findall
+            stayed = frozenset(token for _, piece, is_text in pieces if is_text for token in found(piece))
+        engine = self._literal if stayed else self._speller.plain
         encoded = iter(
             engine.encode([piece for _, piece, is_text in pieces if is_text], has_start=bool(pieces) and pieces[0][2])
         )
@@ -178,7 +184,7 @@ class ChatEncoder:
                 raise ChatRecordError(NOT_SPELLED, f"the tokens of {piece!r:.60} are those of another text")
         borders = iter(_places(parts, [border for start, stop, _ in spans if start < stop for border in (start, stop)]))
         places = [(next(borders), next(borders), weight) for start, stop, weight in spans if start < stop]
-        return np.concatenate(ids) if ids else np.empty(0, np.uint32), places
+        return np.concatenate(ids) if ids else np.empty(0, np.uint32), places, stayed
 
 
 def _left_out_text(omitted: Sequence[Omission]) -> str:

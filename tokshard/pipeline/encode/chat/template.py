@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _MARKERS = "TRL has templates with them for many models, in trl/chat_templates; give one with --chat FILE.jinja"
 _OLDEST_JINJA = (3, 1, 6)
 """Older versions let templates out of the sandbox."""
-_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Keys of ``tokenizer_config.json`` that templates read as variables."""
 
 
@@ -48,7 +48,7 @@ def own_template(config: Mapping[str, Any], file: str | None, location: str) -> 
 def template_variables(config: Mapping[str, Any]) -> dict[str, str]:
     """The tokens that ``tokenizer_config.json`` names, as variables of a template."""
     found = {}
-    for name in _VARIABLES:
+    for name in VARIABLES:
         value = config.get(name)
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):

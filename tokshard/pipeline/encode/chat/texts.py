@@ -18,7 +18,7 @@ from tokshard.pipeline.encode.chat.omissions import Omission
 from tokshard.pipeline.encode.chat.probe import takes_of
 from tokshard.pipeline.encode.chat.records import MALFORMED_CHAT, ChatRecordError, conversation
 from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, ChatDocument, ChatEncoder
-from tokshard.pipeline.encode.chat.template import ChatTemplate, own_template, template_variables
+from tokshard.pipeline.encode.chat.template import VARIABLES, ChatTemplate, own_template, template_variables
 from tokshard.pipeline.encode.chat.tokens import Speller, document_end, missing_tokens
 from tokshard.pipeline.encode.encoder import EncodedTexts
 from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, parsing, read_config
@@ -29,6 +29,7 @@ from tokshard.store import locate, look_at, open_store
 
 CUT_TOKENS = "loss begins inside a token"
 CUT_SHORT = "cut to max-tokens"
+STAYED = "stayed text: "
 _PROBE = ("Hello.", "Hi.", "Bye.")
 
 
@@ -90,6 +91,8 @@ def checked_chat(
     roles = zip(_PROBE, ("user", "assistant", "user"), strict=True)
     probe = {"messages": [{"role": role, "content": text} for text, role in roles]}
     notes = [f"each conversation ends in {end!r}, which is not a target"]
+    unnamed = [name for name in VARIABLES if name in template.syntax.names and name not in source.variables]
+    notes += [f"the chat template reads {name}, which tokenizer_config.json does not name" for name in unnamed]
     try:
         document = ChatEncoder(template, speller, loss=loss, end_id=end_id)(conversation(probe))
     except ChatRecordError as error:
@@ -145,7 +148,7 @@ class ChatTexts:
         assert config.chat is not None
         loss: Any = config.chat.loss
         template = ChatTemplate(source, needs_spans=loss != "all", max_characters=config.max_document_bytes)
-        self._takes = takes_of(template, source.text)
+        self._takes = takes_of(template)
         self._encode = ChatEncoder(
             template,
             Speller(content),
@@ -178,8 +181,8 @@ class ChatTexts:
                 else:
                     failed[index] = error.reason, error.detail
                 continue
-            for name in document.unread:
-                changes.setdefault(UNREAD + name, []).append(index)
+            for what in (*(UNREAD + name for name in document.unread), *(STAYED + token for token in document.stayed)):
+                changes.setdefault(what, []).append(index)
             omitted.append(document.omitted)
             ids.append(document.ids)
             loss.append(document.loss)
