@@ -111,7 +111,7 @@ def copy_cells(context: click.Context, folders: Sequence[str], options: Mapping[
             "--validation-fraction would divide each cell, and a mix of cells names whole ones",
             hint="copy the corpus with --validation-fraction, and divide its parts with 'tokshard select --by'",
         )
-    source, out = open_store(folders[0]), open_store(options["out"])
+    source, out = open_store(folders[0]), open_store(one_corpus(folders, options).options["out"])
     try:
         mix = source.get(names.MIX)
     except OSError as error:
