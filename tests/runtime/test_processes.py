@@ -261,6 +261,7 @@ def test_workers_leave_ctrl_c_and_sigterm_to_the_loop_and_end_with_it(method: st
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
+KILLED = ["kill while workers start", "kill"]
 ENDED = """
 if __name__ == "__main__":
     if sys.argv[1] == "kill while workers start":
@@ -276,8 +277,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.soak  # each worker imports torch
-@pytest.mark.parametrize("end", ["kill while workers start", "kill", "return"])
+@pytest.mark.slow  # each worker imports torch
+@pytest.mark.parametrize("end", ["return", *(pytest.param(end, marks=pytest.mark.soak) for end in KILLED)])
 def test_no_worker_outlives_a_loop_that_is_killed_or_left(end: str) -> None:
     done = started(ENDED, end)
     assert done.returncode == (0 if end == "return" else -signal.SIGKILL), done.stderr

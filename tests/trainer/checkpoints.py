@@ -36,8 +36,9 @@ def initialised(shape: Shape, *, seed: int = 0, **options: Any) -> Transformer:
     return model
 
 
-def trained(*, seed: int, dim: int = 16) -> tuple[Transformer, torch.optim.AdamW]:
-    shape = Shape(dim=dim, num_layers=1, num_heads=2, num_kv_heads=1, hidden_dim=16, vocab_size=20)
+def trained(*, seed: int, dim: int = 16, tied_embeddings: bool = False) -> tuple[Transformer, torch.optim.AdamW]:
+    sizes = {"num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16, "vocab_size": 20}
+    shape = Shape(dim=dim, tied_embeddings=tied_embeddings, **sizes)
     model = initialised(shape, seed=seed)
     optimizer = make_optimizer(model, Optimizer())
     for parameter in model.parameters():

@@ -181,6 +181,7 @@ CALLS: dict[str, Call] = {
     "a checkpoint in a bucket": given(load, "s3://bucket/checkpoint"),
     "a directory of checkpoints": given(load, ""),
     "a checkpoint of another model": given(load, "step-00000001", dim=32),
+    "a checkpoint of a model with more tensors": given(load, "step-00000001", tied_embeddings=True),
     "a directory of checkpoints that cannot be listed": list_a_disk_that_is_not_mounted,
     **{
         f"tasks of a launcher that sets {name} alone": lambda _, name=name: rank_of({name: "8"})  # type: ignore[misc]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.process
 import os
 import pickle
+import re
 import signal
 import threading
 import warnings
@@ -13,6 +15,8 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -245,6 +249,7 @@ class StepSampler(Sampler["Step"]):
         self._global_batch_size = global_batch_size
         self._loop: weakref.ref[_Loop] | None = None
         self._is_under_way = self.is_second = False
+        Finalize(None, _end_workers, exitpriority=0)
 
     def __iter__(self) -> Iterator[Step]:
         """Begin a loop; if the previous one reached the end of the pass, begin the pass again."""
@@ -409,14 +414,9 @@ def belong_to_the_loop(worker_id: int) -> None:
     assert loop is not None, "a worker has a parent"
     threading.Thread(target=_end_with, args=(loop,), name="tokshard-end-with-the-loop", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # not on macOS
-        signal.signal(signal.SIGTERM, _ignored)  # if a thread of a library takes it
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_by, args=(loop.pid,), name="tokshard-end-by-the-loop", daemon=True).start()
-
-
-def _ignored(*_: object) -> None:
-    """A handler that does nothing. Not SIG_IGN, which would keep the signal from a thread that waits for it."""
+    if hasattr(signal, "SIGRTMAX"):  # not on macOS
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGRTMAX, lambda *_: os._exit(0))
 
 
 def _end_with(loop: multiprocessing.process.BaseProcess) -> None:
@@ -424,11 +424,13 @@ def _end_with(loop: multiprocessing.process.BaseProcess) -> None:
     os._exit(1)
 
 
-def _end_by(loop_pid: int | None) -> None:
-    """Wait for a SIGTERM of the loop itself: it sends one at its exit to workers that it still has."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != loop_pid:
-        pass
-    os._exit(1)
+def _end_workers() -> None:
+    """End the workers that the loop still has at its exit. multiprocessing sends them SIGTERM, and waits for ever."""
+    for worker in multiprocessing.active_children():
+        with contextlib.suppress(OSError):
+            caught = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{worker.pid}/status").read_text())
+            if int(caught[0], 16) >> 63:  # SIGRTMAX, which would kill other children
+                os.kill(worker.ident or 0, signal.SIGRTMAX)
 
 
 def as_tensors(

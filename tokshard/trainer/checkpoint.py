@@ -174,12 +174,14 @@ def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer | None) -
         checkpoint_directory.check_hashes(path, distributed.get_rank(), distributed.get_world_size())
     with together(f"{path} cannot be read", hint=hint):
         index, state = read_index(path)
-        for name, tensor in tensors.items():
-            # a saved value that is not a tensor has no size
-            size = getattr(index.state_dict_metadata.get(name), "size", None)
-            if size != tensor.size():
+        # a saved value that is not a tensor has no size
+        there = {name: getattr(saved, "size", None) for name, saved in index.state_dict_metadata.items()}
+        here = {name: tensor.size() for name, tensor in tensors.items()}
+        for name in here | {name: None for name in there if name.startswith("model.")}:
+            if there.get(name) != here.get(name):
+                one, other = (size and tuple(size) for size in (there.get(name), here.get(name)))
                 raise UsageError(
-                    f"{path} is of another model: {name} is {size and tuple(size)} there, {tuple(tensor.size())} here",
+                    f"{path} is of another model: {name} is {one} there, {other} here",
                     hint="give the [model] and optimizer.name of its state.json, or another train.out for a new run",
                 )
     load_checkpoint(tensors, path)
