@@ -122,13 +122,16 @@ def test_an_edited_recipe_holds_from_the_resume_on_and_a_line_says_what_it_chang
     run: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(train__steps=2)
-    edited = {"data__weights": {"code": 0.0, "prose": 1.0}, "data__global_batch_size": 6}
+    edited = {"data__weights": {"code": 0.0, "prose": 1.0}, "data__global_batch_size": 6, "optimizer__eps": 1e-7}
     read = run(**edited, train__steps=3)
     assert [of["samples"] for of in read] == [[0, 4], [4, 8], [8, 14]]
     assert read[2]["loss_by_corpus"]["code"] is None
     said = capsys.readouterr().out
     assert "differs from that checkpoint: weights code 0.7 -> 0, prose 0.3 -> 1 from sample 8 on" in said
     assert "global_batch_size and batch_ramp [4, []] -> [6, []] from step 3 on" in said
+    assert "that checkpoint: train.steps 2 -> 3\n" in said
+    assert "that checkpoint: optimizer.eps 1e-08 -> 1e-07\n" in said
+    assert said.count("differs from that checkpoint") == 4
     edited["data__schedule"] = [[14, {"code": 1.0, "prose": 0.0}]]  # begins where the run is
     assert run(**edited, train__steps=4)[3]["loss_by_corpus"]["prose"] is None
     assert "weights code 0 -> 1, prose 1 -> 0 from sample 14 on" in capsys.readouterr().out
@@ -138,7 +141,7 @@ def test_an_edited_recipe_holds_from_the_resume_on_and_a_line_says_what_it_chang
     for steps in (5, 6):  # the key may stay
         run(**edited, train__steps=steps, data__seq_len=32, data__on_resume=["seq_len"])
     said = capsys.readouterr().out
-    assert said.count("differs from that checkpoint") == said.count("seq_len 16 -> 32 from sample 20 on") == 1
+    assert said.count("differs from that checkpoint: seq_len") == said.count("seq_len 16 -> 32 from sample 20 on") == 1
     run(**edited, train__steps=2, data__seq_len=32, evaluation__corpora={"held_out": run.paths["code"]})
     assert "step 6: nothing is left to do, train.steps or train.stop_after is 2" in capsys.readouterr().out
     assert not evaluations_of(tmp_path / "out")

@@ -18,6 +18,7 @@ from datetime import date, time
 from functools import partial
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from tokshard.errors import PlanError, PlanMismatchError, UsageError
@@ -317,6 +318,23 @@ def check_start(settings: Checkpoint, saved: Mapping[str, Any], path: str) -> No
                 f"checkpoint.{name} is {start}, but {path} was saved by a command without it",
                 hint=f"leave checkpoint.{name} out to continue that run, or give another train.out",
             )
+
+
+_CHANGEABLE = {"train": ["steps"], "data": ["max_epochs", "on_max_epochs"], "parallel": ["precision", "reduce"]}
+"""Keys that decide what a run computes, besides those of the order and all of ``[model]`` and ``[optimizer]``."""
+
+
+def changed_keys(before: Mapping[str, Mapping[str, Any]], settings: Config) -> Iterator[str]:
+    """What a recipe computes in another way than that of a checkpoint, a text for each key; the order is not compared.
+
+    Args:
+        before: the recipe in the checkpoint.
+    """
+    for section, values in msgspec.to_builtins(saved_form(settings)).items():
+        for name in values if section in ("model", "optimizer") else _CHANGEABLE.get(section, []):
+            new = values[name]
+            if (old := before.get(section, {}).get(name, new)) != new:
+                yield f"{section}.{name} " + " -> ".join("not given" if one is None else f"{one}" for one in (old, new))
 
 
 def in_keys(text: str) -> str:

@@ -14,7 +14,15 @@ from torch import Tensor, distributed
 from tokshard.errors import warnings_to
 from tokshard.run_files.checkpoint_directory import State
 from tokshard.run_files.model_shape import model_shape
-from tokshard.run_files.recipe import Config, check_start, errors_in_keys, in_keys, saved_form, vocabulary_of
+from tokshard.run_files.recipe import (
+    Config,
+    changed_keys,
+    check_start,
+    errors_in_keys,
+    in_keys,
+    saved_form,
+    vocabulary_of,
+)
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer import checkpoint
@@ -173,7 +181,7 @@ class _Run:
             check_start(settings, state.config, latest)
         changes = self.batches.load_state(state)
         say(f"{path}: continuing after step {state.step} on {ranks}")
-        for change in changes:
+        for change in (*changes, *changed_keys(state.config, self.settings)):
             say(f"the recipe differs from that checkpoint: {change}")
         return state.step
 
