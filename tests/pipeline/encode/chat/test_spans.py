@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from tests.examples import crossed
 from tests.pipeline.encode.chat import chats
@@ -135,6 +137,26 @@ def test_a_token_that_is_not_special_stays_text_in_messages_if_the_template_writ
     ids = document.ids.tolist()
     assert [ids.count(known.added[token]) for token in ("<think>", "</think>", "<|im_end|>")] == counts
     assert document.stayed == stayed
+
+
+@pytest.mark.parametrize("sides", [("rstrip",), ("lstrip", "rstrip"), ("lstrip",)], ids=" and ".join)
+@pytest.mark.parametrize("kind", CLASSES)
+def test_white_space_beside_special_tokens_is_dropped_where_the_library_drops_it(tmp_path, kind, sides):
+    """As those of Phi-3 and Phi-4 do."""
+    content = CLASSES[kind]()
+    for entry in content["added_tokens"]:
+        if entry["content"].startswith("<|im_"):
+            entry.update(dict.fromkeys(sides, True))
+    encode_one, record = encoder(content, CHATML), said("\n\u2003 q\x1f \n", "\n a\n the\x1c\u3000\n", " \n", " b ")
+    document = encode(encode_one, record)
+    text = encode_one._template.render(chats.conversation(record).values).text
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    expected = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    assert document.ids[:-1].tolist() == expected
+    known = chats.speller(content)
+    found = [known.spell(span).decode().replace("▁", " ") for span in learned(document)]
+    answers = ("a\n the\x1c", "b") if "lstrip" in sides else ("a\n the\x1c\u3000\n", "b ")
+    assert [one.lstrip() for one in found] == [f"{answer}<|im_end|>" for answer in answers]
 
 
 def test_an_added_token_with_a_blank_in_it_is_found_where_a_normalizer_changes_blanks():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, cycle, pairwise
+from itertools import accumulate, cycle, pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -161,18 +161,21 @@ class ChatEncoder:
         Args:
             marked: the text in which the record spells no control token.
         """
-        pieces = _pieces(text, marked, self._control)
+        pieces = _pieces(text, marked, self._control, self._speller.strips)
         stayed = frozenset[str]()
         if marked is not text and self._spelled_others is not None:
             found = self._spelled_others.findall
             stayed = frozenset(token for _, piece, is_text in pieces if is_text for token in found(piece))
         engine = self._literal if stayed else self._speller.plain
         encoded = iter(
-            engine.encode([piece for _, piece, is_text in pieces if is_text], has_start=bool(pieces) and pieces[0][2])
+            engine.encode([piece for _, piece, is_text in pieces if is_text], has_start=bool(pieces and pieces[0][2]))
         )
         ids: list[NDArray[np.uint32]] = []
         parts: list[Part] = []
         for start, piece, is_text in pieces:
+            if is_text is None:
+                parts.append(Part(start, piece, None, b""))
+                continue
             if not is_text:
                 ids.append(np.array([self._speller.added[piece]], np.uint32))
                 parts.append(Part(start, piece, None, piece.encode()))
@@ -225,12 +228,27 @@ def _places(parts: Sequence[Part], borders: Sequence[int]) -> Iterator[int]:
         yield ends[number] + at
 
 
-def _pieces(text: str, marked: str, control: re.Pattern[str] | None) -> list[tuple[int, str, bool]]:
-    """A text cut at its control tokens: where each piece begins, the piece, and whether it is text."""
+_WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+"""What tokenizers drop beside added tokens: Unicode's property of this name, less than `str.isspace`."""
+
+
+def _pieces(
+    text: str, marked: str, control: re.Pattern[str] | None, strips: Mapping[str, tuple[bool, bool]]
+) -> list[tuple[int, str, bool | None]]:
+    """A text cut at its control tokens: where each piece begins, the piece, and whether it is text.
+
+    None in place of the last: it is white space that the control token beside it drops.
+    """
     tokens = [found.span() for found in control.finditer(marked)] if control is not None else []
-    borders = [0, *chain.from_iterable(tokens), len(text)]
-    pairs = zip(pairwise(borders), cycle((True, False)))
-    return [(start, text[start:stop], is_text) for (start, stop), is_text in pairs if start < stop]
+    borders, drops_after = [0], False
+    for start, stop in [*tokens, (len(text), len(text))]:
+        drops_before, drops_next = strips.get(text[start:stop], (False, False))
+        begin = start - len(text[borders[-1] : start].lstrip(_WHITE_SPACE)) if drops_after else borders[-1]
+        end = begin + len(text[begin:start].rstrip(_WHITE_SPACE)) if drops_before else start
+        borders += [begin, end, start, stop]
+        drops_after = drops_next
+    pairs = zip(pairwise(borders), cycle((None, True, None, False)))
+    return [(start, text[start:stop], kind) for (start, stop), kind in pairs if start < stop]
 
 
 def _tokens_of(

@@ -99,6 +99,8 @@ def checked_chat(
         return config, info, [*notes, f"the chat template fails on a short conversation: {error.detail}"]
     written = speller.spell(document.ids).decode(errors="replace")
     notes += _check_fit(speller, template.syntax.literals, written)
+    if dropping := [repr(token) for token in speller.strips if token in written]:
+        notes.append(f"the tokenizer drops white space beside {', '.join(dropping)}")
     last = document.ids[: document.loss[-1]]
     text = speller.spell(last).decode(errors="replace")
     if loss != "all" and text.rstrip().endswith(_PROBE[1]):

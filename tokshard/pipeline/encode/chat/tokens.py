@@ -42,6 +42,7 @@ class Speller:
         special: special added tokens to their ids.
         added: all added tokens to their ids.
         unreachable: special tokens that no text is encoded to; the unknown token is one only with byte fallback.
+        strips: special tokens that drop the white space beside them, to whether they do so before and behind them.
         plain: encodes text in which all special tokens are spelled, not meant.
 
     Raises:
@@ -67,13 +68,18 @@ class Speller:
         self._metaspace = _metaspace(self._parsed.get("pre_tokenizer"))
         _check_model(model)
         _check_pre_tokenizer(_parts(self._parsed.get("pre_tokenizer"), "pretokenizers"), has_fallback=has_fallback)
+        self.strips = dict[str, tuple[bool, bool]]()
         for entry in entries:
             self._check_added(entry)
         self._bytes = _spelled(self._parsed, self.added, is_byte_level=not has_fallback)
         self._lengths = np.fromiter(map(len, self._bytes), np.int64, len(self._bytes))
 
     def _check_added(self, entry: Mapping[str, Any]) -> None:
-        flags = [name for name in ("lstrip", "rstrip", "single_word") if entry.get(name)]
+        sides = bool(entry.get("lstrip")), bool(entry.get("rstrip"))
+        if any(sides) and entry.get("special"):
+            self.strips[entry["content"]] = sides
+        flags = [name for name in ("lstrip", "rstrip") if entry.get(name) and not entry.get("special")]
+        flags += ["single_word"] * bool(entry.get("single_word"))
         if entry.get("normalized") and self.normalized(entry["content"]) != entry["content"]:
             flags.append("normalized")
         if flags:
@@ -194,7 +200,7 @@ class Part:
     Args:
         start: where it begins in the whole text.
         speller: changes it; None if nothing does.
-        spelled: its text as the tokens spell it, in UTF-8.
+        spelled: its text as the tokens spell it, in UTF-8; empty where the tokenizer drops white space.
     """
 
     start: int
@@ -204,7 +210,7 @@ class Part:
 
     def spell(self, start: int, stop: int) -> bytes:
         """The bytes of a stretch of its characters as tokens spell it, if the stretch is changed by itself."""
-        stretch = self.text[start:stop]
+        stretch = self.text[start:stop] if self.spelled else ""
         if self.speller is not None:
             stretch = self.speller.normalized(stretch, is_first=not start, is_start=not self.start + start)
         return stretch.encode()
