@@ -413,6 +413,24 @@ def test_a_file_that_cannot_be_read_is_damaged(tmp_path, monkeypatch):
     assert "tokenizer.json cannot be read: Input/output error" in problems(tmp_path)
 
 
+@pytest.mark.parametrize("method", ["get", "open"])  # of the manifest, and of all other files
+def test_what_may_not_be_read_needs_permissions_and_no_other_build(tmp_path, monkeypatch, method):
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    corpus = write_two(tmp_path, "")
+    small.on_disk(monkeypatch.setattr, **{method: refuse})
+    hints = {each.hint for each in verify_corpus(corpus).problems if "Permission denied" in each.message}
+    assert len(hints) == 1
+    assert "permissions" in hints.pop()
+
+
+def test_a_manifest_of_a_newer_format_is_not_to_be_built_again(tmp_path):
+    path = write_two(tmp_path, names.MANIFEST)
+    manifest_says("format_version", 2).make(path)
+    assert [problem.hint for problem in verify_corpus(path.parent).problems] == ["install a newer tokshard"]
+
+
 def test_a_quick_check_finds_broken_structure_and_skips_the_content(tmp_path):
     shard = write_two(tmp_path, FIRST)
     set_tokens(shard, {2: 3})

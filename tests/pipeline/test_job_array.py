@@ -102,6 +102,15 @@ def test_a_job_that_looks_at_a_directory_while_another_begins_there_is_not_refus
     ownership.check_directory(workspace, workspace.outputs(is_split=False))
 
 
+def test_a_job_that_cannot_write_where_another_began_names_the_place(place, start):
+    killed(start, 1, 0, 2)
+    partial = place / "out" / names.WORK / "partial"  # of another user, say
+    shutil.rmtree(partial)
+    partial.touch()
+    with pytest.raises(BuildError, match=f"cannot write to {place / 'out'}"):
+        start(1, 2)
+
+
 def test_a_job_leaves_the_next_tasks_of_a_job_that_runs_to_it_and_none_to_one_of_another_array(place, start):
     killed(start, 1, 0, 2)
     with running_job(open_workspace(place / "out"), 1, 2):

@@ -140,6 +140,17 @@ def test_a_file_that_is_read_counts_as_used(tmp_path, cache):
     assert time.time() - path.stat().st_mtime < 100
 
 
+def test_what_another_user_has_kept_is_there_though_only_its_owner_may_mark_it_as_used(cache, monkeypatch):
+    one = file_of("a")
+    cache.write(one, 0, records(one, 0, 8))
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert cache.read(one, 0, 8) == records(one, 0, 8)
+
+
 def test_nothing_is_read_or_written_through_a_linked_folder(tmp_path, cache):
     one = file_of("a")
     cache.write(one, 0, records(one, 0, 10))

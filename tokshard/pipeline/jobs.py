@@ -235,13 +235,15 @@ def _prepared(sources: Sequence[str | RecordSource], options: BuildOptions, job:
             step = 1 if len(build.inputs) <= _MOST_ASKED else job.count
             asked = range(job.index if step > 1 else 0, len(build.inputs), step)
             check_all_unchanged(map(build.inputs.__getitem__, asked), build.start_over)
-            build = spooler.spooled(build, is_continued=True)
-            workspace.run.join()
+            with hints(build):
+                build = spooler.spooled(build, is_continued=True)
+                workspace.run.join()
             return build
     build, tokenizer = resolve(sources, options)
-    if finished_corpora(build) is not None:
-        return None
-    check_directory(build.workspace, build.outputs)
+    with hints(build):
+        if finished_corpora(build) is not None:
+            return None
+        check_directory(build.workspace, build.outputs)
     build = msgspec.structs.replace(build, is_array=True)
     with hints(build), lock(build.workspace, is_preparing=True):
         before = load_request(build.workspace)

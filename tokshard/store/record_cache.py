@@ -118,7 +118,8 @@ class RecordCache:
                 now = time.monotonic()
                 if content and now - self._used.get(path, -_USED_EVERY) >= _USED_EVERY:
                     self._used[path] = now
-                    os.utime(descriptor)
+                    with contextlib.suppress(OSError):  # it is another user's
+                        os.utime(descriptor)
         except OSError:
             return b""
         return content

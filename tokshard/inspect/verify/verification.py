@@ -139,9 +139,12 @@ def _manifest_or_problem(store: Store) -> Manifest | Problem:
             was_finished = not is_unfinished(store) and not names.LAST_TABLES.isdisjoint(present(store))
         except OSError:
             raise error from None  # the path itself cannot be read, and the error says why
-        if isinstance(error, UnfinishedCorpusError) and not was_finished:
+        problem = problem_of(store, names.MANIFEST, error)
+        if not isinstance(error, UnfinishedCorpusError):
+            return problem
+        if not was_finished:
             raise
-        return replace(problem_of(store, names.MANIFEST, error), hint=RESTORE)  # not that it was never finished
+        return replace(problem, hint=RESTORE)  # not that it was never finished
 
 
 def base_of(location: str | os.PathLike[str]) -> str | None:
