@@ -1,4 +1,4 @@
-"""The CPUs of this process; locks, cached properties and decoded types that are safe with threads and forks.
+"""The CPUs of this process, and signals of others; locks, cached properties and decoded types that are safe with forks.
 
 DataLoader forks its workers by default on Linux up to Python 3.13, while the prefetch thread of a loader may run. A
 child never waits for a lock that a thread of its parent held.
@@ -88,3 +88,14 @@ def decodable(kind: type[Type]) -> type[Type]:
     with _decoding.now:
         msgspec.json.Decoder(kind)
     return kind
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal, on Linux.
+
+    Raises:
+        OSError: there is no such process, or no ``/proc``.
+    """
+    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+        caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)

@@ -31,7 +31,7 @@ PURE = {
     "setsid",
     *("fsencode", "fsdecode", "getcwd", "sched_getaffinity", "sysconf", "uname", "getppid", "environ.update"),
     *("fspath", "getpid", "PathLike", "cpu_count", "environ.get", "environ.pop", "register_at_fork", "_exit"),
-    "strerror",
+    *("strerror", "kill"),
     *("path.join", "path.split", "path.basename", "path.dirname", "path.splitext", "path.normpath", "path.abspath"),
     "path.relpath",
 }

@@ -191,6 +191,7 @@ class Launcher:
                 os.killpg(pid, signal.SIGKILL)
         self._server.stdin.close()
         self._server.stdout.close()
+        self._server.kill()  # a forked worker that another test left may hold its input open
         self._server.wait()
 
     def start(

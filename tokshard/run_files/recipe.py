@@ -320,7 +320,7 @@ def check_start(settings: Checkpoint, saved: Mapping[str, Any], path: str) -> No
             )
 
 
-_CHANGEABLE = {"train": ["steps"], "data": ["max_epochs", "on_max_epochs"], "parallel": ["precision", "reduce"]}
+_CHANGEABLE = {"train": ["steps"], "data": ["max_epochs"], "parallel": ["precision", "reduce"]}
 """Keys that decide what a run computes, besides those of the order and all of ``[model]`` and ``[optimizer]``."""
 
 

@@ -7,7 +7,6 @@ import multiprocessing
 import multiprocessing.process
 import os
 import pickle
-import re
 import signal
 import threading
 import warnings
@@ -16,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from multiprocessing.util import Finalize
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from tokshard.errors import LoaderError, PlanError
+from tokshard.forking import catches
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.loader import BatchLoader, LoopPosition, launched, rows_of_rank, steps_laid_out
 from tokshard.runtime.options import flag
@@ -428,9 +427,8 @@ def _end_workers() -> None:
     """End the workers that the loop still has at its exit. multiprocessing sends them SIGTERM, and waits for ever."""
     for worker in multiprocessing.active_children():
         with contextlib.suppress(OSError):
-            caught = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{worker.pid}/status").read_text())
-            if int(caught[0], 16) >> 63:  # SIGRTMAX, which would kill other children
-                os.kill(worker.ident or 0, signal.SIGRTMAX)
+            if worker.pid is not None and catches(worker.pid, signal.SIGRTMAX):  # it would kill other children
+                os.kill(worker.pid, signal.SIGRTMAX)
 
 
 def as_tensors(
