@@ -3,7 +3,7 @@
 accelerate launch --num_processes 2 recipes/with_accelerate.py CORPUS OUT STEPS
 """
 
-import glob
+import os
 import sys
 
 import torch
@@ -22,7 +22,8 @@ torch.manual_seed(17)
 model = nn.Sequential(nn.Embedding(2**14, 16), nn.Linear(16, 2**14))
 model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
 
-step = max((int(path.rpartition("-")[2]) for path in glob.glob(f"{out}/step-*")), default=0)
+names = os.listdir(out) if os.path.isdir(out) else []
+step = max((int(name[5:]) for name in names if name[5:].isdigit()), default=0)
 if step:
     accelerator.load_state(f"{out}/step-{step}")
 for batch in loader:
@@ -38,7 +39,10 @@ for batch in loader:
     optimizer.zero_grad()
     step += 1
     if step % 3 == 0:
-        accelerator.save_state(f"{out}/step-{step}")
+        accelerator.save_state(f"{out}/step-{step}.partial")
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            os.rename(f"{out}/step-{step}.partial", f"{out}/step-{step}")  # a kill during a save leaves no such name
     if step == steps:
         break
 loader.close()

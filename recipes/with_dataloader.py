@@ -48,7 +48,9 @@ def main(corpus, out, steps):
         if step % 3 == 0:
             states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
             if distributed.get_rank() == 0:  # one copy: the state of the loader is the same on every rank
-                torch.save({"step": step, **states}, path)
+                os.makedirs(out, exist_ok=True)
+                torch.save({"step": step, **states}, f"{path}.partial")
+                os.replace(f"{path}.partial", path)  # a kill during a save leaves the checkpoint before it
         if step == steps:
             break
     distributed.destroy_process_group()

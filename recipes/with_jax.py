@@ -64,6 +64,7 @@ def main(corpus, out, steps):
         if step % 3 == 0 and rank == 0:  # one copy: state and parameters are the same in every process
             arrays = {name: np.asarray(value) for name, value in parameters.items()}
             state = json.dumps({"step": step, "loader": loader.state_dict()})
+            os.makedirs(out, exist_ok=True)
             np.savez(f"{path}.partial.npz", **arrays, state=state)
             os.replace(f"{path}.partial.npz", path)
         if step == steps:

@@ -94,8 +94,7 @@ def test_a_recipe_reads_the_plan_on_any_number_of_ranks_and_resumes_exactly(
 ) -> None:
     """A framework that also saves at the end of a run has checkpoints whose names begin with `saves`."""
     pytest.importorskip(package)
-    out = tmp_path / "out"
-    out.mkdir()
+    out = tmp_path / "out"  # the recipe makes it
     wrapper = [ROOT / "tests/interop/torchtitan_on_cpu.py"] if recipe == "torchtitan" else []
     script = [*wrapper, ROOT / f"recipes/with_{recipe}.py", write(tmp_path / "corpus", with_spans=with_spans), out]
 
@@ -186,8 +185,7 @@ def test_the_batch_that_the_lightning_recipe_warns_of_is_lost(corpus: Path, tmp_
 
 def test_the_recipe_for_jax(corpus: Path, tmp_path: Path) -> None:
     pytest.importorskip("jax")
-    out = tmp_path / "out"
-    out.mkdir()
+    out = tmp_path / "out"  # the recipe makes it
 
     def start(processes: int, steps: int) -> Steps:
         place = f"localhost:{free_port()}"

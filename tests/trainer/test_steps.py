@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import resource
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +20,14 @@ from tests.trainer.runs import ROOT, Runs, as_toml, evaluations_of, lines_of, st
 from tokshard.errors import PlanMismatchError
 from tokshard.inspect.plan.run import open_run
 from tokshard.run_files.model_shape import PRESETS, Shape, peak_tflops, training_flops
+from tokshard.run_files.recipe import Parallel
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer import loop, metrics
 from tokshard.trainer.loop import gradient_scale, squared_norm
 from tokshard.trainer.metrics import Report
 from tokshard.trainer.model import Transformer
+from tokshard.trainer.parallel import process_group
+from tokshard.trainer.profiling import Profiler
 
 
 def assert_equal(tensors: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
@@ -336,10 +340,28 @@ def test_bf16_follows_fp32_and_keeps_its_parameters_in_fp32(run: Runs) -> None:
     assert run.tensors(5, "bf16")["model.head.weight"].dtype == torch.float32
 
 
-def test_a_window_of_the_profiler_is_a_trace_in_out(run: Runs, tmp_path: Path) -> None:
+def test_a_window_of_the_profiler_is_a_trace_in_out_or_a_warning_if_the_disk_is_full(
+    run: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out" / "trace-step-2-rank-0.json"
     run(train__steps=3, train__profile_steps=[2, 3])
-    events = json.loads((tmp_path / "out" / "trace-step-2-rank-0.json").read_text())["traceEvents"]
+    events = json.loads(path.read_text())["traceEvents"]
     assert sum(event.get("name") == "Optimizer.step#AdamW.step" for event in events) == 1
+    assert f"wrote {path}" in capsys.readouterr().out
+    with process_group(Parallel(device="cpu")):
+        profiler = Profiler(run.recipe("full", train__profile_steps=[2, 3]).train, torch.device("cpu"))
+        (tmp_path / "full").mkdir()
+        profiler.before(2)
+        for _ in range(500):
+            torch.ones(1)
+        _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+        try:
+            profiler.before(3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "full/trace-step-2-rank-0.json could not be written" in capsys.readouterr().out
+    assert not list((tmp_path / "full").iterdir())
 
 
 def test_garbage_is_collected_every_few_steps_and_by_python_again_afterwards(

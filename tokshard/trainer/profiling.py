@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import torch
@@ -55,9 +56,12 @@ class Profiler:
             running.stop()
             try:
                 running.export_chrome_trace(self._path)
+                os.stat(self._path)  # on a full disk torch only logs it, and leaves what it wrote
                 say(f"wrote {self._path}", ranks=self._ranks)
             except OSError as error:
                 say(f"warning: {self._path} could not be written: {error.strerror}", ranks=self._ranks)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{self._path}.tmp")
             if self._has_history:
                 say(write_snapshot(self._out, f"step-{self._first}"), ranks=self._ranks)
                 torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
