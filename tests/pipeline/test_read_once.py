@@ -105,6 +105,16 @@ def test_what_is_read_once_gives_the_same_corpus_for_any_number_of_workers(kind,
         assert len({shard.name[:24] for shard in corpus.shards}) >= 4
 
 
+@BOTH
+@pytest.mark.parametrize("dedup", ["none", "exact"])
+def test_an_append_says_that_it_cannot_know_what_it_has_appended_before(kind, dedup):
+    reports: list[Any] = []
+    built(kind, RECORDS[:2], dedup=dedup)
+    built(kind, RECORDS[2:4], dedup=dedup, append=True, observer=reports.append)
+    notes = [report.text for report in reports if isinstance(report, Note)]
+    assert any("has been appended before" in note for note in notes) == (dedup == "none")
+
+
 # limits
 
 

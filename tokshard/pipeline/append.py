@@ -22,7 +22,7 @@ from tokshard.pipeline.adopt import finished_corpora, roots_at_build
 from tokshard.pipeline.options import TEXT, kept_settings
 from tokshard.pipeline.request import Build, changes, load_request, settings_of
 from tokshard.pipeline.sources.corpora import share_documents
-from tokshard.pipeline.sources.inputs import location_of
+from tokshard.pipeline.sources.inputs import location_of, read_once_name
 from tokshard.pipeline.tasks.duplicates import EarlierTexts
 from tokshard.pipeline.workspace.ownership import complete_outputs
 from tokshard.pipeline.workspace.places import Output, Workspace
@@ -60,6 +60,11 @@ def next_generation(build: Build) -> Build:
     notes = [
         f"generation {generation} of {build.workspace.out} has no build report: it may hold the same sources"
         for generation in _check_new(corpora[0], manifests, appended)
+    ]
+    notes += [
+        f"whether {read_once_name(root)} has been appended before cannot be known; --dedup exact leaves out texts that "
+        "are there"
+        for root in appended.inputs.read_once
     ]
     return msgspec.structs.replace(appended, notes=(*appended.notes, *notes))
 
