@@ -10,7 +10,6 @@ from hypothesis import assume, given
 from tests.interop.real_text import of_transformers
 from tests.pipeline.encode.chat import chats
 from tests.pipeline.encode.chat.chats import (
-    CLASSES,
     VARIABLES,
     ChatRecordError,
     encode,
@@ -25,6 +24,17 @@ pytest.importorskip("transformers")
 
 pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore")]
 
+
+def dropping() -> chats.Json:
+    """A byte-level BPE whose special tokens drop the white space beside them, as those of Phi-4."""
+    content = chats.byte_level()
+    content["added_tokens"] = [entry for entry in content["added_tokens"] if entry["content"].strip()]
+    for entry in content["added_tokens"]:
+        entry.update(dict.fromkeys(("lstrip", "rstrip"), entry["special"]))
+    return content
+
+
+CLASSES = {**chats.CLASSES, "byte-level, white space dropped": dropping}
 TEMPLATES = {"chatml": CHATML, "think": THINK, "inst": INST, "turns": TURNS, "bars": BARS}
 every_class = pytest.mark.parametrize("kind", CLASSES)
 every_template = pytest.mark.parametrize("name", TEMPLATES)

@@ -15,6 +15,7 @@ from tests.examples import crossed
 from tests.pipeline.encode.chat import chats
 from tests.pipeline.encode.chat.chats import CLASSES, SPECIAL, encode, encoder, learned, records, said
 from tests.pipeline.encode.chat.templates import BARE, BARS, CHATML, THINK, TURNS
+from tokshard.errors import TokenizerError
 from tokshard.pipeline.encode.chat.marks import READ_TOKEN
 from tokshard.pipeline.encode.chat.records import ChatRecordError
 from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, SPLIT_CHARACTER, UNMATCHED_SPANS
@@ -145,8 +146,10 @@ def test_white_space_beside_special_tokens_is_dropped_where_the_library_drops_it
     """As those of Phi-3 and Phi-4 do."""
     content = CLASSES[kind]()
     for entry in content["added_tokens"]:
-        if entry["content"].startswith("<|im_"):
-            entry.update(dict.fromkeys(sides, True))
+        entry.update(dict.fromkeys(sides, entry["content"].startswith("<|im_")))
+    with pytest.raises(TokenizerError, match=r"is white space, which '<.*>' drops beside it"):
+        chats.speller(content)
+    content["added_tokens"] = [entry for entry in content["added_tokens"] if entry["content"].strip()]
     encode_one, record = encoder(content, CHATML), said("\n\u2003 q\x1f \n", "\n a\n the\x1c\u3000\n", " \n", " b ")
     document = encode(encode_one, record)
     text = encode_one._template.render(chats.conversation(record).values).text

@@ -71,6 +71,9 @@ class Speller:
         self.strips = dict[str, tuple[bool, bool]]()
         for entry in entries:
             self._check_added(entry)
+        for token in self.added:
+            if self.strips and token.strip() != token and token not in self.special:
+                raise _refused(f"added token {token!r}", f"white space, which {min(self.strips)!r} drops beside it")
         self._bytes = _spelled(self._parsed, self.added, is_byte_level=not has_fallback)
         self._lengths = np.fromiter(map(len, self._bytes), np.int64, len(self._bytes))
 
