@@ -173,7 +173,7 @@ def _by_kind(
         share = min(len(found), max(1, most * len(found) // sum(map(len, places.values()))))
         wanted = _TEXT_BYTES_PER_PLACE if kind[1] is None else _TEXT_BYTES_PER_COMPRESSED_PLACE
         chosen = (found[number * len(found) // share] for number in range(share))
-        samples = [_sample(build, maker, index, span, wanted, problems) for index, span in chosen]
+        samples = [_sample(build, maker, place, wanted, problems) for place in chosen]
         yield (
             num_bytes[kind],
             np.sum([one for one, _ in samples], axis=0),
@@ -182,11 +182,12 @@ def _by_kind(
 
 
 def _sample(
-    build: Build, maker: Maker, index: int, span: Span, wanted: int, problems: list[str]
+    build: Build, maker: Maker, place: tuple[int, Span], wanted: int, problems: list[str]
 ) -> tuple[_Counts, _Counts]:
     """The counts of the start of a span, or of the readable part of a damaged one; and the counts they stand for."""
     counts, before = np.zeros(len(_COUNTED)), time.process_time()
     input_bytes = seen = used = encoded = 0
+    index, span = place
     try:
         for number, chunk in enumerate(_chunks(build, index, span)):
             input_bytes += chunk.input_bytes

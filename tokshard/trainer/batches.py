@@ -115,8 +115,9 @@ class Batches:
         if before["seq_len"] != data.seq_len:
             yield f"seq_len {before['seq_len']:,} -> {data.seq_len:,} {since}"
         known = state.config.get("train", {}).get("skip", [])
-        if late := [[*steps] for steps in self._settings.train.skip if steps[0] <= state.step and [*steps] not in known]:
-            yield f"train.skip has {late}, too late for steps up to {state.step:,}: continue from a checkpoint before them"
+        skip = [[first, stop] for first, stop in self._settings.train.skip if first <= state.step]
+        if late := [steps for steps in skip if steps not in known]:
+            yield f"train.skip {late} is too late for steps up to {state.step:,}: go back to an earlier checkpoint"
         if (epochs := before.get("epochs", 0)) != data.epochs:
             is_padded = epochs and here.sample >= self.plan.at(here).corpora[0].num_samples(epochs)[0]
             left_out = ", without the tokens that would fill the padded end of the last row" if is_padded else ""

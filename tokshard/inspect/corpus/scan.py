@@ -121,7 +121,8 @@ def read_benchmarks(
             raise UsageError(f"{file} has no items", hint=hint)
         sizes.append(row)
     if missing and not other_fields:
-        raise UsageError(f"no item has a text in {' or '.join(sorted(missing))}", hint="correct or leave out --text-field")
+        names = " or ".join(sorted(missing))
+        raise UsageError(f"no item has a text in {names}", hint="correct or leave out --text-field")
     delimiters = [corpus.eos_id] if corpus.bos_id is None else [corpus.eos_id, corpus.bos_id]
     grams = grams_of(texts, n, delimiters=delimiters)
     return Benchmarks(files=list(zip(files, sizes, strict=True)), items=items, grams=grams)
