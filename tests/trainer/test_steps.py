@@ -142,9 +142,10 @@ def test_an_edited_recipe_holds_from_the_resume_on_and_a_line_says_what_it_chang
     with pytest.raises(PlanMismatchError, match="seq_len differs") as caught:
         run(**edited, train__steps=5, data__seq_len=32)
     assert 'data.on_resume = ["seq_len"]' in caught.value.hint
-    for steps in (5, 6):  # the key may stay
-        run(**edited, train__steps=steps, data__seq_len=32, data__on_resume=["seq_len"])
+    for steps in (5, 6):  # the keys may stay
+        run(**edited, train__steps=steps, train__skip=[[2, 4]], data__seq_len=32, data__on_resume=["seq_len"])
     said = capsys.readouterr().out
+    assert said.count("differs from that checkpoint: train.skip [[2, 4]] is too late for steps up to 4") == 1
     assert said.count("differs from that checkpoint: seq_len") == said.count("seq_len 16 -> 32 from sample 20 on") == 1
     run(**edited, train__steps=2, data__seq_len=32, evaluation__corpora={"held_out": run.paths["code"]})
     assert "step 6: nothing is left to do, train.steps or train.stop_after is 2" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import time
@@ -104,7 +103,8 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
         )
     tasks = plan(build)
     sampled, total = np.zeros(len(_COUNTED)), np.zeros(len(_COUNTED))
-    for num_bytes, counted, stands_for in _by_kind(build, tokenizer, tasks):
+    problems: list[str] = []
+    for num_bytes, counted, stands_for in _by_kind(build, tokenizer, tasks, problems):
         sampled += counted
         total += stands_for * (num_bytes / stands_for[0] if stands_for[0] else 0.0)
     most, found = options.max_documents, float(total[1])
@@ -121,9 +121,10 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     disk_bytes = int(token_bytes * tokens + 8 * documents + kept_bytes) + hash_bytes
     free_bytes = None if is_uri(options.out) else _free_bytes(Path(os.path.abspath(options.out)))
     most_bad = parse_bad_record_limit(options.max_bad_records) if options.on_bad_record == SKIP else 0
-    refused = None if sampled[1] else "no record of the sample becomes a document"
+    first = f"; the first problem: {problems[0]}" if problems else ""
+    refused = None if sampled[1] else f"no record of the sample becomes a document{first}"
     if isinstance(most_bad, int) and sampled[2] > most_bad and (most is None or found < most):
-        refused = f"the build allows {most_bad:,} bad records: see --on-bad-record and --max-bad-records"
+        refused = f"the build allows {most_bad:,} bad records: see --on-bad-record and --max-bad-records{first}"
     if free_bytes is not None and disk_bytes > free_bytes:
         refused = "the disk is too small for this build"
     return Estimate(
@@ -148,8 +149,13 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     )
 
 
-def _by_kind(build: Build, tokenizer: bytes, tasks: Sequence[Planned]) -> Iterator[tuple[int, _Counts, _Counts]]:
-    """For each format and compression: the bytes of its inputs, the counts of its samples, and what these stand for."""
+def _by_kind(
+    build: Build, tokenizer: bytes, tasks: Sequence[Planned], problems: list[str]
+) -> Iterator[tuple[int, _Counts, _Counts]]:
+    """For each format and compression: the bytes of its inputs, the counts of its samples, and what these stand for.
+
+    Adds to `problems` what is wrong with records and inputs of the sample.
+    """
     num_bytes: dict[tuple[str, str | None], int] = defaultdict(int)
     places: dict[tuple[str, str | None], list[tuple[int, Span]]] = defaultdict(list)
     for input_ in build.inputs:
@@ -167,7 +173,7 @@ def _by_kind(build: Build, tokenizer: bytes, tasks: Sequence[Planned]) -> Iterat
         share = min(len(found), max(1, most * len(found) // sum(map(len, places.values()))))
         wanted = _TEXT_BYTES_PER_PLACE if kind[1] is None else _TEXT_BYTES_PER_COMPRESSED_PLACE
         chosen = (found[number * len(found) // share] for number in range(share))
-        samples = [_sample(build, maker, index, span, wanted) for index, span in chosen]
+        samples = [_sample(build, maker, place, wanted, problems) for place in chosen]
         yield (
             num_bytes[kind],
             np.sum([one for one, _ in samples], axis=0),
@@ -175,11 +181,14 @@ def _by_kind(build: Build, tokenizer: bytes, tasks: Sequence[Planned]) -> Iterat
         )
 
 
-def _sample(build: Build, maker: Maker, index: int, span: Span, wanted: int) -> tuple[_Counts, _Counts]:
+def _sample(
+    build: Build, maker: Maker, place: tuple[int, Span], wanted: int, problems: list[str]
+) -> tuple[_Counts, _Counts]:
     """The counts of the start of a span, or of the readable part of a damaged one; and the counts they stand for."""
     counts, before = np.zeros(len(_COUNTED)), time.process_time()
     input_bytes = seen = used = encoded = 0
-    with contextlib.suppress(TaskFailedError, TokshardError):  # the build itself will report it
+    index, span = place
+    try:
         for number, chunk in enumerate(_chunks(build, index, span)):
             input_bytes += chunk.input_bytes
             size = len(chunk.data) if isinstance(chunk, LineChunk) else 0
@@ -194,9 +203,14 @@ def _sample(build: Build, maker: Maker, index: int, span: Span, wanted: int) -> 
             columns = made.documents.columns.items()
             kept_bytes = sum(_num_bytes(values, COLUMN_TYPES[build.columns[name]]) for name, values in columns)
             num_tokens = len(made.documents.tokens)
+            problems += [f"{one.reason}: {one.detail}" for one in made.bad[:1]]
             counts += made.input_bytes, len(made.documents), len(made.bad), num_tokens, text_bytes, kept_bytes, 0
             if encoded >= wanted:
                 break
+    except TaskFailedError as error:  # the build itself will report it
+        problems.append(error.failure.place + error.failure.problem)
+    except TokshardError as error:
+        problems.append(error.problem)
     counts[-1] = time.process_time() - before
     stands_for = counts * (seen / used if used else 1.0)
     stands_for[0] = input_bytes

@@ -214,7 +214,7 @@ def _check_weights(saved: _State, plan: StreamPlan) -> None:
 
 
 def _decoded(state: Any) -> _State:
-    line = _checked_line(state.get(_KEY) if isinstance(state, Mapping) else state)
+    line = _checked_line(state.get(_KEY, [*state]) if isinstance(state, Mapping) else state)
     try:
         return msgspec.json.decode(line, type=_State)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:

@@ -85,7 +85,7 @@ class Batches:
         """Continue from a checkpoint. Where its recipe differs from the current one, the latter holds from here on.
 
         Returns:
-            The changes of weights, batch sizes, corpora, seq_len and epochs, one line each.
+            The changes of weights, batch sizes, corpora, seq_len, skipped steps and epochs, one line each.
 
         Raises:
             TokshardError: it is of another plan, or a list of masked documents is gone; the same error on all ranks.
@@ -114,6 +114,10 @@ class Batches:
             yield f"global_batch_size and batch_ramp {old} -> {new} from step {state.step + 1:,} on"
         if before["seq_len"] != data.seq_len:
             yield f"seq_len {before['seq_len']:,} -> {data.seq_len:,} {since}"
+        known = state.config.get("train", {}).get("skip", [])
+        skip = [[first, stop] for first, stop in self._settings.train.skip if first <= state.step]
+        if late := [steps for steps in skip if steps not in known]:
+            yield f"train.skip {late} is too late for steps up to {state.step:,}: go back to an earlier checkpoint"
         if (epochs := before.get("epochs", 0)) != data.epochs:
             is_padded = epochs and here.sample >= self.plan.at(here).corpora[0].num_samples(epochs)[0]
             left_out = ", without the tokens that would fill the padded end of the last row" if is_padded else ""

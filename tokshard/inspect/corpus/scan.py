@@ -98,14 +98,17 @@ def read_benchmarks(
         other_fields: the same, for items that have none of `fields`.
 
     Raises:
-        UsageError: a file cannot be read, or an item has none of the fields.
+        UsageError: a file cannot be read, an item has none of the fields, or no item has one of them.
     """
     items, sizes, texts = list[Item](), list[int](), list[tuple[int, NDArray[np.uint32]]]()
+    missing = set(fields)
     for file in files:
         hint = "give JSON lines, csv or parquet, and the fields of its texts with --text-field"
         row = 0
         for row, found in enumerate(read_rows(file, of_line=fields[0], hint=hint), 1):
-            own = [text for field in fields for text in _texts_of(found, field)]
+            of_field = {field: list(_texts_of(found, field)) for field in fields}
+            missing -= {field for field in fields if of_field[field]}
+            own = [text for some in of_field.values() for text in some]
             own = own or [text for field in other_fields for text in _texts_of(found, field)]
             if not own:
                 known = ", ".join(map(str, found)) or "none"
@@ -117,6 +120,9 @@ def read_benchmarks(
         if not row:
             raise UsageError(f"{file} has no items", hint=hint)
         sizes.append(row)
+    if missing and not other_fields:
+        names = " or ".join(sorted(missing))
+        raise UsageError(f"no item has a text in {names}", hint="correct or leave out --text-field")
     delimiters = [corpus.eos_id] if corpus.bos_id is None else [corpus.eos_id, corpus.bos_id]
     grams = grams_of(texts, n, delimiters=delimiters)
     return Benchmarks(files=list(zip(files, sizes, strict=True)), items=items, grams=grams)

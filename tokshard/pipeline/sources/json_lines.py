@@ -263,12 +263,15 @@ def _allowed_by_python(line: bytes) -> tuple[str, str] | None:
     if b"\\ud" not in line.lower() and b"NaN" not in line and b"Infinity" not in line:
         return None
     try:
-        json.loads(line, parse_constant=constants.append)
+        json.dumps(json.loads(line, parse_constant=constants.append), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        if not constants:
+            return INVALID_UTF8, "the JSON escapes a lone surrogate, which UTF-8 text cannot hold"
     except (ValueError, RecursionError):
         return None
     if constants:
         return MALFORMED, f"JSON does not allow {constants[0]}, which Python's json module writes: replace it with null"
-    return INVALID_UTF8, "the JSON escapes a lone surrogate, which UTF-8 text cannot hold"
+    return None
 
 
 def _shown(raw: bytes) -> str:
