@@ -20,9 +20,9 @@ def opening(directory: Path, *folders: str) -> None:
     open_corpus(directory)
 
 
-def opening_a_file(directory: Path) -> None:
-    (directory / "file").touch()
-    open_corpus(directory / "file")
+def opening_a_file(directory: Path, name: str) -> None:
+    (directory / name).touch()
+    open_corpus(directory / name)
 
 
 def opening_a_split(directory: Path) -> None:
@@ -63,7 +63,8 @@ NO_SPANS = [[0, 2], [2, 2], [3, 2], [1, 5], [2, 3, 1, 2], [1, 2, 2, 3], [1, 2, 3
 CALLS: dict[str, Call] = {
     "a directory that holds no corpus": opening,
     "a directory that does not exist": lambda directory: open_corpus(directory / "nothing"),
-    "a directory that is a file": opening_a_file,
+    "a directory that is a file": lambda directory: opening_a_file(directory, "file"),
+    "a mix in place of a corpus": lambda directory: opening_a_file(directory, "mix.toml"),
     "an unfinished build": lambda directory: opening(directory, names.WORK),
     "the two corpora of a split": opening_a_split,
     **{f"{read} of {index!r}": of_a_corpus(read, index) for read, index in NO_DOCUMENT},

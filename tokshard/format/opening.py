@@ -319,7 +319,8 @@ def _problem_of_folder(store: Store, hint: str) -> CorpusError | None:
     except FileNotFoundError:
         return MissingCorpusError(f"{store.location} does not exist", hint=hint)
     except NotADirectoryError:
-        return MissingCorpusError(f"{store.location} is a file", hint=hint)
+        more = "; a mix is for StreamPlan.load and 'tokshard plan'" * store.location.endswith(".toml")
+        return MissingCorpusError(f"{store.location} is a file", hint=hint + more)
     except OSError as error:
         if error.errno == errno.ENOTSUP:  # a web server
             return MissingCorpusError(f"{store.location} is not a corpus: it has no {names.MANIFEST}", hint=hint)
