@@ -225,7 +225,7 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
     ):
         corpus = corpora[name]
         length = source.num_tokens / corpus.num_documents
-        part = _part_met(shuffled, tokens, length) * shuffled.num_tokens / source.num_tokens
+        part = _part_met(shuffled, tokens, length)
         found.append(
             CorpusPlan(
                 name=name,
@@ -263,7 +263,9 @@ def _part_met(corpus: CorpusOrder, tokens: int, length: float) -> float:
     shape, num_windows = corpus.shape, max(1.0, corpus.num_windows / corpus.num_parts)
     windows, last = divmod(min(1.0, tokens / corpus.padded_tokens) * num_windows, 1)
     in_window = 1 - (1 - last) ** (1 + min(length, shape.block_tokens) / shape.seq_len)
-    return float(1 - (1 - (windows + in_window) / num_windows) ** (1 + length / shape.block_tokens))
+    met = min(1.0, (windows + in_window) / num_windows)  # with streams, the last window may be a part of one
+    met *= corpus.num_tokens / corpus.source.num_tokens
+    return float(1 - (1 - met) ** (1 + length / shape.block_tokens))
 
 
 def _packing(run: Run, number: int) -> Packing:
