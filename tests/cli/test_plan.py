@@ -70,10 +70,17 @@ def test_windows_last_as_long_with_the_largest_weights(tmp_path, weights, steps)
 
 
 @pytest.mark.parametrize("tokens", ["20k", "120k"])
-@pytest.mark.parametrize("sizes", ["num_streams = 4\nwindow_blocks = 3\n", "take = { code = 0.25 }\n"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        "block_tokens = 256\nnum_streams = 4\nwindow_blocks = 3\n",
+        "block_tokens = 256\ntake = { code = 0.25 }\n",
+        'pack = "whole"\n',
+    ],
+)
 def test_documents_are_about_as_many_as_the_samples_are_made_of(tmp_path, sizes, tokens):
     write_corpus(tmp_path / "code", documents_of([100] * 900), tokenizer=TINY_TOKENIZER)
-    (tmp_path / "mix.toml").write_text(MIX + SIZES + sizes)
+    (tmp_path / "mix.toml").write_text(MIX + SIZES.partition("block_tokens")[0] + sizes)
     report, plan = report_of("mix.toml", "--tokens", tokens), StreamPlan.load("mix.toml")
     samples = plan.traces(np.arange(report["num_samples"]))
     for corpus in report["corpora"]:

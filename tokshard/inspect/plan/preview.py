@@ -262,7 +262,8 @@ def _part_met(corpus: CorpusOrder, tokens: int, length: float) -> float:
     """
     shape, num_windows = corpus.shape, max(1.0, corpus.num_windows / corpus.num_parts)
     windows, last = divmod(min(1.0, tokens / corpus.padded_tokens) * num_windows, 1)
-    in_window = 1 - (1 - last) ** (1 + min(length, shape.block_tokens) / shape.seq_len)
+    more = 0.5 if corpus.pack == "whole" else 1.0  # rows of a document, besides length / seq_len: rounded up, or cut
+    in_window = 1 - (1 - last) ** max(1.0, min(length, shape.block_tokens) / shape.seq_len + more)
     met = min(1.0, (windows + in_window) / num_windows)  # with streams, the last window may be a part of one
     met *= corpus.num_tokens / corpus.source.num_tokens
     return float(1 - (1 - met) ** (1 + length / shape.block_tokens))
