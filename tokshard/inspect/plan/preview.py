@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from types import MappingProxyType
 
 from tokshard.errors import UsageError
@@ -112,6 +113,7 @@ class PlanReport:
         sizes: order_version, seed, seq_len, block_tokens, window_blocks and num_streams.
         num_steps, num_samples, num_tokens: how much is read; samples that a checkpoint skipped count as read.
         batch_ramp: (step, global_batch_size) from that step on; `global_batch_size` until then.
+        seq_len_changes: (sample, seq_len before it, seq_len from it on), in order.
         bytes_per_token: on disk.
         changes: changes of the weights after the start.
         warnings: probable mistakes.
@@ -123,6 +125,7 @@ class PlanReport:
     sizes: dict[str, int]
     global_batch_size: int
     batch_ramp: Sequence[tuple[int, int]]
+    seq_len_changes: Sequence[tuple[int, int, int]]
     num_steps: int
     num_samples: int
     num_tokens: int
@@ -178,6 +181,7 @@ def report_plan(
         sizes=dict(plan.identity.fields),
         global_batch_size=run.global_batch_size,
         batch_ramp=run.ramp,
+        seq_len_changes=[(new.sample, old.seq_len, new.seq_len) for old, new in pairwise(run.cursor.lengths)],
         num_steps=steps,
         num_samples=samples,
         num_tokens=run.cursor.tokens_before(samples, plan.seq_len),
