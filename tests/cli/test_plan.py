@@ -69,6 +69,25 @@ def test_windows_last_as_long_with_the_largest_weights(tmp_path, weights, steps)
     assert report_of("mix.toml", "--tokens", "10k")["corpora"][0]["steps_per_window"] == steps
 
 
+@pytest.mark.parametrize("tokens", ["20k", "120k"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        "block_tokens = 256\nnum_streams = 4\nwindow_blocks = 3\n",
+        "block_tokens = 256\ntake = { code = 0.25 }\n",
+        'pack = "whole"\n',
+    ],
+)
+def test_documents_are_about_as_many_as_the_samples_are_made_of(tmp_path, sizes, tokens):
+    write_corpus(tmp_path / "code", documents_of([100] * 900), tokenizer=TINY_TOKENIZER)
+    (tmp_path / "mix.toml").write_text(MIX + SIZES.partition("block_tokens")[0] + sizes)
+    report, plan = report_of("mix.toml", "--tokens", tokens), StreamPlan.load("mix.toml")
+    samples = plan.traces(np.arange(report["num_samples"]))
+    for corpus in report["corpora"]:
+        read = {piece.document for pieces in samples for piece in pieces if piece.corpus == corpus["name"]}
+        assert corpus["documents"] == pytest.approx(len(read), rel=0.1)
+
+
 def test_a_corpus_that_is_packed_whole_has_the_rows_that_its_blocks_and_tail_give(tmp_path):
     sizes = "seq_len = 16\nglobal_batch_size = 8\nblock_tokens = 2048\nwindow_blocks = 2\n"
     (tmp_path / "mix.toml").write_text(MIX + sizes + 'pack = { prose = "whole" }\n')

@@ -58,6 +58,16 @@ def test_of_texts_that_became_no_document_only_the_most_is_known(tmp_path):
     assert shared(train, built(tmp_path / "new", range(50))) == 0
 
 
+@pytest.mark.parametrize("dedup", ["exact", "none"])
+def test_the_parts_of_a_split_and_views_of_them_share_no_text(tmp_path, dedup):
+    built(tmp_path / "split", range(40), dedup=dedup, validation_fraction=0.5)
+    other = built(tmp_path / "other", range(40), dedup=dedup, validation_fraction=0.25)
+    select_corpus(tmp_path / "split/validation", out=tmp_path / "view", where="id!=x", workers=1)
+    train, validation = tmp_path / "split/train", tmp_path / "split/validation"
+    assert shared(train, validation) == shared(tmp_path / "view", train) == 0
+    assert shared(train, other / "validation") is None
+
+
 @pytest.mark.parametrize("rows_at_once", [1, 1_000])
 def test_of_views_the_tables_say_it_and_of_builds_without_hashes_nothing_does(rows_at_once, tmp_path, monkeypatch):
     shrink(monkeypatch.setattr, view_rows=rows_at_once)

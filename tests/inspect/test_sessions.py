@@ -102,7 +102,8 @@ def write_all(directory: Path) -> None:
         *((name, [[1, 0]], {}) for name in ("split/train", "split/validation", "split/other", "lost")),
     ):
         if ids := options.pop("ids", ""):
-            options |= {"sources": [Source(documents=documents, metadata={"id": ids})], "columns": {"id": "string"}}
+            source = Source(documents=documents, metadata={"id": ids, "score": [math.nan, None]})
+            options |= {"sources": [source], "columns": {"id": "string", "score": "float64"}}
         write_corpus(directory / name, documents, **{"tokenizer": TINY_TOKENIZER, **options})
     write_corpus(directory / "grown", ten[:7], tokenizer=TINY_TOKENIZER, shard_tokens=10)
     append_generation(directory / "grown", [*ten[7:], [1] * 99 + [0]])

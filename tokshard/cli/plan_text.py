@@ -26,6 +26,10 @@ def plan_text(report: PlanReport, *, width: int, encoding: str | None) -> str:
     head = [
         ("reads", f"{tokens_text(report.num_tokens)} tokens in {counted(report.num_steps, 'step')} of {step_tokens:,}"),
         *(("", f"from step {step:,} on, a step has {counted(each, 'sample')}") for step, each in report.batch_ramp),
+        *(
+            ("", f"from sample {sample:,} on, a sample has {new:,} tokens, and {old:,} before")
+            for sample, old, new in report.seq_len_changes
+        ),
         ("", f"{size} of token ids, {counted(report.bytes_per_token, 'byte')} each"),
     ]
     for change in report.changes:

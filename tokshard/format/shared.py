@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
@@ -22,6 +23,8 @@ _ROWS_AT_ONCE = 1 << 20
 def num_shared(one: Corpus, other: Corpus) -> Shared | None:
     """Documents of one base that two views have, or equal texts of two builds with ``--dedup exact``; None: not known.
 
+    The train and the validation corpus of a split share none, because a hash of the text divides them.
+
     Of texts it reads the hashes, 16 bytes each: about 0.5 CPU-seconds for a million. Builds also keep the hashes of
     texts that became no document (under min-tokens, in the other split): then it is the most that there can be.
 
@@ -30,6 +33,9 @@ def num_shared(one: Corpus, other: Corpus) -> Shared | None:
     """
     if one.fingerprint == other.fingerprint:
         return Shared(one.num_documents)
+    first, second = (_stored(corpus).manifests[0].build for corpus in (one, other))  # appends keep these settings
+    if first.split != second.split and replace(first, split=second.split) == second:
+        return Shared(0)
     common = _num_common(_stored(one), _stored(other))
     if common and (views := [corpus.kept for corpus in (one, other) if isinstance(corpus, View)]):
         return Shared(_num_in_all(views, common))

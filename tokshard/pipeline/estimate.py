@@ -22,6 +22,7 @@ from tokshard.pipeline.adopt import plan
 from tokshard.pipeline.encode.documents import ChunkResult, Column
 from tokshard.pipeline.encode.maker import Maker
 from tokshard.pipeline.executors.worker import restoring_environment
+from tokshard.pipeline.judge import is_exceeded
 from tokshard.pipeline.options import SKIP, TEXT, BuildOptions, parse_bad_record_limit
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.resolve import resolve
@@ -42,7 +43,7 @@ _WRITING_SECONDS = 4e-9
 _EVERY_CHUNK = 8
 """Of compressed lines every 8th chunk is encoded: a stream can only be read from its start, which may differ from its
 middle, and reading costs far less than encoding."""
-_COUNTED = ("input_bytes", "documents", "bad", "tokens", "text_bytes", "kept_bytes", "seconds")
+_COUNTED = ("input_bytes", "documents", "bad", "records", "tokens", "text_bytes", "kept_bytes", "seconds")
 _Counts = NDArray[np.float64]
 """Counts of a sample, in the order of `_COUNTED`."""
 
@@ -111,7 +112,7 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     is_limited = most is not None and most < found
     if most is not None and is_limited:
         total *= most / found
-    _, documents, _, tokens, text_bytes, kept_bytes, seconds = total.tolist()
+    _, documents, _, _, tokens, text_bytes, kept_bytes, seconds = total.tolist()
     hash_bytes = int(documents * bytes_per_text(len(tasks), int(documents))) if options.is_dedup else 0
     num_streams = sum(isinstance(task, StreamTask) for task in tasks)
     num_workers = build.options.workers or cpu_count()
@@ -123,8 +124,10 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     most_bad = parse_bad_record_limit(options.max_bad_records) if options.on_bad_record == SKIP else 0
     first = f"; the first problem: {problems[0]}" if problems else ""
     refused = None if sampled[1] else f"no record of the sample becomes a document{first}"
-    if isinstance(most_bad, int) and sampled[2] > most_bad and (most is None or found < most):
-        refused = f"the build allows {most_bad:,} bad records: see --on-bad-record and --max-bad-records{first}"
+    is_bad = most_bad is not None and is_exceeded(most_bad, *sampled[2:4].astype(int).tolist(), is_end=True)
+    if is_bad and (most is None or found < most):
+        allowed = options.max_bad_records or 0
+        refused = f"the build allows {allowed} bad records: see --on-bad-record and --max-bad-records{first}"
     if free_bytes is not None and disk_bytes > free_bytes:
         refused = "the disk is too small for this build"
     return Estimate(
@@ -201,10 +204,10 @@ def _sample(
             text_bytes = 0 if sizes is None else int(sizes.sum())
             encoded += text_bytes or made.documents.tokens.nbytes
             columns = made.documents.columns.items()
-            kept_bytes = sum(_num_bytes(values, COLUMN_TYPES[build.columns[name]]) for name, values in columns)
+            kept = sum(_num_bytes(values, COLUMN_TYPES[build.columns[name]]) for name, values in columns)
             num_tokens = len(made.documents.tokens)
             problems += [f"{one.reason}: {one.detail}" for one in made.bad[:1]]
-            counts += made.input_bytes, len(made.documents), len(made.bad), num_tokens, text_bytes, kept_bytes, 0
+            counts += made.input_bytes, len(made.documents), len(made.bad), made.count, num_tokens, text_bytes, kept, 0
             if encoded >= wanted:
                 break
     except TaskFailedError as error:  # the build itself will report it

@@ -45,8 +45,8 @@ class StreamPlan:
     The constructor opens the corpora. A plan pickles without its tables, and with the paths of its corpora.
 
     Args:
-        corpora: name to corpus directory, or one directory. A corpus is identified by its content: it may be moved or
-            renamed.
+        corpora: name to corpus directory; in Python also one directory. A corpus is identified by its content: it may
+            be moved or renamed.
         seq_len: tokens of a sample.
         seed: seed of all shuffling.
         weights: name to weight, the shares of the samples; default: the corpora's token counts. 0 is allowed.

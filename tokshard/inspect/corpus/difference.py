@@ -211,6 +211,8 @@ def _columns_note(first: Corpus, second: Corpus) -> str:
 
 def _values(corpus: Corpus, column: str) -> pa.ChunkedArray:
     found = list(column_parts(corpus, column))
+    if corpus.manifest.columns[column] == "float64":  # NaN equals nothing, but its bits do
+        found = [part.view(pa.int64()) for part in found]
     return pa.chunked_array(found) if found else pa.chunked_array([], pa.null())
 
 

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from types import MappingProxyType
 
 from tokshard.errors import UsageError
@@ -112,6 +113,7 @@ class PlanReport:
         sizes: order_version, seed, seq_len, block_tokens, window_blocks and num_streams.
         num_steps, num_samples, num_tokens: how much is read; samples that a checkpoint skipped count as read.
         batch_ramp: (step, global_batch_size) from that step on; `global_batch_size` until then.
+        seq_len_changes: (sample, seq_len before it, seq_len from it on), in order.
         bytes_per_token: on disk.
         changes: changes of the weights after the start.
         warnings: probable mistakes.
@@ -123,6 +125,7 @@ class PlanReport:
     sizes: dict[str, int]
     global_batch_size: int
     batch_ramp: Sequence[tuple[int, int]]
+    seq_len_changes: Sequence[tuple[int, int, int]]
     num_steps: int
     num_samples: int
     num_tokens: int
@@ -178,6 +181,7 @@ def report_plan(
         sizes=dict(plan.identity.fields),
         global_batch_size=run.global_batch_size,
         batch_ramp=run.ramp,
+        seq_len_changes=[(new.sample, old.seq_len, new.seq_len) for old, new in pairwise(run.cursor.lengths)],
         num_steps=steps,
         num_samples=samples,
         num_tokens=run.cursor.tokens_before(samples, plan.seq_len),
@@ -225,7 +229,7 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
     ):
         corpus = corpora[name]
         length = source.num_tokens / corpus.num_documents
-        part = _part_met(shuffled, tokens, length) * shuffled.num_tokens / source.num_tokens
+        part = _part_met(shuffled, tokens, length)
         found.append(
             CorpusPlan(
                 name=name,
@@ -262,8 +266,11 @@ def _part_met(corpus: CorpusOrder, tokens: int, length: float) -> float:
     """
     shape, num_windows = corpus.shape, max(1.0, corpus.num_windows / corpus.num_parts)
     windows, last = divmod(min(1.0, tokens / corpus.padded_tokens) * num_windows, 1)
-    in_window = 1 - (1 - last) ** (1 + min(length, shape.block_tokens) / shape.seq_len)
-    return float(1 - (1 - (windows + in_window) / num_windows) ** (1 + length / shape.block_tokens))
+    more = 0.5 if corpus.pack == "whole" else 1.0  # rows of a document, besides length / seq_len: rounded up, or cut
+    in_window = 1 - (1 - last) ** max(1.0, min(length, shape.block_tokens) / shape.seq_len + more)
+    met = min(1.0, (windows + in_window) / num_windows)  # with streams, the last window may be a part of one
+    met *= corpus.num_tokens / corpus.source.num_tokens
+    return float(1 - (1 - met) ** (1 + length / shape.block_tokens))
 
 
 def _packing(run: Run, number: int) -> Packing:
