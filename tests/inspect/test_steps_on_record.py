@@ -70,6 +70,9 @@ def test_every_step_of_a_run_has_the_samples_that_its_metrics_say_whatever_sizes
     said = tokshard("trace", checkpoint, "--step", 2)
     assert (said.exit_code, said.problem) == (2, "step 2 was left out of the run")
     assert said.hint == "--sample 8:16 shows its documents"
+    code, shown, notes = shell("trace", checkpoint, "--step", "1:4", "--no-text", "--json")
+    assert (code, {json.loads(line)["step"] for line in shown.splitlines()}) == (0, {1, 3})
+    assert "note: left out of the run, and not shown: step 2\n" in notes
 
 
 def test_steps_on_record_have_their_samples_although_the_record_begins_later(out, tmp_path):

@@ -190,6 +190,11 @@ class Run:
                 number += stop - start
         return number
 
+    def left_out(self, steps: range) -> list[int]:
+        """The steps of a range that the run left out, by its record."""
+        some = self.record[(self.record[:, 0] >= steps.start) & (self.record[:, 0] < steps.stop)]
+        return [step for step, start, _ in some.tolist() if self.is_skipped(start)]
+
     def step_of(self, sample: int) -> tuple[int, int] | None:
         """The step that has a sample, from 1, and the place of the sample in it, wherever the pass ends.
 

@@ -123,7 +123,7 @@ class DocumentReader:
 def trace_steps(
     run: Run, steps: range, *, rank: int | None = None, num_characters: int | None = None
 ) -> Iterator[list[TraceRow]]:
-    """Every document of some steps, step by step.
+    """Every document of some steps, step by step, without those that the run left out.
 
     Args:
         steps: from 1, see `Run`.
@@ -131,14 +131,16 @@ def trace_steps(
         num_characters: length of the text in each row; None: no text.
 
     Raises:
-        UsageError: the step does not exist, has more than `_MAX_ROWS` rows, or its samples are unknown.
+        UsageError: the step does not exist or was left out, has more than `_MAX_ROWS` rows, or its samples are unknown.
         CorpusError: a corpus cannot be read.
     """
     reader = DocumentReader(run)
     if not steps:
         raise UsageError(f"--step {steps.start}:{steps.stop} contains no step", hint="N:M is steps N to M - 1")
-    run.start_of(steps[-1])  # refuses a range that is too long before anything is shown
-    for step in steps:
+    left_out = set(run.left_out(steps))
+    shown = [step for step in steps if step not in left_out] or steps
+    run.start_of(shown[-1])  # refuses a range that is too long before anything is shown
+    for step in shown:
         start = np.array([run.start_of(step)], np.int64)
         rows = run.ranks(run.size_of(step), rank)
         num_ranks = rows.num_dealt_together
