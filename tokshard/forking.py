@@ -7,9 +7,12 @@ child never waits for a lock that a thread of its parent held.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
@@ -99,3 +102,26 @@ def catches(pid: int, number: int) -> bool:
     with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
         caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
     return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+@contextlib.contextmanager
+def environment(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for processes started inside: they must be set before any import."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def not_started(error: OSError) -> tuple[str, str]:
+    """The problem and the hint if no worker process can be started."""
+    is_full = error.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+    place = "" if is_full else f" in the temporary directory {tempfile.gettempdir()} or in /dev/shm"
+    way = "raise the limits of the system (ulimit)" if is_full else "set TMPDIR to a short path, such as /tmp"
+    return f"worker processes cannot be started{place}: {error}", f"{way}, or give --workers 1"

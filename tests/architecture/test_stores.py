@@ -20,7 +20,6 @@ LOCAL = {
     "pipeline/encode/encoder.py": "gives the library a tokenizer as a temporary file",
     "pipeline/estimate.py": "tells what is free on a disk of this machine",
     "pipeline/executors/ray_cluster.py": "starts Ray in an empty directory, because workers may import from there",
-    "pipeline/executors/worker.py": "names the directory of temporary files in an error",
     "pipeline/executors/ray.py": "changes to the current directory of the driver, where relative paths start",
     "pipeline/sources/opening.py": "asks whether a mapped file was cut",
     "pipeline/spool.py": "reads standard input",

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -420,3 +421,18 @@ def test_without_a_terminal_verify_says_now_and_then_how_far_it_is(corpus, monke
     assert lines[0].endswith(" of 12.6 kB")
     assert "12.6 kB of" not in lines[0]
     assert lines[-1] == f"verify {corpus}: 100%, 12.6 kB of 12.6 kB"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ("mkdir gone; cd gone; rmdir ../gone", "the current directory does not exist any more"),
+        ("export LC_ALL=C PYTHONUTF8=0", "the arguments are not ASCII, and Python reads them as ascii, not as UTF-8"),
+    ],
+)
+def test_an_environment_in_which_paths_mean_something_else_is_refused(corpus, tmp_path, before, said):
+    words = shlex.join([*COMMAND, "inspect", str(corpus), "--grep", "größe"])
+    before += f"; export PYTHONPATH={ROOT}"
+    done = subprocess.run(f"{before}; {words}", cwd=tmp_path, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"error: {said}")

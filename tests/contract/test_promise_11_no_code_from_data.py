@@ -38,8 +38,10 @@ if __name__ == "__main__":
 
 READING = """
 from tokshard.cli.main import run
-for words in ("inspect out", "verify out", "plan mix.toml", "trace mix.toml --sample 0"):
-    assert run(words.split()) == 0
+if __name__ == "__main__":
+    for words in ("inspect out", "verify out", "plan mix.toml", "trace mix.toml --sample 0",
+                  "inspect out --grep nothing-like-it --workers 2", "scan out --against c.jsonl --workers 2"):
+        assert run(words.split()) == 0
 """
 
 TRAINING = """
@@ -118,7 +120,7 @@ def test_modules_next_to_the_inputs_are_not_imported_by_a_build_nor_by_its_worke
 def test_modules_next_to_a_corpus_are_not_imported_by_those_who_read_it(
     downloads: Path, ran: Path, tmp_path: Path, script: str
 ) -> None:
-    complete([str(downloads / "c.jsonl")], downloads / "out")
+    complete([str(downloads / "c.jsonl")], downloads / "out", "--shard-tokens", "2k")
     (downloads / "mix.toml").write_text('corpora = { it = "out" }\nseq_len = 16\nglobal_batch_size = 2\n')
     tokshard(downloads, tmp_path, script=script)
     assert not ran.exists(), ran.read_text()

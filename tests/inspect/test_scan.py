@@ -111,3 +111,14 @@ def test_a_scan_that_is_stopped_while_its_workers_start_says_only_that(leaks: Pa
         scan.terminate()
         assert scan.communicate(timeout=100)[1] == "terminated\n"
     assert scan.returncode == 143
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 takes a shorter directory by itself")
+def test_a_temporary_directory_with_a_long_path_is_named_by_a_scan_too(leaks: Path) -> None:
+    folder = leaks / ("long" * 20)
+    folder.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
+    command = [sys.executable, "-m", "tokshard", *SCAN, "--workers", "2"]
+    done = subprocess.run(command, cwd=leaks, env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr.startswith(f"error: worker processes cannot be started in the temporary directory {folder}")
+    assert done.returncode == 1

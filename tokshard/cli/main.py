@@ -155,6 +155,14 @@ def run(arguments: Sequence[str]) -> int:
 def _invoke(arguments: Sequence[str]) -> int:
     exit_code = 0
     try:
+        os.getcwd()
+    except OSError:
+        raise UsageError("the current directory does not exist any more", hint="change to one that does") from None
+    if (encoding := sys.getfilesystemencoding()) != "utf-8" and not "".join(arguments).isascii():
+        raise UsageError(
+            f"the arguments are not ASCII, and Python reads them as {encoding}, not as UTF-8", hint="set PYTHONUTF8=1"
+        )
+    try:
         with cli.make_context("tokshard", list(arguments)) as context:
             cli.invoke(context)
     except click.exceptions.Exit as done:

@@ -13,6 +13,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
+from tokshard.errors import TokshardError
+from tokshard.forking import environment, not_started
 from tokshard.format.corpus import Corpus
 from tokshard.format.opening import open_corpus
 
@@ -41,7 +43,8 @@ def in_order(
         yield (work(corpus, part) for part in parts)
         return
     context = multiprocessing.get_context(_START_METHOD)
-    pool = ProcessPoolExecutor(workers, context, _begin, (corpus.location, corpus.num_generations - 1, work))
+    with _starting():
+        pool = ProcessPoolExecutor(workers, context, _begin, (corpus.location, corpus.num_generations - 1, work))
     try:
         yield _results(pool, parts, workers * _TASKS_PER_WORKER)
     finally:
@@ -51,7 +54,7 @@ def in_order(
 def _results(pool: ProcessPoolExecutor, parts: Sequence[Any], most: int) -> Iterator[list[Any]]:
     ahead: deque[Future[list[Any]]] = deque()
     for part in parts:
-        with _signals_held():
+        with _starting():
             ahead.append(pool.submit(_run, part))
         if len(ahead) == most:
             yield ahead.popleft().result()
@@ -60,14 +63,22 @@ def _results(pool: ProcessPoolExecutor, parts: Sequence[Any], most: int) -> Iter
 
 
 @contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
+def _starting() -> Iterator[None]:
     """Hold back Ctrl-C and SIGTERM: a process that the pool is just starting would find its queues gone.
 
-    Processes that are started meanwhile hold them back, too, until they `_begin`.
+    Processes that are started meanwhile hold them back, too, until they `_begin`, and import nothing from the current
+    directory, which may be someone else's data.
+
+    Raises:
+        TokshardError: no process can be started.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     try:
-        yield
+        with environment({"PYTHONSAFEPATH": "1"}):
+            yield
+    except OSError as error:
+        problem, hint = not_started(error)
+        raise TokshardError(problem, hint=hint) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

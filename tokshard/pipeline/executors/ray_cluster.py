@@ -17,7 +17,7 @@ import ray
 from ray.util.client import ray as ray_client
 
 from tokshard.errors import UsageError
-from tokshard.pipeline.executors.worker import environment
+from tokshard.forking import environment
 from tokshard.pipeline.progress import Note, Observer
 from tokshard.wording import first_line
 

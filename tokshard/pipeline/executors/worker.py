@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import multiprocessing
 import os
 import queue
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
@@ -17,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tokshard.errors import BuildError
-from tokshard.forking import ForkLock
+from tokshard.forking import ForkLock, environment, not_started
 from tokshard.pipeline.executors.base import WorkerUsage, cpu_time, peak_bytes, portable
 from tokshard.pipeline.request import Build, check_versions
 from tokshard.pipeline.sources.records import Chunk
@@ -102,12 +100,8 @@ def prepare_workers() -> None:
                     vars(forkserver)["_forkserver"]._forkserver_pid = None  # noqa: SLF001
                     forkserver.ensure_running()
         except OSError as error:  # it listens on a socket in the temporary directory
-            is_full = error.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-            place = "" if is_full else f" in the temporary directory {tempfile.gettempdir()}"
-            way = "raise the limits of the system (ulimit)" if is_full else "set TMPDIR to a short path, such as /tmp"
-            raise BuildError(
-                f"worker processes cannot be started{place}: {error}", hint=f"{way}, or give --workers 1"
-            ) from error
+            problem, hint = not_started(error)
+            raise BuildError(problem, hint=hint) from error
 
 
 @contextlib.contextmanager
@@ -173,18 +167,3 @@ def starting_worker() -> Iterator[None]:
             yield
         finally:
             main.__spec__ = before
-
-
-@contextlib.contextmanager
-def environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for processes started inside: they must be set before any import."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
