@@ -59,7 +59,6 @@ def test_samples_of_corpora_are_those_of_the_rules_and_lead_back(
         assert mixture.counts_before(sample) == tuple(map(sum, zip(*model.counts_before(sample), strict=True)))
     never = np.flatnonzero(~np.array([weights for _, weights in changes]).any(axis=0))
     assert set(mixture.samples_of(never, never * 0, never * 0).tolist()) <= {-1}
-    assert all(mixture.sample_of(corpus, 0) is None for corpus in never.tolist())
 
 
 def test_a_sample_before_the_first_weights_is_refused() -> None:
@@ -69,8 +68,8 @@ def test_a_sample_before_the_first_weights_is_refused() -> None:
         with pytest.raises(ValueError, match="sample 9 lies before the first weights, which start at 10"):
             call()
     with pytest.raises(ValueError, match="a sample of a corpus lies before the first weights"):
-        rest.sample_of(0, 9)
-    assert rest.sample_of(0, 10) == 10
+        rest.samples_of(*np.array([[0], [9], [0]]))
+    assert rest.samples_of(*np.array([[0], [10], [0]])).tolist() == [10]
 
 
 def test_1_024_streams_of_20_corpora_say_in_a_moment_where_each_corpus_is_used_up() -> None:

@@ -207,6 +207,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "traces of a list with a fraction": lambda: plan().traces([1, 1.5]),
     "sample -1": lambda: plan().sample(-1),
     "a sample behind a pass": lambda: plan(epochs=1).sample(16),
+    "a pass of more than 2**62 samples": lambda: Plan(PeriodicSource(2**50), seq_len=1, epochs=2**32 - 1),
     "a full batch to expand": lambda: expand(next(iter(loader()))),
     "numpy arrays to expand on a device": lambda: expand(next(iter(loader(compact=True))), device="cpu"),
     "an unknown access": lambda: CorpusSource("corpus", access="read"),  # type: ignore[arg-type]

@@ -399,12 +399,12 @@ def schedule_of(
     if weights is None:
         given = _of_plan("repeats", {} if repeats is None else repeats, names, "numbers")
         times = {name: real(f"repeats of {name!r}", given.get(name, 1)) for name in names}
-        if not are_weights(tuple(times.values())):
+        weights = {name: count * times[name] for name, count in tokens.items()}
+        if not are_weights(tuple(weights.values())):
             raise PlanError(
                 f"repeats are {dict(given)}; expected finite numbers of at least 0, not all 0",
                 hint="0 leaves a corpus out",
             )
-        weights = {name: count * times[name] for name, count in tokens.items()}
     try:
         pairs = [(start, later) for start, later in changes]
     except (TypeError, ValueError):

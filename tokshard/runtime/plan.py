@@ -165,9 +165,7 @@ class StreamPlan:
         self.readers = tuple(map(PieceReader, self.corpora))
         self.num_samples = _samples_of_pass(self.corpora, self.epochs)
         if self.num_samples is not None and self.num_samples > MAX_SAMPLE:
-            raise PlanError(
-                f"{epochs} epochs are {self.num_samples} samples, expected at most 2**62", hint="give fewer"
-            )
+            raise PlanError(f"{epochs} epochs are more than 2**62 samples", hint="give fewer")
         self.on_max_epochs = on_max_epochs
         self.max_epochs = options.max_epochs_of(max_epochs, self.names, on_max_epochs, self.num_streams)
         # one object, so that `mixture` recognizes its weights

@@ -113,18 +113,24 @@ def occurrences(
         IndexError: the corpus has no such document.
     """
     place = readers[0][0].order.source.place_of(document)
-    first = mixture.balance_before(mixture.segments[0].start).counts[number].tolist()
+    first = mixture.balance_before(mixture.segments[0].start).counts[number]
     found = []
     for epoch in epochs:
         in_epoch = []
         for reader, ends in readers:
-            for one in find_document(reader, epoch, place.start, place.stop):
-                stream, corpus_sample = reader.order.stream_of(one.part, one.part_sample)
-                if ends is not None and corpus_sample >= ends[stream]:
-                    continue
-                is_known = corpus_sample >= first[stream]
-                sample = mixture.sample_of(number, corpus_sample, stream) if is_known else None
-                if not is_known or (sample is not None and sample <= MAX_SAMPLE):
-                    in_epoch.append(Occurrence(epoch, sample, one.start - place.start, one.stop - place.start))
+            ones = find_document(reader, epoch, place.start, place.stop)
+            asked = [reader.order.stream_of(one.part, one.part_sample) for one in ones]
+            # together, as a long document is read by many; none has a number near the bound
+            numbers = np.array([(stream, min(of_corpus, (1 << 63) - 1)) for stream, of_corpus in asked], np.int64)
+            streams, of_corpus = numbers.reshape(-1, 2).T
+            is_known = of_corpus >= first[streams]
+            samples = np.full(len(ones), -1, np.int64)
+            known = streams[is_known]
+            samples[is_known] = mixture.samples_of(np.full_like(known, number), of_corpus[is_known], known)
+            is_read = ~is_known | ((samples >= 0) & (samples <= MAX_SAMPLE))
+            is_read &= True if ends is None else of_corpus < np.array(ends)[streams]
+            for at in np.flatnonzero(is_read).tolist():
+                sample, start, stop = int(samples[at]) if is_known[at] else None, ones[at].start, ones[at].stop
+                in_epoch.append(Occurrence(epoch, sample, start - place.start, stop - place.start))
         found += sorted(in_epoch, key=lambda one: -1 if one.sample is None else one.sample)
     return found

@@ -210,11 +210,6 @@ class Mixture:
             waiting = waiting[~is_here]
         return found
 
-    def sample_of(self, corpus: int, corpus_sample: int, stream: int = 0) -> int | None:
-        """`samples_of` one sample; None if there is none."""
-        found = self.samples_of(np.array([corpus]), np.array([corpus_sample]), np.array([stream]))
-        return None if found[0] < 0 else int(found[0])
-
     def _segment_at(self, sample: int) -> int:
         index = bisect_right(self.segments, sample, key=lambda segment: segment.start) - 1
         if index < 0:
