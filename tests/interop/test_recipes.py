@@ -239,6 +239,7 @@ def test_the_recipe_for_ray_train(tmp_path: Path) -> None:
 # models of Hugging Face
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torchao, which transformers imports
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_hugging_face_model_keeps_documents_apart_unless_it_has_a_cache(corpus: Path, attention: str) -> None:
     transformers = pytest.importorskip("transformers")
