@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore")]
 
 
 def dropping() -> chats.Json:
-    """A byte-level BPE whose special tokens drop the white space beside them, as those of Phi-4."""
+    """A byte-level BPE whose special tokens drop white space before and after them."""
     content = chats.byte_level()
     content["added_tokens"] = [entry for entry in content["added_tokens"] if entry["content"].strip()]
     for entry in content["added_tokens"]:

@@ -180,7 +180,7 @@ FOREIGN: list[tuple[Write, list[tuple[str, Change | None, str]]]] = [
             ("a.idx", lambda index: index[:20], "it has 20 bytes, expected at least 34"),
             ("a.idx", at(18, b"\xff" * 8), "it has 142 bytes, expected 221,360,928,884,514,619,462 *"),
             ("a.idx", at(26, b"\0"), "it has no bound of a document, expected at least one"),
-            ("a.idx", lambda index: index + b"\0\0\1\0\0", "FILE has sequences whose mode is not that of text, 0"),
+            ("a.idx", lambda index: index + b"\0\0\1\0\0", "FILE has sequences of another mode than 0, which is text"),
             ("a.idx", at(34, b"\xff" * 4), "sequence 0 has -1 tokens"),
             ("a.idx", at(54, b"\2"), "its sequences lie at bytes 2 to 30, and there are 30 bytes of ids"),
             ("a.idx", at(62, b"\0"), "sequence 1 begins at byte 0, and the one before it ends at 6"),

@@ -173,7 +173,7 @@ def _text(found: ScanReport) -> str:
     ]
     if idle := [_name(one.benchmark) for one in found.benchmarks if one.not_scanned == one.items]:
         parts.append(
-            f"warning: all items of {', '.join(idle)} have fewer than {found.ngram} tokens, so nothing was compared; "
+            f"warning: all items of {', '.join(idle)} have fewer than {found.ngram} tokens, so none was compared; "
             "give a smaller --ngram"
         )
     most = sorted(found.items, key=lambda item: -item.documents)

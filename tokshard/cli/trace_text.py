@@ -140,10 +140,10 @@ def notes_of(run: Run, steps: range | None) -> list[str]:
         each = counted(run.global_batch_size, "sample")
         counting = f"{run.checkpoint} does not say its step: steps are counted with {each} each"
         return [f"{counting}, which is right if all batches had that size; --sample is right in any case"]
-    left_out = [] if steps is None else run.left_out(steps)
+    notes, left_out = list[str](), [] if steps is None else run.left_out(steps)
     if steps is not None and 0 < len(left_out) < len(steps):
-        return [f"left out of the run, and not shown: {', '.join(f'step {step}' for step in left_out)}"]
+        notes = [f"left out of the run, and not shown: {', '.join(f'step {step}' for step in left_out)}"]
     if not (run.step and run.had_other_batch_size) or (steps and steps[0] > run.step):
-        return []
+        return notes
     read = f"{run.checkpoint} has read {counted(run.num_received, 'sample')} in {counted(run.step, 'step')}, not {size}"
-    return [f"{read}; earlier steps are counted back from it, and right as far as they had {size}"]
+    return [*notes, f"{read}; earlier steps are counted back from it, and right as far as they had {size}"]

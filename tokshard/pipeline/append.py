@@ -62,8 +62,8 @@ def next_generation(build: Build) -> Build:
         for generation in _check_new(corpora[0], manifests, appended)
     ]
     notes += [
-        f"whether {read_once_name(root)} has been appended before cannot be known; --dedup exact leaves out texts that "
-        "are there"
+        f"nothing tells whether {read_once_name(root)} was appended before; --dedup exact leaves out texts that are "
+        "there already"
         for root in appended.inputs.read_once
     ]
     return msgspec.structs.replace(appended, notes=(*appended.notes, *notes))

@@ -144,7 +144,7 @@ def read_index(store: Store, name: str) -> MegatronIndex:
     modes = numbers(dtype=np.dtype("i1"), start=firsts.stop, count=num_sequences)
     if size == modes.stop != firsts.stop and modes.read(0, num_sequences).any():
         raise BadSourceError(
-            f"{store.where(index)} has sequences whose mode is not that of text, 0",
+            f"{store.where(index)} has sequences of another mode than 0, which is text",
             hint="write the texts of the multimodal data set as one of their own",
         )
     if size not in (firsts.stop, modes.stop):

@@ -143,11 +143,11 @@ def test_a_token_that_is_not_special_stays_text_in_messages_if_the_template_writ
 @pytest.mark.parametrize("sides", [("rstrip",), ("lstrip", "rstrip"), ("lstrip",)], ids=" and ".join)
 @pytest.mark.parametrize("kind", CLASSES)
 def test_white_space_beside_special_tokens_is_dropped_where_the_library_drops_it(tmp_path, kind, sides):
-    """As those of Phi-3 and Phi-4 do."""
+    """Phi-3 and Phi-4 have such tokens."""
     content = CLASSES[kind]()
     for entry in content["added_tokens"]:
         entry.update(dict.fromkeys(sides, entry["content"].startswith("<|im_")))
-    with pytest.raises(TokenizerError, match=r"is white space, which '<.*>' drops beside it"):
+    with pytest.raises(TokenizerError, match=r"is white space that '<.*>' drops, for which"):
         chats.speller(content)
     content["added_tokens"] = [entry for entry in content["added_tokens"] if entry["content"].strip()]
     encode_one, record = encoder(content, CHATML), said("\n\u2003 q\x1f \n", "\n a\n the\x1c\u3000\n", " \n", " b ")

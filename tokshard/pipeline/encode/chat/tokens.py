@@ -42,7 +42,7 @@ class Speller:
         special: special added tokens to their ids.
         added: all added tokens to their ids.
         unreachable: special tokens that no text is encoded to; the unknown token is one only with byte fallback.
-        strips: special tokens that drop the white space beside them, to whether they do so before and behind them.
+        strips: special token to whether it drops white space before it, and after it; only those that do.
         plain: encodes text in which all special tokens are spelled, not meant.
 
     Raises:
@@ -73,7 +73,7 @@ class Speller:
             self._check_added(entry)
         for token in self.added:
             if self.strips and token.strip() != token and token not in self.special:
-                raise _refused(f"added token {token!r}", f"white space, which {min(self.strips)!r} drops beside it")
+                raise _refused(f"added token {token!r}", f"white space that {min(self.strips)!r} drops")
         self._bytes = _spelled(self._parsed, self.added, is_byte_level=not has_fallback)
         self._lengths = np.fromiter(map(len, self._bytes), np.int64, len(self._bytes))
 
