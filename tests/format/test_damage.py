@@ -147,7 +147,7 @@ SHARD_TABLES = [
     ("num_bytes", -1, f"FILE: column num_bytes {ADDS} * with a smallest entry of -1; the manifest says *, {TOTAL}"),
     ("batch_tokens", [3, 4], f"FILE: the batches of {SHARD} hold 2 documents and 7 tokens, the shard 2 and 7; *"),
     ("batch_documents", [], f"FILE: the batches of {SHARD} hold 0 documents and 7 tokens, the shard 2 and 7; *"),
-    ("batch_offsets_position", [64], f"*{SHARD}, batch 0 is BatchPlace(*), expected *_position=64, *"),
+    ("batch_offsets_position", [64], f"*{SHARD}, batch 0 has offsets at byte *, expected 64"),
     ("run_record", [], f"FILE: {SHARD} has 0 entries of run_record, expected 1"),
     ("run_document", [5], f"FILE: the runs of shard {SHARD} do not cover document 0"),
 ]
@@ -261,7 +261,11 @@ SHARDS = [
     ("a column's name that is not UTF-8", replaced(b"url", b"u\xffl"), OTHER_COLUMN),
     ("kept text that is not UTF-8", replaced(b"abb", b"\xffbb"), "FILE, batch 0, column url: Invalid UTF8 *"),
     *(
-        (f"{what} in too short a buffer", replaced(entry, entry[:8] + int64(8)), "FILE, batch 0 is BatchPlace(*")
+        (
+            f"{what} in too short a buffer",
+            replaced(entry, entry[:8] + int64(8)),
+            f"FILE, batch 0 has *bytes of {what}: 8, expected *",
+        )
         for what, entry in (("offsets", int64(0) + int64(24)), ("tokens", int64(24) + int64(14)))
     ),
     ("an end below 0", in_buffer("tokens", 1, 8, int64(-1)), f"{OFFSETS} 0, -1, ... 7 at document 0"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,12 @@ from tokshard.format.loss import Targets, all_but_first, has_spans, has_weights,
 from tokshard.format.schema import check_shard_schema, column_kinds, token_type
 from tokshard.format.tables import BatchPlace, ShardInfo
 from tokshard.store import Store
+
+_BATCH_FACTS = (
+    *("documents:", "tokens:", "offsets at byte", "tokens at byte", "lists:", "nulls:"),
+    *("bytes of offsets:", "bytes of tokens:"),
+)
+"""What is known of a record batch before it is read, as errors name it."""
 
 
 class Shard:
@@ -193,16 +198,14 @@ class Shard:
         # of `TOKENS`: a list of each document, and the tokens in them
         (num_lists, null_lists), (num_tokens, null_tokens) = nodes[:2]
         (offsets_position, offsets_bytes), _, (values_position, values_bytes) = buffers[1:4]
-        found = replace(
-            place,
-            num_documents=num_rows,
-            num_tokens=num_tokens,
-            offsets_position=offsets_position,
-            values_position=values_position,
-        )
-        is_whole = offsets_bytes >= 8 * (num_lists + 1) and values_bytes >= num_tokens * self._dtype.itemsize
-        if found != place or num_lists != num_rows or null_lists or null_tokens or not is_whole:
-            raise DamagedCorpusError(f"{self.path}, batch {index} is {found}, expected {place}")
+        found = num_rows, num_tokens, offsets_position, values_position, num_lists, null_lists + null_tokens
+        num_documents = place.num_documents
+        expected = num_documents, place.num_tokens, place.offsets_position, place.values_position, num_documents, 0
+        room, needed = (offsets_bytes, values_bytes), (8 * (num_lists + 1), num_tokens * self._dtype.itemsize)
+        if found != expected or room[0] < needed[0] or room[1] < needed[1]:
+            facts = zip(_BATCH_FACTS, (*found, *map(min, room, needed)), (*expected, *needed), strict=True)
+            wrong = [f"{name} {one:,}, expected {other:,}" for name, one, other in facts if one != other]
+            raise DamagedCorpusError(f"{self.path}, batch {index} has {'; '.join(wrong)}")
         return self._offsets(index), np.frombuffer(self._mapped, self._dtype, num_tokens, values_position)
 
     def offsets(self, index: int) -> NDArray[np.int64]:
