@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.spec import builder
@@ -94,6 +94,7 @@ def without_wrong_types(line: bytes, path: str, found: str | tuple[str]) -> str 
     return expected(line, path) if found == (WRONG_TYPE,) else found
 
 
+@example([rb'{"text":"\ud800","text":null}'], "text", False)
 @given(lines=st.lists(lines_of_json(), max_size=8), path=paths, ends_in_newline=st.booleans())
 def test_every_line_of_json_gives_what_the_stdlib_gives_with_and_without_kept_columns(lines, path, ends_in_newline):
     data = b"\n".join(lines) + (b"\n" if ends_in_newline and lines else b"")

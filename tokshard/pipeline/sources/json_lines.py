@@ -263,7 +263,9 @@ def _allowed_by_python(line: bytes) -> tuple[str, str] | None:
     if b"\\ud" not in line.lower() and b"NaN" not in line and b"Infinity" not in line:
         return None
     try:
-        json.dumps(json.loads(line, parse_constant=constants.append), ensure_ascii=False).encode()
+        # pairs, since the surrogate may stand in a field that comes again
+        pairs = json.loads(line, parse_constant=constants.append, object_pairs_hook=list)
+        json.dumps(pairs, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         if not constants:
             return INVALID_UTF8, "the JSON escapes a lone surrogate, which UTF-8 text cannot hold"
