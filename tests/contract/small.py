@@ -53,9 +53,13 @@ _SIZES: Mapping[str, tuple[str, ...]] = {
     "ordinal_stride": (
         "tokshard.format.writer.ORDINAL_STRIDE",
         "tokshard.format.shard_table.ORDINAL_STRIDE",
-        "tokshard.runtime.bytes.ranged.ORDINAL_STRIDE",
+        "tokshard.runtime.bytes.places.ORDINAL_STRIDE",
     ),
-    "hash_stride": ("tokshard.format.stride_hashes.HASH_STRIDE", "tokshard.runtime.bytes.ranged.HASH_STRIDE"),
+    "hash_stride": (
+        "tokshard.format.stride_hashes.HASH_STRIDE",
+        "tokshard.runtime.bytes.places.HASH_STRIDE",
+        "tokshard.runtime.bytes.ranged.HASH_STRIDE",
+    ),
     "whole_table_bytes": ("tokshard.format.tables._WHOLE_BYTES",),
     "view_rows": (
         "tokshard.format.kept._RANGES_AT_ONCE",

@@ -129,22 +129,22 @@ def test_other_threads_and_another_loader_that_read_anywhere_change_nothing(
     with small_units(batch_tokens=30, stride=16):
         paths = [write(tmp_path / name, source, shard_tokens=60) for name, source in sources.items()]
         plan = plan_of(*map(CorpusSource, paths))
-    expected = expected_rows(plan.copy(), range(800))
+        expected = expected_rows(plan.copy(), range(800))
 
-    def ask(seed: int) -> None:
-        for sample in random.Random(seed).choices(range(800), k=100):
-            assert plan.sample(sample)["input_ids"].tolist() == expected[sample]["input_ids"]
+        def ask(seed: int) -> None:
+            for sample in random.Random(seed).choices(range(800), k=100):
+                assert plan.sample(sample)["input_ids"].tolist() == expected[sample]["input_ids"]
 
-    with (
-        NumpyLoader(plan, global_batch_size=4) as one,
-        NumpyLoader(plan, global_batch_size=4) as other,
-        ThreadPoolExecutor(4) as pool,
-    ):
-        other.skip(400)
-        asked = pool.map(ask, range(4))
-        assert rows_of(take(one, 100)) == expected[:400]
-        assert rows_of(take(other, 100)) == expected[400:]
-        assert list(asked) == [None] * 4
+        with (
+            NumpyLoader(plan, global_batch_size=4) as one,
+            NumpyLoader(plan, global_batch_size=4) as other,
+            ThreadPoolExecutor(4) as pool,
+        ):
+            other.skip(400)
+            asked = pool.map(ask, range(4))
+            assert rows_of(take(one, 100)) == expected[:400]
+            assert rows_of(take(other, 100)) == expected[400:]
+            assert list(asked) == [None] * 4
 
 
 class BrokenSource(ListSource):

@@ -29,9 +29,6 @@ _BATCH_FACTS = (
 class Shard:
     """One mapped shard. Its size is checked at once, its structure (schema, batches) before its first batch is read.
 
-    Offsets are checked when first touched, at their places in the shard table: without the structure, which takes
-    longer to read.
-
     Args:
         store: the store of the corpus.
         places: the places of its record batches, from the shard table.
@@ -207,15 +204,6 @@ class Shard:
             wrong = [f"{name} {one:,}, expected {other:,}" for name, one, other in facts if one != other]
             raise DamagedCorpusError(f"{self.path}, batch {index} has {'; '.join(wrong)}")
         return self._offsets(index), np.frombuffer(self._mapped, self._dtype, num_tokens, values_position)
-
-    def offsets(self, index: int) -> NDArray[np.int64]:
-        """The starts of the documents in a record batch, and its end: int64 [documents + 1], a read-only view.
-
-        Raises:
-            DamagedCorpusError: they do not ascend to the tokens of the batch.
-        """
-        with readable(f"{self.path}, batch {index}", ""):
-            return self._offsets(index)
 
     def _offsets(self, index: int) -> NDArray[np.int64]:
         place = self.places[index]

@@ -309,7 +309,8 @@ def _read_range(file: IO[bytes], start: int, length: int, path: str) -> bytes:
     while len(content) < length:
         more = os.pread(file.fileno(), length - len(content), start + len(content))
         if not more:
-            raise OSError(errno.ENODATA, f"the file ends at byte {start + len(content)}, before {start + length}", path)
+            size = os.fstat(file.fileno()).st_size
+            raise OSError(errno.ENODATA, f"the file ends at byte {size}, before {start + length}", path)
         content += more
     return content
 

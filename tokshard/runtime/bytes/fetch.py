@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,35 +20,14 @@ from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.schema import HASH_GROUP
 from tokshard.runtime.bytes.cache import Cache
-from tokshard.store import joined_ranges
-from tokshard.store.record_cache import RecordFile
+from tokshard.runtime.bytes.places import ShardPlaces
+from tokshard.store import Store, joined_ranges
 
 _GAP_BYTES = 32 << 10
 """Ranges of a shard with a smaller gap are requested as one: a gap costs a millisecond, a request tens of ms."""
 
 _MAX_HASHES = 16 << 20
 """Hashes that are kept, of 4 bytes each: enough for a corpus of 137 billion tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardFile:
-    """A shard as its corpus describes it.
-
-    Args:
-        index: number in the corpus.
-        name: name in the store.
-        path: for messages.
-        num_bytes: size in the shard table.
-        strides: its strides, as records of the cache on disk.
-        token_ranges: the byte ranges of the tokens ``[start, stop)``, cut to the shard.
-    """
-
-    index: int
-    name: str
-    path: str
-    num_bytes: int
-    strides: RecordFile
-    token_ranges: Callable[[int, int], list[tuple[int, int]]]
 
 
 class Fetch:
@@ -68,7 +46,7 @@ class Fetch:
         self._versions: dict[str, str] = {}
         self._groups: OrderedDict[tuple[int, int], Future[NDArray[np.uint32]]] = OrderedDict()
 
-    def strides(self, shard: ShardFile, first: int, stop: int) -> Callable[[], NDArray[Any]]:
+    def strides(self, shard: ShardPlaces, first: int, stop: int) -> Callable[[], NDArray[Any]]:
         """A function that fetches the tokens of some strides of a shard. Missing hashes are requested now.
 
         One thread at a time calls this method. A thread of the cache calls the function, which raises
@@ -95,7 +73,7 @@ class Fetch:
         return found
 
     def _strides(
-        self, shard: ShardFile, first: int, stop: int, groups: Sequence[Future[NDArray[np.uint32]]]
+        self, shard: ShardPlaces, first: int, stop: int, groups: Sequence[Future[NDArray[np.uint32]]]
     ) -> NDArray[Any]:
         base = first // HASH_GROUP * HASH_GROUP
 
@@ -120,7 +98,7 @@ class Fetch:
         return np.frombuffer(b"".join(record for record in records if record is not None), self._corpus.dtype)
 
     def _request(
-        self, shard: ShardFile, first: int, stop: int, hashes: Callable[[int, int], NDArray[np.uint32]]
+        self, shard: ShardPlaces, first: int, stop: int, hashes: Callable[[int, int], NDArray[np.uint32]]
     ) -> bytes:
         """Strides from the store, checked. Their hashes may arrive at the same time."""
         for is_again in (False, True):  # the network may have changed them
@@ -142,7 +120,7 @@ class Fetch:
             hint=RESTORE,
         )
 
-    def read_unhashed(self, shard: ShardFile, places: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_unhashed(self, shard: ShardPlaces, places: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read parts of one shard that no hash covers, each given as its first byte and its length.
 
         In an object store, the shard's version is pinned at the first such read, and another version is refused. In a
@@ -158,7 +136,7 @@ class Fetch:
             self._corpus.check_in_place([shard.index])
         return found
 
-    def _version(self, shard: ShardFile) -> str:
+    def _version(self, shard: ShardPlaces) -> str:
         """The version of a shard at its first read, when its size must match the shard table."""
         version = self._versions.get(shard.name)
         if version is None:
@@ -176,30 +154,46 @@ class Fetch:
             version = self._versions.setdefault(shard.name, found.version)
         return version
 
-    def _read(self, shard: ShardFile, places: Sequence[tuple[int, int]], version: str | None = None) -> list[bytes]:
-        for position, length in places:  # before memory is allocated for them
-            if not 0 <= position <= position + length <= shard.num_bytes:
-                raise DamagedCorpusError(
-                    f"{shard.path} has {shard.num_bytes} bytes; the shard table names {length} from byte {position} on",
-                    hint=RESTORE,
-                )
+    def _read(self, shard: ShardPlaces, places: Sequence[tuple[int, int]], version: str | None = None) -> list[bytes]:
         if self._is_local:
             self._version(shard)
-        joined = joined_ranges(places, _GAP_BYTES)
-        try:
-            parts = self._corpus.store.read(shard.name, joined, version=version)
-        except OSError as error:
-            raise _problem(shard, error) from error
-        self._cache.count(requests=len(joined), fetched_bytes=sum(map(len, parts)))
-        return list(_cut_out(places, joined, parts))
+        found, counts = read_ranges(self._corpus.store, shard, places, version)
+        self._cache.count(**counts)
+        return found
 
 
-def _cut(shard: ShardFile, content: bytes) -> list[memoryview]:
+def read_ranges(
+    store: Store, shard: ShardPlaces, places: Sequence[tuple[int, int]], version: str | None = None
+) -> tuple[list[bytes], dict[str, int]]:
+    """Parts of a shard, each given as its first byte and its length. Parts that lie near to each other are read as one.
+
+    Returns:
+        The parts, and the counts of requests and bytes, as `Cache.count` takes them.
+
+    Raises:
+        CorpusError: they cannot be read.
+    """
+    for position, length in places:  # before memory is allocated for them
+        if not 0 <= position <= position + length <= shard.num_bytes:
+            raise DamagedCorpusError(
+                f"{shard.path} has {shard.num_bytes} bytes; the shard table names {length} from byte {position} on",
+                hint=RESTORE,
+            )
+    joined = joined_ranges(places, _GAP_BYTES)
+    try:
+        parts = store.read(shard.name, joined, version=version)
+    except OSError as error:
+        raise _problem(shard, error) from error
+    counts = {"requests": len(joined), "fetched_bytes": sum(map(len, parts))}
+    return list(_cut_out(places, joined, parts)), counts
+
+
+def _cut(shard: ShardPlaces, content: bytes) -> list[memoryview]:
     size = shard.strides.record_bytes
     return [memoryview(content)[start : start + size] for start in range(0, len(content), size)]
 
 
-def _problem(shard: ShardFile, error: OSError) -> CorpusError:
+def _problem(shard: ShardPlaces, error: OSError) -> CorpusError:
     """The problem of a shard, from the failure of a read."""
     if isinstance(error, FileNotFoundError):
         return DamagedCorpusError(f"{shard.path} is missing", hint=RESTORE)

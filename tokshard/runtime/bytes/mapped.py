@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError
 from tokshard.forking import ForkLock, cached_property
 from tokshard.format.corpus import Corpus
 from tokshard.format.loss import Targets
 from tokshard.format.shard import Shard
-from tokshard.format.tables import BatchPlace
 from tokshard.runtime.bytes.copying import copy_pieces, cut_at
+from tokshard.runtime.bytes.fetch import read_ranges
+from tokshard.runtime.bytes.places import DocumentPlaces, ShardPlaces
 from tokshard.runtime.bytes.source import SpansIn
 from tokshard.runtime.bytes.targets import TargetReader
 
 MAX_BATCHES = 8_192
-"""Record batches kept open: a map costs about a kilobyte and no file descriptor."""
+"""Record batches whose tokens are kept open: a map costs about a kilobyte and no file descriptor."""
 
 
 class MappedTokens:
@@ -79,11 +81,11 @@ class MappedTokens:
         copy_pieces(memory, elements, lengths, out, at)
 
 
-class MappedCorpus:
-    """The record batches of a corpus, memory-mapped when they are first touched.
+class MappedCorpus(DocumentPlaces):
+    """The record batches of a corpus, memory-mapped when their tokens are first touched.
 
-    Sizes are checked when a shard is first touched; offsets at every read, because a map shows later writes to the
-    file.
+    Sizes are checked then. Offsets are not mapped: of a shard with a block in a window, those around the block are read
+    in a third of the time that a map and its page faults take. They are checked at every read.
 
     Attributes:
         corpus: the open corpus.
@@ -91,12 +93,10 @@ class MappedCorpus:
 
     corpus: Corpus
     _touched: int | None = None
-    """The record batch that was opened, or whose offsets were read, last."""
+    """The shard that was opened, or whose offsets were read, last."""
 
     def _begin(self) -> None:
         """Open nothing, so that a corpus that is not read costs nothing."""
-        self._rows_of = -1, np.zeros(1, np.int64)  # of the shard that was asked for last
-        self._offsets: dict[int, NDArray[np.int64]] = {}  # of record batches whose tokens need not be open
         self._lock = ForkLock()
 
     @cached_property
@@ -134,10 +134,21 @@ class MappedCorpus:
     @property
     def reading(self) -> str | None:
         """Path of the shard that was opened, or whose offsets were read, last."""
-        return None if self._touched is None else self._path_of(self._touched)
+        return None if self._touched is None else self._shard(self._touched).path
 
-    def _path_of(self, batch: int) -> str:
-        return self.corpus.store.where(self.corpus.shards[self._shard_of(batch)].name)
+    def read_unhashed(self, shard: ShardPlaces, places: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        """As in `DocumentPlaces`; only the manifest is checked."""
+        found = self._read_offsets(shard, places)
+        self.corpus.check_in_place([shard.index])
+        return found
+
+    def _read_offsets(self, shard: ShardPlaces, places: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        self._touched = shard.index
+        try:
+            return read_ranges(self.corpus.store, shard, places)[0]
+        except CorpusError:
+            self.corpus.check_in_place([shard.index])  # that the corpus was replaced says more
+            raise
 
     def _load_targets(self, batch: int) -> Targets:
         found = self._shard_at(batch).targets(self._within(batch))
@@ -168,21 +179,20 @@ class MappedCorpus:
             DamagedCorpusError: a shard is missing, or differs from the manifest.
         """
         stretches, batches, begins, ends = cut_at(self._first_tokens, starts, stops)
-        offsets_of = self._ready_offsets(batches.tolist())
         bases = self._first_tokens[batches]
         lows, highs = begins - bases, ends - bases
         parts: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
         counts, following = [], []
-        for batch, bounds in zip(batches.tolist(), np.stack([lows, highs], 1), strict=True):
-            offsets, self._touched = offsets_of[batch], batch
-            first, last = offsets.searchsorted(bounds, "right").tolist()
+        inside = list(zip(batches.tolist(), lows.tolist(), highs.tolist(), strict=True))
+        for (batch, low, high), offsets in zip(inside, self._offsets_in(inside), strict=True):
+            first, last = offsets.searchsorted((low, high), "right").tolist()
             if not 0 < first <= last:
-                raise self._changed(batch)
+                raise self._changed(batch, low, high)
             parts.append(offsets[first - 1 : last])  # with the start of the document that holds the first token
             counts.append(last - first)
             if last == len(offsets):
                 is_end = offsets[-1] == self._first_tokens[batch + 1] - self._first_tokens[batch]
-                following.append(bounds[1] + 1 if is_end else -1)
+                following.append(high + 1 if is_end else -1)
             else:
                 following.append(offsets[last])
         found, num_ends = np.concatenate(parts), np.array(counts, np.int64)  # what is checked is what is used
@@ -195,55 +205,27 @@ class MappedCorpus:
         is_wrong = (found < least) | (found > np.where(is_start, lows[owners], highs[owners]))
         is_wrong[after - 1] |= np.array(following, np.int64) <= highs
         if is_wrong.any():
-            raise self._changed(int(batches[owners[is_wrong.argmax()]]))
+            raise self._changed(*inside[owners[is_wrong.argmax()]])
         totals = np.bincount(stretches, num_ends, len(starts)).astype(np.int64)
         return np.concatenate([[0], np.cumsum(totals)]), found[~is_start] + np.repeat(bases, num_ends)
 
-    def _document_at(self, position: int) -> tuple[int, int, int]:
-        """The document that holds a token: its number, and its start and stop in the corpus."""
-        batch = int(self._first_tokens.searchsorted(position, "right")) - 1
-        shard, offsets = self._shard_of(batch), self._offsets_of(batch)
-        row = int(offsets.searchsorted(position - int(self._first_tokens[batch]), "right")) - 1
-        row += int(self._first_rows(shard)[batch - self._first_batches[shard]])
-        starts, stops = self._bounds_of(shard, np.array([row]))
-        if not starts[0] <= position < stops[0]:
-            raise self._changed(batch)
-        return int(self.corpus.shards.first_documents[shard]) + row, int(starts[0]), int(stops[0])
+    def _offsets_in(self, inside: Sequence[tuple[int, int, int]]) -> Sequence[NDArray[np.int64]]:
+        """The offsets around some tokens of record batches, as far as the shard table tells where they are.
 
-    def _bounds_of(self, shard: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Starts and stops in the corpus of some documents of a shard: int64 [n] each."""
-        first_rows = self._first_rows(shard)
-        of_shard = np.searchsorted(first_rows, rows, "right") - 1
-        starts, stops = np.empty_like(rows), np.empty_like(rows)
-        for number in np.unique(of_shard).tolist():
-            mine, batch = of_shard == number, self._first_batches[shard] + number
-            offsets, within = self._offsets_of(batch), rows[mine] - first_rows[number]
-            lows, highs = offsets[within], offsets[within + 1]
-            base = int(self._first_tokens[batch])
-            size = int(self._first_tokens[batch + 1]) - base  # a changed offset may be so large that a sum overflows
-            if bool(((lows < 0) | (lows >= highs) | (highs > size)).any()):
-                raise self._changed(batch)
-            starts[mine], stops[mine] = base + lows, base + highs
-        return starts, stops
-
-    def _offsets_of(self, batch: int) -> NDArray[np.int64]:
-        """The offsets of a record batch, a view of the map."""
-        self._touched = batch
-        return self._ready_offsets([batch])[batch]
-
-    def _ready_offsets(self, batches: list[int]) -> dict[int, NDArray[np.int64]]:
-        """Offsets of record batches, which stay valid if another thread reads more than are kept."""
-        found, wanted = self._offsets, set(batches)
-        if wanted <= found.keys():
-            return found
-        with self._lock.now:
-            kept = self._offsets if len(wanted | self._offsets.keys()) <= MAX_BATCHES else {}
-            missing = sorted(wanted - kept.keys())
-            found = kept | {batch: self._shard_at(batch).offsets(self._within(batch)) for batch in missing}
-            self.corpus.check_in_place([self._shard_of(batch) for batch in missing])
-            if len(found) <= MAX_BATCHES:
-                self._offsets = found
-            return found
+        Args:
+            inside: a record batch each, the first of the tokens in it, and the one after the last.
+        """
+        of_shard: dict[int, list[int]] = {}
+        for part, (batch, _, _) in enumerate(inside):
+            of_shard.setdefault(self._shard_of(batch), []).append(part)
+        found = [np.empty(0, np.int64)] * len(inside)
+        for index, parts in of_shard.items():
+            shard, base = self._shard(index), self._first_batches[index]
+            places = [shard.offsets_around(inside[part][0] - base, *inside[part][1:]) for part in parts]
+            for part, content in zip(parts, self._read_offsets(shard, places), strict=True):
+                found[part] = np.frombuffer(content, np.int64)
+        self.corpus.check_in_place(of_shard)
+        return found
 
     def _ready(self, batches: NDArray[np.int64]) -> MappedTokens:
         """Tokens of record batches, which stay valid if another thread opens more than are kept."""
@@ -271,33 +253,22 @@ class MappedCorpus:
         return self._shard_at(batch).batch(self._within(batch))[1]
 
     def _shard_at(self, batch: int) -> Shard:
-        self._touched = batch
-        return self.corpus.shard(self._shard_of(batch))
+        self._touched = index = self._shard_of(batch)
+        return self.corpus.shard(index)
 
     def _within(self, batch: int) -> int:
         """The number of a record batch in its shard."""
         return batch - self._first_batches[self._shard_of(batch)]
 
-    def _first_rows(self, shard: int) -> NDArray[np.int64]:
-        """The first document of each record batch of a shard, and one behind the last: int64 [batches + 1]."""
-        known, rows = self._rows_of
-        if known != shard:
-            rows = np.cumsum([0, *(place.num_documents for place in self._places(shard))])
-            self._rows_of = shard, rows
-        return rows
-
-    def _places(self, shard: int) -> list[BatchPlace]:
-        return self.corpus.shards.batch_places(shard)
-
     def _shard_of(self, batch: int) -> int:
         return bisect_right(self._first_batches, batch) - 1
 
-    def _changed(self, batch: int) -> DamagedCorpusError:
+    def _changed(self, batch: int, low: int, high: int) -> DamagedCorpusError:
         num_tokens = int(self._first_tokens[batch + 1] - self._first_tokens[batch])
         return self._damage(
             batch,
-            f"the offsets of its documents no longer ascend from 0 to {num_tokens}: the file was changed under the "
-            "running job",
+            f"offsets of the documents in tokens {low} to {high} must ascend within [0, {num_tokens}]: the file or the "
+            "shard table was changed",
         )
 
     def _damage(self, batch: int, problem: str) -> DamagedCorpusError:
@@ -306,8 +277,9 @@ class MappedCorpus:
             return DamagedCorpusError(
                 f"{cut} is not as long as its manifest says: it was cut during the run", hint=RESTORE
             )
-        number = batch - self._first_batches[self._shard_of(max(0, batch))]
-        return DamagedCorpusError(f"{self._path_of(max(0, batch))}, batch {number}: {problem}", hint=RESTORE)
+        shard = self._shard_of(max(0, batch))
+        number = batch - self._first_batches[shard]
+        return DamagedCorpusError(f"{self._shard(shard).path}, batch {number}: {problem}", hint=RESTORE)
 
 
 def changed_shard(corpus: Corpus) -> str | None:

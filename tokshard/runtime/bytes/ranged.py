@@ -7,10 +7,7 @@ or half of one of 32-bit tokens: so a place is a chunk and a token in it.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -22,18 +19,15 @@ from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.forking import cached_property, renew_in_children
 from tokshard.format.corpus import Corpus
 from tokshard.format.loss import Targets, has_weights
-from tokshard.format.schema import HASH_STRIDE, ORDINAL_STRIDE
+from tokshard.format.schema import HASH_STRIDE
 from tokshard.format.shard import checked_targets
 from tokshard.numbers import ceil_div
 from tokshard.runtime.bytes.cache import Cache, Parts, Request
 from tokshard.runtime.bytes.copying import cut_at, spread
-from tokshard.runtime.bytes.fetch import Fetch, ShardFile
+from tokshard.runtime.bytes.fetch import Fetch
+from tokshard.runtime.bytes.places import DocumentPlaces, ShardPlaces
 from tokshard.runtime.bytes.source import SpansIn
 from tokshard.runtime.bytes.targets import TargetReader
-from tokshard.store.record_cache import RecordFile
-
-_MAX_SHARDS = 8_192
-"""The number of shards for which the places of record batches are kept."""
 
 _RUN_STRIDES = 128
 """Strides of one request: a million tokens."""
@@ -116,94 +110,7 @@ class Strides:
         return found
 
 
-class RangedShard:
-    """The places of the tokens and offsets of one shard, and how to read the offsets.
-
-    Reads nothing, except `rows` and `num_ends` in a corpus whose shard table is read in parts. Tokens and documents
-    count from the first of the shard.
-    """
-
-    def __init__(self, corpus: Corpus, index: int, stride_tokens: int) -> None:
-        info, self._item = corpus.shards[index], corpus.dtype.itemsize
-        self._places = corpus.shards.batch_places(index)
-        self._index, self._shards = index, corpus.shards
-        self._starts = _starts([place.num_tokens for place in self._places])
-        self._first_documents = _starts([place.num_documents for place in self._places])
-        count = ceil_div(info.num_tokens, stride_tokens)
-        self.file = ShardFile(
-            index=index,
-            name=info.name,
-            path=corpus.store.where(info.name),
-            num_bytes=info.num_bytes,
-            strides=RecordFile(
-                content=info.sha256,
-                num_records=count,
-                record_bytes=stride_tokens * self._item,
-                last_bytes=(info.num_tokens - (count - 1) * stride_tokens) * self._item,
-            ),
-            token_ranges=self.token_ranges,
-        )
-
-    def token_ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The places of the tokens ``[start, stop)``, cut to the shard: one for each record batch."""
-        return [
-            (self._places[batch].values_position + low * self._item, (high - low) * self._item)
-            for batch, low, high in _parts(self._starts, start, stop)
-        ]
-
-    def offset_ranges(self, first: int, stop: int) -> list[tuple[int, int]]:
-        """The places of the offsets of the documents ``[first, stop)``: one for each record batch."""
-        return [
-            (self._places[batch].offsets_position + 8 * low, 8 * (high - low + 1))
-            for batch, low, high in _parts(self._first_documents, first, stop)
-        ]
-
-    def rows(self, start: int, stop: int) -> tuple[int, int]:
-        """The first document that may end in a stretch of tokens, and the one after the last, from the shard table."""
-        # the documents of the strides that hold the first and the last token bound those in between
-        beyond, documents = ceil_div(stop, ORDINAL_STRIDE), self._stride_documents()
-        last = int(documents[beyond]) + 1 if beyond < len(documents) else self._first_documents[-1]
-        return int(documents[start // ORDINAL_STRIDE]), last
-
-    def num_ends(
-        self, starts: NDArray[np.int64], stops: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The least and greatest number of documents that end in each stretch, from the shard table: int64 [n]."""
-        # of the tokens at multiples of the stride the table names the document, and so how many end before them
-        inside, beyond = ceil_div(starts, ORDINAL_STRIDE), ceil_div(stops, ORDINAL_STRIDE)
-        last = np.where(stops == self._starts[-1], beyond, stops // ORDINAL_STRIDE)
-        ended = np.append(self._stride_documents(), self._first_documents[-1])
-        return np.maximum(ended[last] - ended[inside], 0), ended[beyond] - ended[starts // ORDINAL_STRIDE]
-
-    def _stride_documents(self) -> NDArray[np.int64]:
-        # not kept: for thousands of shards, they would take hundreds of megabytes
-        return self._shards.stride_documents(self._index)
-
-    def offsets(self, first: int, stop: int, answers: Sequence[bytes]) -> NDArray[np.int64]:
-        """Starts of the documents ``[first, stop)``, and the end of the last one.
-
-        Args:
-            answers: the bytes of `offset_ranges`.
-
-        Raises:
-            DamagedCorpusError: they do not ascend within their record batches.
-        """
-        parts = [np.empty(0, np.int64)]
-        for (batch, low, high), answer in zip(_parts(self._first_documents, first, stop), answers, strict=True):
-            place, found = self._places[batch], np.frombuffer(answer, np.int64)
-            is_whole = (low > 0 or found[0] == 0) and (high < place.num_documents or found[-1] == place.num_tokens)
-            if not is_whole or not bool(np.all(found[1:] > found[:-1])) or found[0] < 0 or found[-1] > place.num_tokens:
-                raise DamagedCorpusError(
-                    f"{self.file.path}, batch {batch}: offsets of documents {low} to {high} must ascend within "
-                    f"[0, {place.num_tokens}], found {found[0]} to {found[-1]}",
-                    hint=RESTORE,
-                )
-            parts.append(found + self._starts[batch])
-        # the end of a record batch is the start of the next one
-        return np.concatenate([*(part[:-1] for part in parts), parts[-1][-1:]])
-
-
-class RangedCorpus:
+class RangedCorpus(DocumentPlaces):
     """A corpus read by range: strides are read when they are needed, checked, and kept in a cache.
 
     A block is read as the strides that cover it and the token after it, which may be a label. Document ends are found
@@ -223,7 +130,6 @@ class RangedCorpus:
 
     def _begin(self) -> None:
         """Read nothing, so that a corpus that is not read costs nothing."""
-        self._shards: OrderedDict[int, RangedShard] = OrderedDict()
         self._chunks_of_stride = self.corpus.dtype.itemsize // 2
         renew_in_children(self)
 
@@ -254,7 +160,7 @@ class RangedCorpus:
         """The requests for some chunks, as `Chunks.requests` says."""
         size = self._chunks_of_stride
         for index, first, stop in self._strides.runs(np.sort(chunks - self._base)):
-            shard, base = self._shard(index).file, self._strides.first(index)
+            shard, base = self._shard(index), self._strides.first(index)
             work = self._fetch.strides(shard, first - base, stop - base)
             yield Request(range(self._base + size * first, self._base + size * stop), shard.path, work)
 
@@ -301,10 +207,10 @@ class RangedCorpus:
     def _load_targets(self, first_batches: NDArray[np.int64], batch: int) -> Targets:
         index = int(first_batches.searchsorted(batch, "right")) - 1
         number = batch - int(first_batches[index])
-        shard, place = self._shard(index).file, self.corpus.shards.batch_places(index)[number]
-        self.reading = shard.path
+        shard = self._shard(index)
+        place = shard.batches[number]
         ranges = [(place.offsets_position, 8 * (place.num_documents + 1)), (place.loss_position, place.loss_bytes)]
-        offsets, section = self._fetch.read_unhashed(shard, ranges)
+        offsets, section = self.read_unhashed(shard, ranges)
         return checked_targets(
             section,
             np.frombuffer(offsets, np.int64),
@@ -330,24 +236,10 @@ class RangedCorpus:
         counts = np.bincount(stretches[parts], minlength=len(starts))
         return np.concatenate([[0], np.cumsum(counts)]), ends
 
-    def _document_at(self, position: int) -> tuple[int, int, int]:
-        """The document that holds a token: its number, and its start and stop in the corpus."""
-        index = int(self._first_tokens.searchsorted(position, "right")) - 1
-        base = int(self._first_tokens[index])
-        first, offsets = self._offsets_around(index, position - base, position - base + 1)
-        row = int(np.searchsorted(offsets, position - base, "right")) - 1
-        document = int(self.corpus.shards.first_documents[index]) + first + row
-        return document, base + int(offsets[row]), base + int(offsets[row + 1])
-
-    def _bounds_of(self, shard: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Starts and stops in the corpus of some documents of a shard: int64 [n] each."""
-        found, base = self._shard(shard), int(self._first_tokens[shard])
-        self.reading = found.file.path
-        places = [place for row in rows.tolist() for place in found.offset_ranges(row, row + 1)]
-        answers = self._fetch.read_unhashed(found.file, places)
-        bounds = [found.offsets(row, row + 1, [each]) for row, each in zip(rows.tolist(), answers, strict=True)]
-        starts, stops = np.array(bounds, np.int64).T + base
-        return starts, stops
+    def read_unhashed(self, shard: ShardPlaces, places: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        """As in `DocumentPlaces`; only the size and the manifest of a shard are checked."""
+        self.reading = shard.path
+        return self._fetch.read_unhashed(shard, places)
 
     def _ends(
         self, shards: NDArray[np.int64], begins: NDArray[np.int64], stops: NDArray[np.int64]
@@ -383,7 +275,7 @@ class RangedCorpus:
         is_wrong = (stops == self._first_tokens[shards + 1]) & (tokens != self.corpus.eos_id)
         for wrong in np.flatnonzero(is_wrong)[:1].tolist():
             raise DamagedCorpusError(
-                f"{self._shard(int(shards[wrong])).file.path}: the last token is {tokens[wrong]}, expected the "
+                f"{self._shard(int(shards[wrong])).path}: the last token is {tokens[wrong]}, expected the "
                 f"delimiter {self.corpus.eos_id}",
                 hint=RESTORE,
             )
@@ -403,7 +295,7 @@ class RangedCorpus:
             for wrong in np.flatnonzero((counts[mine] < least) | (counts[mine] > most))[:1].tolist():
                 stretch = mine[wrong]
                 raise DamagedCorpusError(
-                    f"{shard.file.path}: {counts[stretch]} documents end in the tokens {begins[stretch]} to "
+                    f"{shard.path}: {counts[stretch]} documents end in the tokens {begins[stretch]} to "
                     f"{stops[stretch]}, by their delimiters; the shard table says {least[wrong]} to {most[wrong]}",
                     hint=RESTORE,
                 )
@@ -425,57 +317,19 @@ class RangedCorpus:
             expected = np.union1d(offsets[:-1] + 1, offsets[1:])
             if not np.array_equal(here, expected[(expected > begin) & (expected <= stop)]):
                 raise DamagedCorpusError(
-                    f"{self._shard(index).file.path}: the documents in the tokens {begin} to {stop} do not begin and "
+                    f"{self._shard(index).path}: the documents in the tokens {begin} to {stop} do not begin and "
                     "end at delimiters",
                     hint=RESTORE,
                 )
             found.append(offsets[1:][(offsets[1:] > begin) & (offsets[1:] <= stop)] + self._first_tokens[index])
         return np.repeat(np.arange(len(found)), [len(ends) for ends in found]), np.concatenate(found)
 
-    def _offsets_around(self, index: int, start: int, stop: int) -> tuple[int, NDArray[np.int64]]:
-        """The documents that hold some tokens of a shard: the first, all starts, and the stop of the last."""
-        shard = self._shard(index)
-        self.reading = shard.file.path
-        first, last = shard.rows(start, stop)
-        offsets = shard.offsets(first, last, self._fetch.read_unhashed(shard.file, shard.offset_ranges(first, last)))
-        if not len(offsets) or offsets[0] > start or offsets[-1] < stop:  # else pieces would run over ends of documents
-            raise DamagedCorpusError(
-                f"{shard.file.path}: the shard table says that documents {first} to {last} hold tokens {start} to "
-                f"{stop}, they hold {offsets[:1]} to {offsets[-1:]}",
-                hint=RESTORE,
-            )
-        return first, offsets
-
     def _chunks_of_blocks(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
         """The chunks that hold blocks and the token after each block, which may be a label."""
         shards = self._first_tokens.searchsorted(stops - 1, "right") - 1
         return self._base + self._strides.covering(starts, np.minimum(stops + 1, self._first_tokens[shards + 1]))
 
-    def _shard(self, index: int) -> RangedShard:
-        # every step is atomic: threads that race for a shard may make it twice, which is harmless
-        shard = self._shards.get(index)
-        if shard is None:
-            shard = self._shards[index] = RangedShard(self.corpus, index, HASH_STRIDE)
-            if len(self._shards) > _MAX_SHARDS:
-                with contextlib.suppress(KeyError):
-                    self._shards.popitem(last=False)
-        return shard
-
 
 def stride_tokens_of(block_tokens: int) -> int:
     """The most tokens of the strides that hold a block and the token after it."""
     return (ceil_div(block_tokens, HASH_STRIDE) + 1) * HASH_STRIDE
-
-
-def _parts(bounds: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """A stretch of a shard cut where record batches begin: batch, start and stop in it; nothing beyond the last one."""
-    stop = min(stop, bounds[-1])
-    while start < stop:
-        batch = bisect_right(bounds, start) - 1
-        base, end = bounds[batch], min(stop, bounds[batch + 1])
-        yield batch, start - base, end - base
-        start = end
-
-
-def _starts(counts: list[int]) -> list[int]:
-    return [0, *itertools.accumulate(counts)]
