@@ -110,6 +110,11 @@ def test_a_directory_that_cannot_be_listed_is_named(source, monkeypatch):
         discover([source], input_format=None)
 
 
+def test_a_place_that_cannot_be_looked_at_is_not_said_to_be_gone():
+    with pytest.raises(SourceError, match=r"x\.jsonl cannot be read: File name too long"):
+        discover(["x" * 300 + ".jsonl"], input_format=None)
+
+
 def test_a_file_without_permission_is_not_said_to_be_gone():
     write("a.jsonl")
     (input_,) = discover(["a.jsonl"], input_format=None).inputs

@@ -92,12 +92,26 @@ def listing_of(argument: str | RecordSource, *, omitted: Sequence[str], ignored:
         if look_at(argument + suffix) is not None:
             return listing_of(argument + suffix, omitted=(), ignored=ignored)
     if not is_glob(argument):
+        _check_gone(argument)
         is_web = argument.startswith(("https://", "http://"))
         way = "a web server lists no folders: give each file" if is_web else "quote a glob so that the shell leaves it"
         raise UsageError(f"{argument} does not exist", hint=f"check the path; {way}")
     root, parts = split_glob(argument)
     store = open_store(root or ".")
     return Listing(root=root, label=label, store=store, entries=_matching(store, parts, "", _closed(parts, {0})))
+
+
+def _check_gone(argument: str) -> None:
+    """Refuse a place that cannot be looked at, such as a file in a locked folder: it may be there."""
+    store, name = locate(argument)
+    try:
+        store.stat(name)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+        return
+    except OSError as error:
+        raise SourceError(
+            f"{argument} cannot be read: {error.strerror or error}", hint="check the path and its permissions"
+        ) from error
 
 
 def _walk(store: Store, ignored: Counter[str], folder: str = "") -> Iterator[Entry]:
