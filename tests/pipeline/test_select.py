@@ -459,6 +459,24 @@ def test_a_view_finds_its_base_where_it_was_or_beside_it_and_refuses_another(cor
         open_corpus(tmp_path / "views" / "view")
 
 
+def test_a_view_of_a_grown_corpus_finds_a_copy_of_it_which_has_fewer_generations(corpus, tmp_path):
+    grow(corpus)
+    view = tmp_path / "views" / "view"
+    select_corpus(corpus, out=view, where="lang=fr")
+    expected = rows(view)
+    copy_corpus(corpus, out=tmp_path / "copy")
+    shutil.rmtree(corpus)
+    (tmp_path / "copy").rename(corpus)
+    assert rows(view) == expected
+
+
+def test_a_plan_refuses_a_generation_of_a_view_which_has_one(corpus, tmp_path):
+    grow(corpus)
+    select_corpus(corpus, out=tmp_path / "view", where="lang=fr")
+    with pytest.raises(UsageError, match="has no generation 1: it has generation 0 only"):
+        StreamPlan({"v": tmp_path / "view"}, seq_len=4, generations={"v": 1})
+
+
 def test_a_view_finds_its_base_beside_it_where_the_old_place_may_not_be_read(corpus, tmp_path):
     view = tmp_path / "views" / "view"
     with file_server(tmp_path) as port, faults.FaultyProxy(("127.0.0.1", port)).running() as proxy:

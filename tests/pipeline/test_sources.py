@@ -83,17 +83,20 @@ def test_the_name_of_a_text_file_is_a_field_of_its_documents(tmp_path):
         assert build(source, tmp_path / "out", **options).metadata(1) == {"id": name, "__name__": name}
 
 
-@pytest.mark.parametrize("name", ["d/b.jsonl", "d/b.arrow", "d/b.txt"])
-def test_a_link_to_nothing_is_left_out_and_listed_if_that_is_asked_for(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "source"), [("d/b.jsonl", "d"), ("d/b.arrow", "d"), ("d/b.txt", "d"), ("d/b.jsonl", "d/*.jsonl")]
+)
+def test_a_link_to_nothing_is_left_out_and_listed_if_that_is_asked_for(name, source, tmp_path):
     write("d/a.jsonl")
     os.symlink("gone", name)
-    corpus = inputs.build("d", tmp_path / "out", on_bad_source="skip")
+    corpus = inputs.build(source, tmp_path / "out", on_bad_source="skip")
     assert [source.left_out for source in corpus.sources()] == [{}, {"damaged input": 1}]
     (reject,) = map(json.loads, (tmp_path / "out" / "rejects.jsonl").read_text().splitlines())
-    assert (reject["source"], reject["reason"]) == (name, "damaged input")
+    assert (reject["source"], reject["reason"]) == (f"{Path(source).name}/{Path(name).name}", "damaged input")
 
 
-def test_a_directory_that_cannot_be_listed_is_named(monkeypatch):
+@pytest.mark.parametrize("source", ["d", "d/**/*.jsonl"])
+def test_a_directory_that_cannot_be_listed_is_named(source, monkeypatch):
     write("d/a.jsonl", "d/locked/b.jsonl")
     scandir = os.scandir
 
@@ -104,7 +107,12 @@ def test_a_directory_that_cannot_be_listed_is_named(monkeypatch):
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(SourceError, match=r"(?m)^d/locked cannot be listed: Permission denied$"):
-        discover(["d"], input_format=None)
+        discover([source], input_format=None)
+
+
+def test_a_place_that_cannot_be_looked_at_is_not_said_to_be_gone():
+    with pytest.raises(SourceError, match=r"x\.jsonl cannot be read: File name too long"):
+        discover(["x" * 300 + ".jsonl"], input_format=None)
 
 
 def test_a_file_without_permission_is_not_said_to_be_gone():

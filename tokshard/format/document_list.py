@@ -44,7 +44,8 @@ class ListedRow(NamedTuple):
     fingerprint: str | None = None
 
     def __str__(self) -> str:
-        return f"document {self.document}" if self.id is None else self.id
+        of_corpus = f" of the corpus with the content {self.fingerprint[:12]}" if self.fingerprint else ""
+        return f"document {self.document}{of_corpus}" if self.id is None else self.id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,7 +84,7 @@ def open_base(store: Store, manifest: Manifest) -> Corpus:
         try:
             if read_manifest(open_store(place)).base is not None:  # a view, perhaps this one
                 continue
-            corpus = open_corpus(place, generation=base.generation)
+            corpus = _up_to(place, base.generation)
         except (CorpusError, UsageError) as error:
             problem = error.problem if place == recorded else problem
             continue
@@ -104,6 +104,14 @@ def open_base(store: Store, manifest: Manifest) -> Corpus:
         f"{problem}",
         hint="put that corpus back, or beside the view",
     )
+
+
+def _up_to(location: str, generation: int) -> Corpus:
+    """A corpus up to a generation, or all of it if it has fewer: a copy has the same documents in one."""
+    try:
+        return open_corpus(location, generation=generation)
+    except UsageError:
+        return open_corpus(location)
 
 
 def _beside(store: Store) -> Iterator[str]:

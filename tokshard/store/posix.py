@@ -362,10 +362,12 @@ def _remove(path: str) -> None:
 
 
 def obstacle(store: Store, name: str) -> str | None:
-    """What blocks files named ``name/...`` on this machine: ``a file``, ``a link``, or None."""
+    """What blocks files named ``name/...`` on this machine: ``a file``, ``a link``, ``a link to nothing``, or None."""
     path = store.local_path(name)
     if path is None:
         return None
     if name and os.path.islink(path):
         return "a link"
-    return "a file" if os.path.lexists(path) and not os.path.isdir(path) else None
+    if os.path.isdir(path) or not os.path.lexists(path):
+        return None
+    return "a file" if os.path.exists(path) else "a link to nothing"

@@ -92,6 +92,7 @@ def listing_of(argument: str | RecordSource, *, omitted: Sequence[str], ignored:
         if look_at(argument + suffix) is not None:
             return listing_of(argument + suffix, omitted=(), ignored=ignored)
     if not is_glob(argument):
+        _check_gone(argument)
         is_web = argument.startswith(("https://", "http://"))
         way = "a web server lists no folders: give each file" if is_web else "quote a glob so that the shell leaves it"
         raise UsageError(f"{argument} does not exist", hint=f"check the path; {way}")
@@ -100,10 +101,23 @@ def listing_of(argument: str | RecordSource, *, omitted: Sequence[str], ignored:
     return Listing(root=root, label=label, store=store, entries=_matching(store, parts, "", _closed(parts, {0})))
 
 
+def _check_gone(argument: str) -> None:
+    """Refuse a place that cannot be looked at, such as a file in a locked folder: it may be there."""
+    store, name = locate(argument)
+    try:
+        store.stat(name)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+        return
+    except OSError as error:
+        raise SourceError(
+            f"{argument} cannot be read: {error.strerror or error}", hint="check the path and its permissions"
+        ) from error
+
+
 def _walk(store: Store, ignored: Counter[str], folder: str = "") -> Iterator[Entry]:
     """Files below a folder, without hidden files. A directory saved by `datasets` yields only its data files."""
     start = len(folder) + bool(folder)
-    try:
+    with _named_if_unlistable(store, folder):
         chosen = hub.saved_files(store, folder)
         for entry in store.list(folder):
             name = entry.name[start:]
@@ -115,6 +129,12 @@ def _walk(store: Store, ignored: Counter[str], folder: str = "") -> Iterator[Ent
                 yield from _walk(store, ignored, entry.name[:-1])
             else:
                 yield entry
+
+
+@contextlib.contextmanager
+def _named_if_unlistable(store: Store, folder: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise SourceError(
             f"{store.where(folder)} cannot be listed: {error.strerror or error}",
@@ -138,12 +158,12 @@ def split_glob(pattern: str) -> tuple[str, list[str]]:
 
 
 def _matching(store: Store, parts: Sequence[str], folder: str, places: set[int]) -> Iterator[Entry]:
-    """The files of one folder, whose entries may match the parts at `places`. Unlistable folders are left out."""
-    with contextlib.suppress(OSError):
+    """The files of one folder, whose entries may match the parts at `places`."""
+    with _named_if_unlistable(store, folder):
         for entry in store.list(folder):
             following = _after(parts, places, os.path.basename(entry.name.rstrip("/")))
             if not entry.name.endswith("/"):
-                if len(parts) in following and entry.version:
+                if len(parts) in following:
                     yield entry
             elif below := _closed(parts, following) - {len(parts)}:
                 yield from _matching(store, parts, entry.name[:-1], below)

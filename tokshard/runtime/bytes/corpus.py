@@ -16,7 +16,7 @@ from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
 from tokshard.format.corpus import REPLACED, Corpus
 from tokshard.format.kept import Shared
-from tokshard.format.opening import base_location, open_base, open_corpus, read_manifest
+from tokshard.format.opening import base_location, open_base, open_corpus, read_generations
 from tokshard.format.shared import num_shared
 from tokshard.format.view import View
 from tokshard.runtime.bytes.cache import Cache
@@ -206,9 +206,9 @@ class ViewSource(ViewedCorpus, CorpusSource):
 
     corpus: View
 
-    def _opened(self, generation: int | None) -> Corpus:  # noqa: ARG002 - a view has one
+    def _opened(self, generation: int | None) -> Corpus:
         store = open_store(self.location)
-        manifest = read_manifest(store)
+        (manifest,) = read_generations(store, generation or 0)
         if (base := manifest.base) is None:
             raise DamagedCorpusError(
                 f"{store.location} has the table of a view, but its manifest is not of a view",

@@ -57,6 +57,9 @@ def read_template(location: str, tokenizer: TokenizerFile, options: BuildOptions
             text = folder.get(file).decode()
         except UnicodeDecodeError as error:
             raise UsageError(f"{location} is not UTF-8: {error}", hint="give another chat template") from error
+        except OSError as error:
+            reason = error.strerror or error
+            raise UsageError(f"{location} cannot be read: {reason}", hint="check its permissions") from error
     return TemplateSource(text=text, variables=template_variables(tokenizer.config), date=options.chat_date)
 
 
