@@ -23,17 +23,35 @@ def of_texts(condition: str, texts: list[str | None]) -> list[str | None]:
     ("condition", "texts"),
     [
         ("c>=2024-01-01", ["2024-01-01", "2024-02-01 05:00", None, "2023-12-31T23:59"]),
-        ("c>=2024/01", ["2024/01/01", "n/a", "2023/12"]),
+        ("c>=2024/01", ["2024/01/01", "2024/02", "2023/12", "-"]),
         ("c>=20240101T10", ["20240101T11:00", "20240102", "20240101T09"]),
         ("c>=2024", ["2024", "2024-01-01", "2023"]),
-        ("c<0.5", ["0.25", "-", "", "0.75"]),
+        ("c<0.5", ["0.25", "0.125", "0.75", "n/a"]),
+        ("c<0.5", ["-", "", "n/a"]),
         ("c>=b", ["b", "c10", "a9"]),
         ("c=10", ["10", "9", "1e1"]),
     ],
 )
 def test_texts_that_are_written_alike_have_the_order_of_their_numbers_and_dates(condition, texts):
-    stop = {"c>=2024/01": 2, "c>=2024-01-01": 2, "c>=20240101T10": 2, "c>=2024": 2, "c<0.5": 3, "c>=b": 2, "c=10": 1}
+    stop = {"c>=2024/01": 2, "c>=2024-01-01": 2, "c>=20240101T10": 2, "c>=2024": 2, "c<0.5": 2, "c>=b": 2, "c=10": 1}
     assert of_texts(condition, texts) == texts[: stop[condition]]
+
+
+@pytest.mark.parametrize(
+    ("condition", "texts"),
+    [
+        ("c>=2", ["3.5", "n/a"]),
+        ("c<0.5", ["0.25", ""]),
+        ("c>=2024-01-01", ["2024-01-05", "unknown"]),
+        ("c<2024-01-01", ["2023-01-05", "-"]),
+    ],
+)
+def test_a_text_that_is_neither_and_would_be_taken_is_refused_until_it_is_left_out(condition, texts):
+    with pytest.raises(UsageError, match=f"'c' holds (dates|numbers) as texts, and {condition} takes '{texts[1]}', too"):
+        of_texts(condition, texts)
+    column = {"c": pa.array(texts, pa.string())}
+    for given in ([condition, f"c!={texts[1]}"], [f"c!={texts[1]}", condition]):
+        assert are_met(parse_conditions(given, {"c": "string"}), column, 2).tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -49,5 +67,5 @@ def test_texts_that_are_written_alike_have_the_order_of_their_numbers_and_dates(
 )
 def test_texts_that_would_be_compared_in_another_order_than_their_numbers_or_dates_are_refused(condition, text):
     with pytest.raises(UsageError, match=rf"'c' holds texts: '{text.replace('+', '.')}' and .* (dates|numbers)"):
-        of_texts(condition, ["unknown", text])
+        of_texts(condition, [text])
     assert of_texts(condition.replace("=", "").replace("<", "!=").replace(">", "!="), [text]) == [text]

@@ -56,13 +56,19 @@ def are_met(conditions: Sequence[Condition], columns: Mapping[str, pa.Array], nu
     """Whether each document meets conditions: bool [documents]. An absent column has no values.
 
     Raises:
-        UsageError: numbers or dates that are texts would be compared in another order than theirs.
+        UsageError: numbers or dates that are texts would be compared in another order than theirs, or with other texts.
     """
     met = np.ones(num_documents, np.bool_)
+    of_texts = []
     for name, sign, value in conditions:
         if name in columns and sign[0] in "<>" and value.type == pa.string():
-            _check_order(name, columns[name], sign, value)
-        met &= _is_met(columns[name], sign, value) if name in columns else sign == "!="
+            of_texts.append((name, sign, value))
+        else:
+            met &= _is_met(columns[name], sign, value) if name in columns else sign == "!="
+    looked_at = pa.array(met)
+    for name, sign, value in of_texts:
+        _check_order(name, columns[name].filter(looked_at), sign, value)
+        met &= _is_met(columns[name], sign, value)
     return met
 
 
@@ -89,6 +95,8 @@ _IN_TEXTS: Mapping[str, tuple[str, str]] = {
 }
 """What texts may stand for: their form, and what to do where their order is another one."""
 
+_OF_EITHER = "|".join(form for form, _ in _IN_TEXTS.values())
+
 
 def _check_order(name: str, column: pa.Array, sign: str, value: pa.Array) -> None:
     """Refuse a comparison of texts that stand for numbers or dates in another order than theirs: 10 is before 9."""
@@ -99,6 +107,13 @@ def _check_order(name: str, column: pa.Array, sign: str, value: pa.Array) -> Non
         if not re.match(form, given):
             continue
         found = column.filter(pc.match_substring_regex(column, form))
+        others = column.filter(pc.invert(pc.match_substring_regex(column, _OF_EITHER)))
+        if len(found) and (taken := _is_met(others, sign, value)).any():
+            other = others[int(taken.argmax())].as_py()
+            raise UsageError(
+                f"the column {name!r} holds {what} as texts, and {name}{sign}{given} takes {other!r}, too",
+                hint=f"{hint.format(name)}; or leave such documents out, with --where '{name}!={other}'",
+            )
         if what == "numbers":
             numbers = number_array(np.array(found.to_pylist(), "f8"))
             differs = _is_met(numbers, sign, pa.array([float(given)])) != _is_met(found, sign, value)
