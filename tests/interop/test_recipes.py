@@ -67,6 +67,8 @@ def expected(world_size: int, start: int, stop: int) -> Steps:
 def check_recipe(start: Callable[[int, int], Steps], forget_last_save: Callable[[], None] = lambda: None) -> None:
     """A recipe reads the plan's batches, and after a stop past its checkpoint those after the checkpoint: on any size.
 
+    After its last step it reads none.
+
     Args:
         start: runs the recipe on so many processes up to so many steps.
         forget_last_save: removes what the framework saved at its end.
@@ -74,6 +76,7 @@ def check_recipe(start: Callable[[int, int], Steps], forget_last_save: Callable[
     for ranks, first, stop in ((2, 0, 5), (2, 3, 7), (3, 6, 8), (1, 6, 7)):
         assert start(ranks, stop) == expected(ranks, first, stop)
         forget_last_save()
+    assert not any(start(2, 6).values())
 
 
 @pytest.mark.parametrize(
