@@ -56,10 +56,16 @@ def losses(model: Any, plan: StreamPlan, cursor: Cursor, sample: int) -> Iterato
         }
 
 
+def samples(text: str) -> range:
+    """Samples `A:B`."""
+    start, stop = map(int, text.split(":"))
+    return range(start, stop)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("plan", "model", "samples", "out"):
-        parser.add_argument(name)
+    for name, of in {"plan": str, "model": str, "samples": samples, "out": str}.items():
+        parser.add_argument(name, type=of)
     parser.add_argument("--state", type=Path, help="of a loader, as JSON")
     given = parser.parse_args()
     plan, model = StreamPlan.load(given.plan), AutoModelForCausalLM.from_pretrained(given.model).eval()
@@ -68,5 +74,5 @@ if __name__ == "__main__":
             loader.load_state_dict(json.loads(given.state.read_bytes()))
         cursor = loader.cursor
     with pq.ParquetWriter(given.out, SCHEMA) as writer:
-        for sample in range(*map(int, given.samples.split(":"))):
+        for sample in given.samples:
             writer.write_table(pa.Table.from_pylist(list(losses(model, plan, cursor, sample)), SCHEMA))

@@ -21,7 +21,7 @@ def follow(record):
     for name, loss in losses.items():
         weights[name] *= 1.0 if loss is None else math.exp(RATE * (loss - mean))  # None: the step read nothing of it
     total = sum(weights.values())
-    return {name: max(LEAST, weight / total) for name, weight in weights.items()}
+    return {name: weight and max(LEAST, weight / total) for name, weight in weights.items()}  # 0 pauses a corpus
 
 
 if __name__ == "__main__":

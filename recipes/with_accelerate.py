@@ -23,10 +23,10 @@ model = nn.Sequential(nn.Embedding(2**14, 16), nn.Linear(16, 2**14))
 model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
 
 names = os.listdir(out) if os.path.isdir(out) else []
-step = max((int(name[5:]) for name in names if name[5:].isdigit()), default=0)
-if step:
-    accelerator.load_state(f"{out}/step-{step}")
-for batch in loader:
+done = max((int(name[5:]) for name in names if name[5:].isdigit()), default=0)
+if done:
+    accelerator.load_state(f"{out}/step-{done}")
+for step, batch in zip(range(done + 1, steps + 1), loader, strict=False):  # none after the last step
     print(f"rank {accelerator.process_index} samples {batch['sample_index'].tolist()}", flush=True)
     tensors = send_to_device(batch, accelerator.device)
     labels = tensors["labels"].flatten()
@@ -37,13 +37,10 @@ for batch in loader:
     accelerator.backward((losses * weights).sum() * share)
     optimizer.step()
     optimizer.zero_grad()
-    step += 1
     if step % 3 == 0:
         accelerator.save_state(f"{out}/step-{step}.partial")
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             os.rename(f"{out}/step-{step}.partial", f"{out}/step-{step}")  # a kill during a save leaves no such name
-    if step == steps:
-        break
 loader.close()
 accelerator.end_training()

@@ -28,14 +28,14 @@ def main(corpus, out, steps):
     torch.manual_seed(17)
     model = DistributedDataParallel(nn.Sequential(nn.Embedding(2**14, 16), nn.Linear(16, 2**14)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    step, path = 0, f"{out}/checkpoint.pt"
+    done, path = 0, f"{out}/checkpoint.pt"
     if os.path.exists(path):
         saved = torch.load(path)
-        step = saved["step"]
+        done = saved["step"]
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         dataset.sampler.load_state_dict(saved["loader"])  # of any number of ranks and workers
-    for batch in loader:
+    for step, batch in zip(range(done + 1, steps + 1), loader, strict=False):  # none after the last step
         print(f"rank {distributed.get_rank()} samples {batch['sample_index'].tolist()}", flush=True)
         logits = model(batch["input_ids"]).flatten(0, 1)
         loss = nn.functional.cross_entropy(logits, batch["labels"].flatten(), reduction="sum")
@@ -44,15 +44,12 @@ def main(corpus, out, steps):
         (loss / batch["step_targets"].clamp(min=1) * distributed.get_world_size()).backward()
         optimizer.step()
         optimizer.zero_grad()
-        step += 1
         if step % 3 == 0:
             states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
             if distributed.get_rank() == 0:  # one copy: the state of the loader is the same on every rank
                 os.makedirs(out, exist_ok=True)
                 torch.save({"step": step, **states}, f"{path}.partial")
                 os.replace(f"{path}.partial", path)  # a kill during a save leaves the checkpoint before it
-        if step == steps:
-            break
     distributed.destroy_process_group()
 
 

@@ -38,7 +38,7 @@ def main(corpus, out, steps):
         dp_rank=rank,
         dp_world_size=world_size,
     )
-    rng, step, path = np.random.default_rng(17), 0, f"{out}/checkpoint.npz"
+    rng, done, loss, path = np.random.default_rng(17), 0, np.nan, f"{out}/checkpoint.npz"
     parameters = {
         "embedding": rng.normal(size=(VOCABULARY, WIDTH)).astype(np.float32),
         "head": rng.normal(size=(WIDTH, VOCABULARY)).astype(np.float32),
@@ -47,12 +47,12 @@ def main(corpus, out, steps):
         with np.load(path) as saved:
             parameters = {name: saved[name] for name in parameters}
             state = json.loads(str(saved["state"]))
-        step = state["step"]
+        done = state["step"]
         loader.load_state_dict(state["loader"])
     mesh = Mesh(jax.devices(), ("data",))
     by_rows, everywhere = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
     parameters = jax.tree.map(lambda value: jax.make_array_from_process_local_data(everywhere, value), parameters)
-    for batch in loader:
+    for step, batch in zip(range(done + 1, steps + 1), loader, strict=False):  # none after the last step
         print(f"rank {rank} samples {batch['sample_index'].tolist()}", flush=True)
         # astype copies: the loader uses the memory of a batch again, and JAX on the CPU would go on reading it
         rows = [
@@ -60,16 +60,13 @@ def main(corpus, out, steps):
             for key in ("input_ids", "labels")
         ]
         parameters, loss = train_step(parameters, *rows)
-        step += 1
         if step % 3 == 0 and rank == 0:  # one copy: state and parameters are the same in every process
             arrays = {name: np.asarray(value) for name, value in parameters.items()}
             state = json.dumps({"step": step, "loader": loader.state_dict()})
             os.makedirs(out, exist_ok=True)
             np.savez(f"{path}.partial.npz", **arrays, state=state)
             os.replace(f"{path}.partial.npz", path)
-        if step == steps:
-            break
-    print(f"step {step} loss {float(loss):.4f}", flush=True)
+    print(f"step {steps} loss {float(loss):.4f}", flush=True)
     loader.close()
 
 

@@ -54,10 +54,10 @@ def main(corpus, out, steps):
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     states = {"train": Everything(model, optimizer), "loader": loader}
-    step = latest(out)
-    if step:
-        checkpoint.load(states, checkpoint_id=f"{out}/step-{step}")
-    for batch in loader:
+    done = latest(out)
+    if done:
+        checkpoint.load(states, checkpoint_id=f"{out}/step-{done}")
+    for step, batch in zip(range(done + 1, steps + 1), loader, strict=False):  # none after the last step
         print(f"rank {distributed.get_rank()} samples {batch['sample_index'].tolist()}", flush=True)
         logits = model(batch["input_ids"]).flatten(0, 1)
         loss = nn.functional.cross_entropy(logits, batch["labels"].flatten(), reduction="sum")
@@ -66,11 +66,8 @@ def main(corpus, out, steps):
         (loss / batch["step_targets"].clamp(min=1) * distributed.get_world_size()).backward()
         optimizer.step()
         optimizer.zero_grad()
-        step += 1
         if step % 3 == 0:
             save(out, step, states)
-        if step == steps:
-            break
     loader.close()
     distributed.destroy_process_group()
 

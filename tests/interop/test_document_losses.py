@@ -26,7 +26,10 @@ def test_the_losses_of_the_step_after_a_checkpoint_are_those_that_it_was_trained
     run("-m", "tokshard.trainer.hugging_face", out / "checkpoints" / "step-00000003", "--out", tmp_path / "llama")
     step = steps_of(out)[3]
     first, stop = step["samples"]
-    run(ROOT / "recipes" / "document_losses.py", recipe, tmp_path / "llama", f"{first}:{stop}", losses)
+    program = [ROOT / "recipes" / "document_losses.py", recipe, tmp_path / "llama"]
+    with pytest.raises(AssertionError, match="invalid samples value: '3'"):  # it is neither sample 3 nor 0 to 3
+        run(*program, 3, losses)
+    run(*program, f"{first}:{stop}", losses)
     rows = pq.read_table(losses).to_pylist()
     for name in ("code", "prose"):
         parts = [(row["loss_weights"], row["loss"]) for row in rows if row["corpus"] == name and row["targets"]]

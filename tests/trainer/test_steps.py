@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from recipes.mix_from_losses import follow
 from tests.examples import some
 from tests.trainer.runs import ROOT, Runs, as_toml, evaluations_of, lines_of, steps_of
 from tokshard.errors import PlanMismatchError
@@ -216,6 +217,13 @@ def test_weights_that_a_program_has_set_stay_if_the_recipe_did_not_change(run: R
     assert run(train__steps=3)[2]["loss_by_corpus"]["code"] is None
     other = run(train__steps=4, data__weights={"code": 1.0, "prose": 0.0})
     assert other[3]["loss_by_corpus"]["prose"] is None
+
+
+def test_a_mix_that_follows_losses_leaves_a_paused_corpus_out() -> None:
+    weights = {"code": 0.97, "prose": 0.03, "paused": 0.0}
+    corpora = {name: {"weight": weight} for name, weight in weights.items()}
+    record = {"loss": 2.0, "loss_by_corpus": dict.fromkeys(weights), "corpora": corpora}
+    assert follow(record) == {"code": 0.97, "prose": 0.05, "paused": 0.0}
 
 
 @pytest.mark.slow

@@ -325,7 +325,7 @@ def check_takes(names: Sequence[str], corpora: Sequence[CorpusOrder]) -> None:
             raise PlanError(
                 f"take={corpus.take} of corpus {name!r} is less than one of its {blocks} blocks of "
                 f"{block_tokens} tokens",
-                hint="take more, or give a smaller block_tokens",
+                hint=f"give a smaller block_tokens, or {'take more' if blocks else 'leave take out'}",
             )
 
 
