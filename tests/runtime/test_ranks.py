@@ -53,18 +53,21 @@ def test_a_device_mesh_gives_its_data_parallel_coordinates_in_row_major_order() 
             tensor = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
             pipeline = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
             three = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp_replicate", "cp", "dp_shard"))
+            lightning = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data_parallel", "tensor_parallel"))
+            other = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "rows"))
             flat = hsdp["dp_replicate", "dp_shard"]._flatten("dp")
-            of_data = (None, hsdp, three["dp_replicate", "dp_shard"], flat, tensor["dp"], pipeline["dp"])
+            of_data = (None, hsdp, three["dp_replicate", "dp_shard"], flat, tensor["dp"], other["data"], pipeline["dp"])
             found.append(list(map(samples_of, of_data)))
             # a mesh that would give each of several ranks other rows, which must read the same
-            for mesh, dimension in ((tensor, "tp"), (pipeline, "pp"), (three, "cp"), (tensor["tp"], "tp")):
+            refused = [(tensor, "tp"), (pipeline, "pp"), (three, "cp"), (tensor["tp"], "tp"), (other, "rows")]
+            for mesh, dimension in (*refused, (lightning, "tensor_parallel")):
                 with pytest.raises(PlanError, match=f"that differ only in {dimension} must read the same rows"):
                     samples_of(mesh)
     quarters = [list(range(3 * part, 3 * part + 3)) for part in range(4)]
     first, second = list(range(6)), list(range(6, 12))
     assert [list(ranks) for ranks in zip(*found, strict=True)] == [
         *[quarters] * 4,
-        [first, first, second, second],
+        *[[first, first, second, second]] * 2,
         [first, second, first, second],
     ]
 

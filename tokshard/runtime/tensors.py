@@ -7,11 +7,12 @@ import multiprocessing
 import multiprocessing.process
 import os
 import pickle
+import re
 import signal
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing.util import Finalize
@@ -440,8 +441,17 @@ def as_tensors(
     return {key: value.pin_memory() for key, value in batch.items()} if pin_memory else batch
 
 
-_OTHER_DIMENSIONS = frozenset({"tp", "cp", "pp", "ep"})
-"""Tensor, context, pipeline and expert parallelism, as meshes name them."""
+_OTHER_DIMENSIONS = frozenset({"tp", "cp", "pp", "ep", "sp", "tensor", "context", "pipeline", "expert", "model"})
+_DATA_DIMENSIONS = frozenset({"dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard"})
+"""Words in the names of dimensions of a mesh: of ranks that read the same rows, and of those that read others."""
+
+
+def _is_shared(dimension: str, names: Sequence[str]) -> bool:
+    """Whether ranks that differ only in a dimension read the same rows; of one alone whose name says nothing, no."""
+    words = set(re.split("[^a-z]+", dimension.lower()))
+    if is_of_data := bool(words & _DATA_DIMENSIONS):
+        words.discard("ep")  # a part of the data-parallel ranks, such as dp_shard_mod_ep
+    return bool(words & _OTHER_DIMENSIONS) or (len(names) > 1 and not is_of_data)
 
 
 def _rank_in(mesh: DeviceMesh | None) -> tuple[int, int]:
@@ -452,11 +462,13 @@ def _rank_in(mesh: DeviceMesh | None) -> tuple[int, int]:
             several processes and torch.distributed is not initialized yet, so each would read everything.
     """
     if mesh is not None:
-        if others := sorted(_OTHER_DIMENSIONS.intersection(mesh.mesh_dim_names or ())):
+        names = mesh.mesh_dim_names or ()
+        if others := [name for name in names if _is_shared(name, names)]:
             raise PlanError(
-                f"dp_mesh has the dimensions {', '.join(mesh.mesh_dim_names or ())}, and ranks that differ only in "
-                f"{' or '.join(others)} must read the same rows",
-                hint="give the data-parallel part, such as mesh['dp'], or mesh['dp_replicate', 'dp_shard']",
+                f"dp_mesh has the dimensions {', '.join(names)}, and ranks that differ only in {' or '.join(others)} "
+                "must read the same rows",
+                hint="give the data-parallel part, such as mesh['dp'] or mesh['dp_replicate', 'dp_shard'], or dp_rank "
+                "and dp_world_size",
             )
         place = mesh.get_coordinate()
         if place is None:
