@@ -30,7 +30,8 @@ def view_text(view: DocumentView) -> str:
         num_targets = sum(stop - start for start, stop in view.loss_spans)
         marks = f", between {_OPEN} and {_CLOSE}" if view.pieces and view.loss_spans else ""
         lines.append(f"targets: {num_targets:,} in {counted(len(view.loss_spans), 'loss span')}{marks}")
-    lines += [f"{one_line(name)}: {one_line(str(value))}" for name, value in view.metadata.items()]
+    kept = {name: value for name, value in view.metadata.items() if value is not None}
+    lines += [f"{one_line(name)}: {one_line(str(value))}" for name, value in kept.items()]
     more = " ..." if view.is_excerpt else ""
     lines.append(printable(bounded_text(view.pieces) + more if view.pieces else view.text))
     return "\n".join(lines)
