@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -112,6 +113,21 @@ def test_a_disk_that_is_full_leaves_nothing(store, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         store.put("a", b"x")
     assert list(store.names()) == []
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EIO])
+def test_a_folder_that_cannot_be_synced_is_an_error_unless_its_file_system_syncs_none(store, monkeypatch, code):
+    fsync = os.fsync
+
+    def of_files_alone(descriptor):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files_alone)
+    fails = pytest.raises(OSError, match="Input/output error") if code == errno.EIO else contextlib.nullcontext()
+    with fails:
+        store.put("a", b"x")
 
 
 @pytest.mark.timeout(20)
