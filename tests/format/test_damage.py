@@ -105,6 +105,7 @@ ROW = "FILE: offsets of column batch_tokens, row 0, are"
 
 MANIFESTS = [
     ("num_documents", 0, NONE + "ValueError('0 documents of 22 tokens in 3 shards of *"),
+    ("base", {"path": "b", "content": "0" * 64}, NONE + "ValueError('a view has 3 shards of *"),
     ("num_tokens", -5, NONE + "ValidationError('Expected `int` >= 0 - at `$.num_tokens`')"),
     ("num_shards", "three", NONE + "ValidationError('Expected `int`, got `str` - at `$.num_shards`')"),
     ("tokenizer vocab_size", 0, NONE + "ValidationError('Expected `int` >= 1 - at `$.tokenizer.vocab_size`')"),

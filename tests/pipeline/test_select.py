@@ -244,6 +244,16 @@ def test_each_value_has_a_cell_of_its_own(tmp_path_factory, values):
             assert cell.num_documents == values.count(value)
 
 
+def test_cells_of_many_columns_have_the_values_of_their_documents(tmp_path):
+    columns = {f"c{number}": ["a", "b"] for number in range(45)}  # 3**45 codes are more than an int64 has
+    source = Source(documents=documents_of([3, 4]), path="a.jsonl", metadata=columns)
+    write_corpus(tmp_path / "corpus", sources=[source], columns=dict.fromkeys(columns, "string"))
+    select_corpus(tmp_path / "corpus", out=tmp_path / "cells", by=[",".join(columns)])
+    for value, num_tokens in (("a", 3), ("b", 4)):
+        with open_corpus(tmp_path / "cells" / "/".join(f"{name}={value}" for name in columns)) as cell:
+            assert cell.num_tokens == num_tokens
+
+
 def test_cells_that_share_a_folder_on_a_file_system_that_ignores_case_are_refused(tmp_path, monkeypatch):
     source = Source(documents=documents_of([3] * 3), path="a.jsonl", metadata={"topic": ["Web", "web", "code"]})
     write_corpus(tmp_path / "corpus", sources=[source], columns={"topic": "string"}, tokenizer=TINY_TOKENIZER)

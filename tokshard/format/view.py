@@ -363,11 +363,9 @@ def stretches_of(documents: NDArray[np.int64], starts: NDArray[np.int64], length
     """The stretches of some documents of one shard.
 
     Args:
-        documents: int64 [n], numbers in the base, ascending.
+        documents: int64 [n], numbers in the base, ascending, at least one.
         starts, lengths: int64 [n], the position of the first token of each in the base, and its tokens.
     """
-    if not len(documents):
-        return np.empty((0, 4), np.int64)
     is_first = np.ones(len(documents), np.bool_)
     is_first[1:] = np.diff(documents) != 1
     first = np.flatnonzero(is_first)

@@ -83,18 +83,12 @@ def _labels(columns: Sequence[pa.Array]) -> tuple[list[str], NDArray[np.int64]]:
     """The labels of the cells of some documents, and the cell of each document: int64 [documents]."""
     import pyarrow.compute as pc  # takes 50 ms, and most commands need none
 
-    codes, texts = np.zeros(len(columns[0]), np.int64), list[list[str | None]]()
+    labels, of_document = [list[str | None]()], np.zeros(len(columns[0]), np.int64)
     for column in columns:
         encoded = column.cast(pa.string()).dictionary_encode()
         known = [*encoded.dictionary.to_pylist(), None]
-        codes = codes * len(known) + numbers_of(pc.fill_null(encoded.indices, len(known) - 1))
-        texts.append(known)
-    cells, of_document = np.unique(codes, return_inverse=True)
-    labels = []
-    for code in cells.tolist():
-        values: list[str | None] = []
-        for known in reversed(texts):
-            code, place = divmod(code, len(known))  # noqa: PLW2901 - digits, from the last on
-            values.insert(0, known[place])
-        labels.append(json.dumps(values, ensure_ascii=False))
-    return labels, of_document.astype(np.int64)
+        # at most documents times documents, so many columns overflow nothing
+        codes = of_document * len(known) + numbers_of(pc.fill_null(encoded.indices, len(known) - 1))
+        cells, of_document = np.unique(codes, return_inverse=True)
+        labels = [[*labels[code // len(known)], known[code % len(known)]] for code in cells.tolist()]
+    return [json.dumps(values, ensure_ascii=False) for values in labels], of_document.astype(np.int64)
