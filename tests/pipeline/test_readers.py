@@ -255,7 +255,7 @@ def test_kept_values_of_other_types_become_the_text_that_json_would_have(name, t
 def test_a_csv_field_too_long_to_be_held_is_one_bad_record_whatever_its_rest_looks_like(quote, tmp_path):
     lines = 40 if quote else 1
     long = "\n".join(['a line, that ""looks"" like, rows ' + "x" * (3_000_000 // lines)] * lines)
-    rows = ["text,n", "ok,1", f"{quote}{long}{quote},2", "also ok,3", "short", '"two\nlines",4', "x,y,z", '"open,6', "in it,7"]
+    rows = ["text,n", "ok,1", f"{quote}{long}{quote},2", "also ok,3", "short", '"two\nlines",4', "x,y,z", '"open\n,6']
     path = tmp_path / "a.csv"
     path.write_text("\n".join(rows) + "\n")
     corpus = build(path, tmp_path / "out", max_document_bytes=100, on_bad_record="skip")
