@@ -98,7 +98,7 @@ def _of_text() -> Iterator[Damage]:
     yield row("frames.jsonl.zst", "something follows", followed)
     for name in ("plain.csv", "plain.tsv"):
         yield row(name, "it is empty", emptied, "the file is empty, expected a header line")
-        yield row(name, "its header is open", lambda _: b'"text\n', "line 1: unexpected end of data")
+        yield row(name, "its header is open", lambda _: b'"text\na\n', "lines 1 to 2: unexpected end of data")
     yield row("stream.arrow", "its end is missing", without(8))
     yield row("stream.arrow", "it is cut between two batches", before_the_last_batch)
     yield row("table.parquet", "its first page is another", at(4, b"\x55" * 100))

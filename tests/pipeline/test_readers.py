@@ -255,7 +255,7 @@ def test_kept_values_of_other_types_become_the_text_that_json_would_have(name, t
 def test_a_csv_field_too_long_to_be_held_is_one_bad_record_whatever_its_rest_looks_like(quote, tmp_path):
     lines = 40 if quote else 1
     long = "\n".join(['a line, that ""looks"" like, rows ' + "x" * (3_000_000 // lines)] * lines)
-    rows = ["text,n", "ok,1", f"{quote}{long}{quote},2", "also ok,3", "short", '"two\nlines",4', "x,y,z", '"open,6']
+    rows = ["text,n", "ok,1", f"{quote}{long}{quote},2", "also ok,3", "short", '"two\nlines",4', "x,y,z", '"open\n,6']
     path = tmp_path / "a.csv"
     path.write_text("\n".join(rows) + "\n")
     corpus = build(path, tmp_path / "out", max_document_bytes=100, on_bad_record="skip")
@@ -264,11 +264,12 @@ def test_a_csv_field_too_long_to_be_held_is_one_bad_record_whatever_its_rest_loo
     rejects = [json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()]
     first = 3 + lines  # the line after the long one
     said = ["1 fields, the header has 2", "3 fields, the header has 2", "unexpected end of data"]
-    expected = zip((4, 6, 7), (first + 1, first + 4, first + 5), said, strict=True)
+    places = [f"line {first + 1}", f"line {first + 4}", f"lines {first + 5} to {first + 6}"]
+    expected = zip((4, 6, 7), places, said, strict=True)
     assert (rejects[0]["record"], rejects[0]["reason"]) == (2, "over max-document-bytes")
     assert rejects[0]["detail"].endswith("a field has more than 1,049,376 characters")
     assert [(reject["record"], reject["detail"]) for reject in rejects[1:]] == [
-        (record, f"line {line}: {detail}") for record, line, detail in expected
+        (record, f"{place}: {detail}") for record, place, detail in expected
     ]
 
 

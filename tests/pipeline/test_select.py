@@ -424,6 +424,8 @@ def test_cells_are_copied_by_their_mix_from_a_web_server_too_and_none_is_left_ou
     with file_server(tmp_path) as port:
         assert copy(f"http://127.0.0.1:{port}/cells", "copy").exit_code == 0
     assert rows(tmp_path / "copy" / "lang=fr") == rows(cells / "lang=fr")
+    for pair in ((cells, tmp_path / "copy"), (tmp_path / "copy", cells)):
+        assert tokshard("diff", *pair).exit_code == 0
     (cells / "lang=fr" / "manifest.json").unlink()
     assert "lang=fr is not a corpus" in copy(cells, "again").problem
     mix = cells / "mix.toml"

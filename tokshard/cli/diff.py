@@ -16,7 +16,7 @@ from tokshard.errors import UsageError
 from tokshard.format.opening import open_corpus
 from tokshard.format.shared import numbers_left_out
 from tokshard.inspect.corpus.difference import Difference, compare_corpora, compare_mixes
-from tokshard.inspect.corpus.places import corpora_at, short_names
+from tokshard.inspect.corpus.places import corpora_at, short_names, with_cells
 from tokshard.inspect.verify.verification import check_hashes
 from tokshard.run_files.plan_file import load_mix
 from tokshard.store import open_store
@@ -118,8 +118,12 @@ def _pairs(first: str, second: str) -> list[tuple[str, str]]:
     Raises:
         UsageError: one location holds a corpus that the other does not.
     """
-    below = [{_below(corpus, location): corpus for corpus in corpora_at([location])} for location in (first, second)]
-    if below[0].keys() != below[1].keys():
+    places = (first, second)
+    below = [{_below(corpus, place): corpus for corpus in corpora_at([place])} for place in places]
+    if below[0].keys() != below[1].keys():  # only one of them may be a view above its cells, and the other their copy
+        cells = [{_below(cell, place): cell for cell in with_cells(corpora_at([place]))} for place in places]
+        if cells[0].keys() ^ cells[1].keys() == {""}:
+            return [(cell, cells[1][name]) for name, cell in cells[0].items() if name in cells[1]]
         names = [", ".join(name or "one corpus" for name in found) for found in below]
         one, other = (next(iter(found.values())) for found in below)
         raise UsageError(

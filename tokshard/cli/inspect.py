@@ -55,7 +55,7 @@ _TOKENS_OF_WORKER = 1 << 25
     "--where",
     multiple=True,
     metavar="CONDITION",
-    help="With --grep: list only documents whose kept columns meet this, as in copy: lang=en, 'score>0.5', "
+    help="With --grep: list only documents whose kept columns meet this, as in select: lang=en, 'score>0.5', "
     "'lang in en,fr'; may be given again.",
 )
 @click.option(

@@ -65,9 +65,9 @@ def are_met(conditions: Sequence[Condition], columns: Mapping[str, pa.Array], nu
             of_texts.append((name, sign, value))
         else:
             met &= _is_met(columns[name], sign, value) if name in columns else sign == "!="
-    looked_at = pa.array(met)
+    looked_at = number_array(np.flatnonzero(met))
     for name, sign, value in of_texts:
-        _check_order(name, columns[name].filter(looked_at), sign, value)
+        _check_order(name, columns[name].take(looked_at), sign, value)
         met &= _is_met(columns[name], sign, value)
     return met
 

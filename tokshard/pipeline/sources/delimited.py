@@ -41,7 +41,7 @@ def _chunks(input_: Input, _: Span, spec: RecordSpec) -> Iterator[tuple[None, Re
         except StopIteration:
             raise damaged(input_, "the file is empty, expected a header line") from None
         except csv.Error as error:
-            raise damaged(input_, f"line {lines.count}: {error}") from error
+            raise damaged(input_, f"{_where(1, lines.count)}: {error}") from error
         found = _records_of(_rows(rows, lines, header, _places(input_, header, spec), spec), spec)
         for place, chunk in counted(found, stream.file_position):
             chunk.num_marks, lines.num_marks = lines.num_marks, 0
@@ -125,7 +125,7 @@ def _rows(
     empty = ["" if kind == "string" else None for _, kind in spec.columns.values()]
     columns = list(zip(kept, empty, strict=True))
     while True:
-        lines.num_quotes = 0
+        lines.num_quotes, first = 0, lines.count + 1
         reason, detail = MALFORMED, ""
         try:
             row = next(rows) or [""] * len(header)  # an empty line is an empty record
@@ -135,17 +135,21 @@ def _rows(
             return
         except csv.Error as error:
             detail = str(error)
-        line = lines.count
         if detail.startswith(_FIELD_TOO_LARGE):
             reason, detail = TOO_LONG, f"a field has more than {spec.max_line_bytes:,} characters"
             lines.skip_record()  # the rest of the field would be taken for rows
         if detail:
-            yield nothing, (reason, f"line {line}: {detail}")
+            yield nothing, (reason, f"{_where(first, lines.count)}: {detail}")
             continue
         text = row[text_place]
         # as bytes, so that invalid UTF-8 in it is found and reported
         found = text if text.isascii() else text.encode("utf-8", "surrogateescape")
         yield (found, *[row[place] or empty for place, empty in columns]), None
+
+
+def _where(first: int, last: int) -> str:
+    """The lines of a record: a quote that is never closed makes one of all the rows behind it."""
+    return f"line {first}" if first >= last else f"lines {first} to {last}"
 
 
 class _Raw(io.RawIOBase):
