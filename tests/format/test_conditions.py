@@ -47,14 +47,8 @@ def test_texts_that_are_written_alike_have_the_order_of_their_numbers_and_dates(
     ],
 )
 def test_a_text_that_is_neither_and_would_be_taken_is_refused_until_it_is_left_out(condition, texts):
-<<<<<<< HEAD
-    with pytest.raises(
-        UsageError, match=f"'c' holds (dates|numbers) as texts, and {condition} takes '{texts[1]}', too"
-    ):
-=======
     said = f"'c' holds (dates|numbers) as texts, and {condition} takes '{texts[1]}', too"
     with pytest.raises(UsageError, match=said):
->>>>>>> b8ee9874d0b037d708339e6c69952d125f98b43c
         of_texts(condition, texts)
     column = {"c": pa.array(texts, pa.string())}
     for given in ([condition, f"c!={texts[1]}"], [f"c!={texts[1]}", condition]):

@@ -167,6 +167,7 @@ NO_INDEX = (
     "'chunks' (litdata)"
 )
 COUNTS, ARROW = "meta/combined_counts.csv", "DIR/in/data/en/part.arrow is damaged:"
+MISSING = "is missing; DIR/in/meta counts it"
 COUNTED = f"{ARROW} it holds 5 documents and 10 tokens;"
 Write = Callable[[Path], Any]
 FOREIGN: list[tuple[Write, list[tuple[str, Change | None, str]]]] = [
@@ -226,6 +227,12 @@ FOREIGN: list[tuple[Write, list[tuple[str, Change | None, str]]]] = [
             (COUNTS, replaced(b"5,10", b"6,10"), f"{COUNTED} DIR/in/meta says 6 and 10"),
             (COUNTS, replaced(b"5,10", b"5,11"), f"{COUNTED} DIR/in/meta says 5 and 11"),
             (COUNTS, replaced(b"part", b"other"), f"{ARROW} DIR/in/meta counts other files and *"),
+            (COUNTS, lambda table: table + b"/data/en/gone.arrow,1,2\n", f"DIR/in/data/en/gone.arrow {MISSING}"),
+            (
+                COUNTS,
+                lambda table: table + b"/data/fr/gone.arrow,1,2\n/data/en/part.arrow,5,9",
+                f"{COUNTED} * says 5 and 9",
+            ),
             (COUNTS, replaced(b"/data/", b"in\ra/"), "a line is not a file and two numbers: *"),
         ],
     ),
@@ -258,7 +265,8 @@ def _of_tokens() -> Iterator[Damage]:
             return place / "in" / file
 
         message = said if said.startswith(("FILE", "DIR")) else f"FILE is damaged: {said}"
-        return Damage(f"{file}: {said}", write, change, _import, BadSourceError, message)
+        error = SourceError if said.endswith(MISSING) else BadSourceError
+        return Damage(f"{file}: {said}", write, change, _import, error, message)
 
     for put, rows in FOREIGN:
         for file, change, said in rows:

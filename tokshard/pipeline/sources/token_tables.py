@@ -9,12 +9,13 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.errors import UsageError
+from tokshard.errors import SourceError, UsageError
 from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch, damaged
 from tokshard.interop.tokens.lists import (
     find_field,
@@ -36,7 +37,7 @@ from tokshard.pipeline.sources.opening import store_of
 from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import RecordSpec
 from tokshard.pipeline.sources.token_files import with_columns
-from tokshard.store import open_store, present
+from tokshard.store import look_at, open_store, present
 
 _ROWS_AT_ONCE = 256
 
@@ -166,13 +167,15 @@ def _joined(
 def _check_counts(input_: Input, num_documents: int, num_tokens: int | None) -> None:
     """Refuse a file that contradicts its line in a table of counts, or lacks one, if there is a table above it.
 
-    fms-fsdp keeps such tables as ``meta/*counts*.csv``, with a line for each file.
+    fms-fsdp keeps such tables as ``meta/*counts*.csv``, with a line for each file. The file of the next line, if it
+    belongs to the same folder, must be there: so of the files that are lost, each import of a folder names one.
 
     Args:
         num_tokens: tokens of the file; None if this task did not read all.
 
     Raises:
         BadSourceError: the numbers differ, and it names both; or there is no line.
+        SourceError: the file of the next line is not there.
     """
     root, others = input_.location, ""
     for _ in range(input_.path.count("/") + 2):  # up to the folder above the argument
@@ -184,29 +187,37 @@ def _check_counts(input_: Input, num_documents: int, num_tokens: int | None) -> 
             others = others or (f"{root}/meta" if counts else "")
             continue
         found = (num_documents, said[1] if num_tokens is None else num_tokens)
-        if found != said:
+        if found != said[:2]:
             raise damaged(
                 *store_of(input_.location),
                 f"it holds {found[0]:,} documents and {found[1]:,} tokens; "
                 f"{root}/meta says {said[0]:,} and {said[1]:,}",
+            )
+        if look_at(following := os.path.join(root, said[2])) is None:
+            raise SourceError(
+                f"{following} is missing; {root}/meta counts it",
+                hint="fetch the file, or remove its line from the table of counts",
             )
         return
     if others:
         raise damaged(*store_of(input_.location), f"{others} counts other files and has no line for this one")
 
 
-def _counts(folder: str) -> Mapping[str, tuple[int, int]]:
-    """File to its documents and tokens, from all tables of a folder; tables with other columns are ignored."""
+def _counts(folder: str) -> Mapping[str, tuple[int, int, str]]:
+    """File to its documents, its tokens and the file after it in its folder; the last has the first.
+
+    From all tables of a folder; tables with other columns are ignored.
+    """
     store = open_store(folder)
     found = (name for name in sorted(present(store)) if "counts" in name and name.endswith(".csv"))
     return _read_counts(folder, tuple((name, store.stat(name).version) for name in found))
 
 
 @functools.lru_cache(maxsize=4)
-def _read_counts(folder: str, versions: Sequence[tuple[str, str]]) -> Mapping[str, tuple[int, int]]:
+def _read_counts(folder: str, versions: Sequence[tuple[str, str]]) -> Mapping[str, tuple[int, int, str]]:
     """The content of the tables of a folder, each with its version: a later import may find others there."""
     store = open_store(folder)
-    found = {}
+    found = dict[str, tuple[int, int]]()
     for name, _ in versions:
         try:
             rows = csv.reader(io.StringIO(store.get(name).decode("utf-8", "replace")))
@@ -214,7 +225,11 @@ def _read_counts(folder: str, versions: Sequence[tuple[str, str]]) -> Mapping[st
                 found.update({row[0].lstrip("/"): (int(row[1]), int(row[2])) for row in rows if row})
         except (csv.Error, ValueError, IndexError) as error:
             raise damaged(store, name, f"a line is not a file and two numbers: {error}") from error
-    return found
+    of_folder = dict[str, list[str]]()
+    for path in found:
+        of_folder.setdefault(os.path.dirname(path), []).append(path)
+    following = {one: other for paths in of_folder.values() for one, other in pairwise([*paths, paths[0]])}
+    return {path: (*counts, following[path]) for path, counts in found.items()}
 
 
 def _of_tokens(form: Format, **more: Any) -> Format:
