@@ -205,10 +205,10 @@ Chunk = LineChunk | Records | TokenBatch
 T = TypeVar("T")
 
 _CONTENTS: Sequence[tuple[bytes, str]] = (
-    (b"\x1f\x8b", "gzip; give the file a name that ends in .gz"),
-    (b"\x28\xb5\x2f\xfd", "zstd; give the file a name that ends in .zst"),
-    (b"BZh", "bzip2; give the file a name that ends in .bz2"),
-    (b"\xfd7zXZ\0", "xz; give the file a name that ends in .xz"),
+    (b"\x1f\x8b", "gzip; give the file a name that ends in .gz, or decompress it first"),
+    (b"\x28\xb5\x2f\xfd", "zstd; give the file a name that ends in .zst, or decompress it first"),
+    (b"BZh", "bzip2; give the file a name that ends in .bz2, or decompress it first"),
+    (b"\xfd7zXZ\0", "xz; give the file a name that ends in .xz, or decompress it first"),
     (b"PK\3\4", "a zip archive; unpack it first"),
     (b"PAR1", "parquet; give the file a name that ends in .parquet"),
     (b"ARROW1", "Arrow; give the file a name that ends in .arrow"),
