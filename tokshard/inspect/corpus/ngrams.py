@@ -73,7 +73,7 @@ class Grams:
     def shared(
         self, tokens: NDArray[np.unsignedinteger], ends: NDArray[np.int64]
     ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        """The documents that share n-grams with items: each one, its items, and the distinct n-grams it shares with each.
+        """The documents that share n-grams with items: each, its items, and the distinct n-grams it shares with each.
 
         Documents with the same n-grams get the same arrays: all items of a benchmark may begin with one phrase.
         A document ends with a delimiter, which no gram has, so no match spans two documents.
