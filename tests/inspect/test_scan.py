@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,11 @@ def shared(found: Grams, documents: list[list[int]]) -> dict[tuple[int, int], in
     """(document, item) to the distinct n-grams that they share."""
     tokens = np.array([token for document in documents for token in [*document, EOS]], np.uint16)
     ends = np.cumsum([len(document) + 1 for document in documents]).astype(np.int64)
-    rows = found.shared(tokens, ends)
-    return {(document, item): count for document, item, count in zip(*(row.tolist() for row in rows), strict=True)}
+    return {
+        (document, item): count
+        for document, items, counts in found.shared(tokens, ends)
+        for item, count in zip(items.tolist(), counts.tolist(), strict=True)
+    }
 
 
 def windows(tokens: list[int], n: int) -> set[tuple[int, ...]]:
@@ -70,6 +74,20 @@ def test_tokens_are_compared_and_not_only_hashes():
     found = grams([(0, [1, 2, 3])], 3)
     assert shared(found, [[1, 2, 3]]) == {(0, 0): 1}
     assert shared(dataclasses.replace(found, tokens=found.tokens + np.uint32(1)), [[1, 2, 3]]) == {}
+
+
+def test_a_phrase_in_all_items_and_documents_costs_no_memory_for_each_pair_of_them():
+    phrase = list(range(1, 21))
+    found = grams([(item, phrase) for item in range(1000)], 13)
+    tokens, ends = np.array([*phrase, EOS] * 1000, np.uint16), np.arange(21, 21_001, 21)
+    tracemalloc.start()
+    try:
+        rows = list(found.shared(tokens, ends))
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+    assert [document for document, _, _ in rows] == list(range(1000))
+    assert all(len(items) == 1000 and set(counts.tolist()) == {8} for _, items, counts in rows)
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ rejects nearly all windows, a binary search nearly all others, and the tokens of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,9 +72,10 @@ class Grams:
 
     def shared(
         self, tokens: NDArray[np.unsignedinteger], ends: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Which documents share n-grams with which items: int64 [pairs]: document, item, distinct n-grams they share.
+    ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """The documents that share n-grams with items: each, its items, and the distinct n-grams it shares with each.
 
+        Documents with the same n-grams get the same arrays: all items of a benchmark may begin with one phrase.
         A document ends with a delimiter, which no gram has, so no match spans two documents.
 
         Args:
@@ -84,13 +86,19 @@ class Grams:
         documents = np.searchsorted(ends, starts, "right")
         pairs = np.unique(documents * max(1, len(self.hashes)) + grams)
         documents, grams = np.divmod(pairs, max(1, len(self.hashes)))
+        bounds = np.flatnonzero(np.diff(documents, prepend=-1, append=len(ends)))
+        items_of = dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]]()
+        for start, stop in pairwise(bounds.tolist()):
+            own = grams[start:stop]
+            key = own.tobytes()
+            if key not in items_of:
+                items_of[key] = self._items_of(own)
+            yield int(documents[start]), *items_of[key]
+
+    def _items_of(self, grams: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         counts = self.bounds[grams + 1] - self.bounds[grams]
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        items = self.items[np.repeat(self.bounds[grams], counts) + within]
-        num_items = max(1, len(self.num_of_item))
-        found, num_grams = np.unique(np.repeat(documents, counts) * num_items + items, return_counts=True)
-        documents, items = np.divmod(found, num_items)
-        return documents, items, num_grams
+        return np.unique(self.items[np.repeat(self.bounds[grams], counts) + within], return_counts=True)
 
 
 def grams_of(texts: Sequence[tuple[int, NDArray[np.uint32]]], n: int, *, delimiters: Sequence[int]) -> Grams:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -174,18 +173,13 @@ def _scan_shard(corpus: Corpus, index: int, *, grams: Grams) -> list[SharedItems
     first = int(corpus.shards.first_documents[index])
     for shard, batch in checked_batches(corpus, index):
         offsets, tokens = shard.batch(batch)
-        documents, items, num_grams = grams.shared(tokens, offsets[1:])
-        starts = np.flatnonzero(np.diff(documents, prepend=-1))
-        ids = shard.columns(batch).get(ID) if len(starts) else None
-        for start, stop in pairwise([*starts.tolist(), len(documents)]):
-            row = int(documents[start])
+        shared = list(grams.shared(tokens, offsets[1:]))
+        ids = shard.columns(batch).get(ID) if shared else None
+        for row, items, num_grams in shared:
             own = None if ids is None else ids[row].as_py()
             found.append(
                 SharedItems(
-                    document=first + row,
-                    id=None if own is None else str(own),
-                    items=items[start:stop],
-                    num_grams=num_grams[start:stop],
+                    document=first + row, id=None if own is None else str(own), items=items, num_grams=num_grams
                 )
             )
         first += len(offsets) - 1

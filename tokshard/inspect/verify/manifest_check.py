@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -42,8 +43,7 @@ def check_tokenizer(store: Store, manifest: Manifest) -> Iterator[Problem]:
     """The manifest against the copy of the tokenizer."""
     stated = manifest.tokenizer
     try:
-        parsed = json.loads(store.get(names.TOKENIZER))
-        canonical, ids = hashlib.sha256(canonical_json(parsed)).hexdigest(), token_ids(parsed)
+        canonical, ids = _hash_and_ids(store.get(names.TOKENIZER))
     except (OSError, ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
         yield Problem(names.TOKENIZER, f"is not a tokenizer: {error!r}")
         return
@@ -57,6 +57,12 @@ def check_tokenizer(store: Store, manifest: Manifest) -> Iterator[Problem]:
         *((f"the special id of {token!r}", stated.special_ids.get(token), ids.get(token)) for token in special),
     ]
     yield from false_claims(names.MANIFEST, claims)
+
+
+@lru_cache(maxsize=1)  # many corpora have one tokenizer, and a large one takes a second
+def _hash_and_ids(content: bytes) -> tuple[str, dict[str, int]]:
+    parsed = json.loads(content)
+    return hashlib.sha256(canonical_json(parsed)).hexdigest(), token_ids(parsed)
 
 
 class Tally:
