@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.contract import small
@@ -51,6 +51,7 @@ def places(dealt: Dealt, start: int, stop: int) -> list[int]:
 
 
 @settings(max_examples=examples(40))
+@example(files=[[1 << 30, 0, 0]], begun=4, num_buckets=1, deal_bytes=1)
 @given(
     files=st.lists(st.lists(st.integers(0, (1 << 32) - 1), max_size=20), min_size=1, max_size=7),
     begun=st.integers(1, 4),
@@ -82,7 +83,10 @@ def test_every_bucket_has_the_rows_of_its_keys_in_order(files, begun, num_bucket
         [place for place, key in enumerate(keys) if low <= key < high] for low, high in itertools.pairwise(bounds)
     ]
     assert levels.num_buckets >= num_buckets
-    assert [places(dealt, bucket, bucket + 1) for bucket in range(levels.num_buckets)] == expected
+    found = [places(dealt, bucket, bucket + 1) for bucket in range(levels.num_buckets)]
+    if levels.num_buckets % begun:  # a bucket has rows of several that came first: only equal keys are in order
+        found, expected = ([sorted(rows, key=keys.__getitem__) for rows in each] for each in (found, expected))
+    assert found == expected
     assert dealt.sizes() == [len(rows) for rows in expected]
     assert sorted(places(dealt, 1, levels.num_buckets)) == sorted(itertools.chain(*expected[1:]))
     kept = [exchange.read_kept(store, file, first, KEPT)["place"].to_pylist() for file in hashed]
