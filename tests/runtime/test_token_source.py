@@ -81,6 +81,9 @@ WRONG: dict[str, dict[str, Any]] = {
     r"document_at\(0\) is .*: document 0 is the one that starts at 0": answer_with(
         "document_at", lambda found: replace(found, document=found.document + 1)
     ),
+    r"document_at\(0\) is \(0, 5\), expected a DocumentSpan": answer_with(
+        "document_at", lambda found: (found.start, found.stop)
+    ),
     "whose numbers are not Python's integers": answer_with(
         "document_at", lambda found: replace(found, start=np.int64(found.start))
     ),
