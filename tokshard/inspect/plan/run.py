@@ -214,8 +214,8 @@ class Run:
     def place_of(self, sample: int) -> tuple[int, int, int] | None:
         """Where a sample is read: the step, from 1; the data-parallel rank; the row in the batch of that rank.
 
-        None if it was skipped, is never read, its step is unknown, or its step is dealt by the cost of samples that were
-        read under weights that the checkpoint does not keep.
+        None if it was skipped, is never read, its step is unknown, or is dealt by the cost of samples that were read
+        under weights that the checkpoint does not keep.
         """
         is_read = sample < self.cursor.sample or self.stop.has_step(sample)
         if not is_read or (found := self.step_of(sample)) is None:
