@@ -128,6 +128,17 @@ def test_a_run_with_figures_at_the_limits_has_a_page(page, tmp_path, figures):
     assert (known["steps"], "nan" in known.get("speed", "")) == ("1 to 2,500", False)
 
 
+def test_the_planned_mix_is_shown_for_all_steps_of_a_run_whose_corpora_changed(page, tmp_path):
+    lines = [
+        {"step": step, "corpora": {name: {"tokens": step, "weight": weight} for name, weight in weights.items()}}
+        for step, weights in ((1, {"a": 3, "b": 1}), (2, {"a": 1, "c": 1}))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = {trace["name"]: trace["y"] for trace in sections(page(tmp_path))["Mix"]["traces"]}
+    planned = {name: found.get(f"{name}, planned") for name in "abc"}
+    assert planned == {"a": [0.75, 0.5], "b": [0.25, None], "c": [None, 0.5]}
+
+
 @pytest.mark.slow
 def test_the_browser_of_the_user_opens_a_page_with_the_library_in_it(tmp_path):
     pytest.importorskip("plotly")

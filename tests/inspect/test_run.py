@@ -131,3 +131,14 @@ def test_a_sample_of_streams_has_the_rank_and_row_that_read_it(world_size, start
             for step, batch in zip((1, 2), loader, strict=False):
                 for row, sample in enumerate(batch["sample_index"].tolist()):
                     assert sample < 0 or run.place_of(sample) == (step, rank, row)
+
+
+def test_of_a_step_whose_first_samples_had_weights_that_are_not_kept_the_rows_dealt_by_cost_are_not_known():
+    corpora = {"a": ListSource([5, 30, 2, 8] * 9), "b": ListSource([9, 1, 7] * 9)}
+    schedule = [(10 * number + 5, {"a": 1 + number % 3, "b": 1}) for number in range(40)]
+    plan = StreamPlan(corpora, seq_len=4, allow_small_blocks=True, schedule=schedule)
+    cursor = plan.cursor().advanced(400)
+    run = replace(run_of(plan, 8, cursor.compacted(plan.mixture(cursor)), 50), world_size=2, deal="cost")
+    first = run.cursor.segments[0].start
+    assert (first, run.place_of(first)) == (245, None)
+    assert {run.place_of(sample)[0] for sample in range(248, 264)} == {32, 33}

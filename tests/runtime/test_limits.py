@@ -81,3 +81,15 @@ def test_a_job_is_told_once_whatever_its_weights_become_and_again_when_it_resume
     with pytest.warns(UserWarning, match="'b' is used up at sample") as told:
         take(dataloader(dataset), 20)
     assert len(told) == 1
+
+
+def test_a_warning_that_is_an_error_loses_no_batch() -> None:
+    plan = plan_of(max_epochs={"b": 1}, on_max_epochs="warn")
+    ((limit, _),) = used_up(plan, plan.cursor())
+    with NumpyLoader(plan, global_batch_size=1) as loader:
+        take(loader, limit)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(UserWarning, match="'b' is used up"):
+                take(loader, 1)
+            assert [int(batch["sample_index"][0]) for batch in take(loader, 2)] == [limit, limit + 1]

@@ -17,6 +17,7 @@ from tests.runtime.sources import ListSource, SpannedSource
 from tokshard.format.loss import Targets
 from tokshard.runtime import StreamPlan
 from tokshard.runtime.bytes import targets
+from tokshard.runtime.bytes.fetchers import Fetchers
 from tokshard.runtime.bytes.targets import TargetReader
 
 SIZES: dict[str, Any] = {"seq_len": 8, "block_tokens": 1024, "window_blocks": 2, "seed": 5}
@@ -65,3 +66,15 @@ def test_the_spans_of_what_is_announced_are_loaded_ahead_and_once() -> None:
     assert loaded == [0, 3, 4]
     reader.find(np.array([0, 20]), np.array([6, 24]))
     assert loaded == [0, 3, 4]
+
+
+def test_spans_that_are_announced_and_that_no_row_needs_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "KEPT_BYTES", 3 * 8)
+    loaded: list[int] = []
+    reader = TargetReader(np.arange(0, 60, 6), lambda batch: loaded.append(batch) or Targets(borders=np.array([1, 4])))
+    fetchers = Fetchers(1)
+    for batch in range(9):
+        reader.ask(np.array([6 * batch]), np.array([6 * batch + 6]), fetchers)
+    for batch in (8, 0):
+        reader.find(np.array([6 * batch]), np.array([6 * batch + 6]))
+    assert loaded == [*range(9), 0]

@@ -338,3 +338,43 @@ def test_the_first_batches_make_tables_of_the_corpora_in_their_own_step_only() -
         for step, _ in zip(range(1, 6), loader, strict=False):
             assert loader._memory is not None
             assert sum(len(kept) for reader in loader._memory[0].readers for kept in reader._kept.values()) <= 4 * step
+
+
+class FailingSource(ListSource):
+    """Cannot be read after some reads."""
+
+    left = 1 << 62
+
+    def ends_of(self, start: int, stop: int) -> NDArray[np.int64]:
+        self.left -= 1
+        if self.left < 0:
+            raise DamagedCorpusError("shard-7 is not there", hint="restore it")
+        return super().ends_of(start, stop)
+
+
+@pytest.mark.filterwarnings("ignore:the change of seq_len")
+def test_a_state_that_cannot_be_loaded_changes_nothing_wherever_that_ends() -> None:
+    options: dict[str, Any] = {"pack": "whole", "block_tokens": 256, "allow_small_blocks": True, "max_epochs": 2}
+
+    def loader_of(seq_len: int) -> tuple[FailingSource, NumpyLoader]:
+        source = FailingSource([9, 4, 30, 1] * 20)
+        plan = StreamPlan(source, seq_len=seq_len, on_max_epochs="warn", **options)
+        return source, NumpyLoader(plan, global_batch_size=2)
+
+    _, before = loader_of(2)
+    take(before, 5)
+    for reads in itertools.count():
+        source, loader = loader_of(1)
+        take(loader, 1)
+        source.left = reads
+        try:
+            loader.load_state_dict(before.state_dict(), seq_len="plan")
+            break
+        except DamagedCorpusError:
+            source.left = 1 << 62
+        assert [batch["sample_index"].tolist() for batch in take(loader, 1)] == [[2, 3]]
+        assert loader.cursor.sample == 4
+        loader.close()
+    for one in (before, loader):
+        one.close()
+    assert reads > 1

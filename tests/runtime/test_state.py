@@ -17,6 +17,7 @@ from tests.runtime.states import State, edited, sealed, values_of
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan
 from tokshard.runtime.order.mixture import Mixture
+from tokshard.runtime.state import other_weights
 
 # how large it is
 
@@ -137,9 +138,10 @@ MASK = {"fingerprint": "0" * 64, "name": "a", "file": "/nowhere", "calls": [[0, 
     ids=str,
 )
 def test_a_state_that_no_loader_has_saved_is_refused_as_damaged(fields: State) -> None:
-    state = state_after(two_corpora(), 4)
-    with pytest.raises(PlanMismatchError, match="the state is damaged: "):
-        resumed(two_corpora(), edited(state, **fields))
+    state = edited(state_after(two_corpora(), 4), **fields)
+    for read in (resumed, other_weights):
+        with pytest.raises(PlanMismatchError, match="the state is damaged: "):
+            read(two_corpora(), state)
 
 
 @pytest.mark.parametrize("samples", [[4, 5], [4, 3], [10]])

@@ -17,12 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recipes.mix_from_losses import follow
 from tests.examples import some
+from tests.runtime.sources import ListSource
 from tests.trainer.runs import ROOT, Runs, as_toml, evaluations_of, lines_of, steps_of
 from tokshard.errors import PlanMismatchError
 from tokshard.inspect.plan.run import open_run
 from tokshard.run_files.model_shape import PRESETS, Shape, peak_tflops, training_flops
 from tokshard.run_files.recipe import Parallel
-from tokshard.runtime.tensors import Batch
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.tensors import Batch, StreamingLoader
 from tokshard.trainer import loop, metrics
 from tokshard.trainer.loop import gradient_scale, squared_norm
 from tokshard.trainer.metrics import Report
@@ -323,6 +325,17 @@ def test_mfu_counts_pieces_and_full_rows_and_padding_counts_for_nothing(
     (step,) = steps_of(tmp_path / "out")
     assert step["mfu"] == pytest.approx(step["tokens_per_second"] / 64 / 2.0)
     assert [*map(peak_tflops, ("", "H100 PCIe", "NVIDIA H100 80GB HBM3", "H200"))] == [None, 756, 989, 989]
+
+
+@pytest.mark.parametrize("deal", ["order", "cost"])
+def test_attended_pairs_are_those_of_the_rows_wherever_padding_is(deal: Any) -> None:
+    plan = StreamPlan(ListSource([9, 4, 30, 1, 12, 3]), epochs=1, seq_len=6, allow_small_blocks=True)  # 10 samples
+    with StreamingLoader(plan, global_batch_size=4, dp_rank=0, dp_world_size=1, compact=True, deal=deal) as loader:
+        *_, batch = loader
+    rows = [plan.trace(sample) for sample in batch["sample_index"].tolist() if sample >= 0]
+    lengths = [[piece.stop - piece.start for piece in pieces] for pieces in rows]
+    lengths = [n for row in lengths for n in (*row, 6 - sum(row))]  # the padded end of a row is a piece, too
+    assert (len(rows), metrics.figures_of(batch, 1)["pairs"]) == (2, [sum(n * (n + 1) // 2 for n in lengths)])
 
 
 def test_the_norm_of_a_gradient_does_not_depend_on_how_many_ranks_hold_it() -> None:

@@ -61,10 +61,12 @@ class LoopPosition:
         self._was_moved = False
         self.move(plan.cursor())
 
-    def move(self, cursor: Cursor) -> None:
-        """Continue from a cursor."""
-        self.cursor, self.stop = cursor, stop_of(self._plan, cursor)
-        self._used_up = used_up(self._plan, cursor) if self._plan.on_max_epochs == "warn" else []
+    def move(self, cursor: Cursor, plan: StreamPlan | None = None) -> None:
+        """Continue from a cursor; arguments as for `jump`."""
+        plan = plan or self._plan
+        # both may read the corpora: if that fails, nothing has changed
+        stop, found = stop_of(plan, cursor), used_up(plan, cursor) if plan.on_max_epochs == "warn" else []
+        self._plan, self.cursor, self.stop, self._used_up = plan, cursor, stop, found
 
     def jump(self, cursor: Cursor, plan: StreamPlan | None = None) -> None:
         """Continue from the cursor of a state, or after a skip. If the pass ends there, the next loop is empty.
@@ -72,8 +74,7 @@ class LoopPosition:
         Args:
             plan: with the sizes of the run; None: as before.
         """
-        self._plan = plan or self._plan
-        self.move(cursor)
+        self.move(cursor, plan)
         self._was_moved = True
 
     def resize(self, global_batch_size: int) -> None:
@@ -166,8 +167,12 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                 self._discard()
         while self._position.has_step():
             with self._exclusive():
-                batch = self._next()
-                self._position.advance()
+                try:
+                    batch = self._next()
+                    self._position.advance()
+                except BaseException:
+                    self._discard()  # batches made ahead follow one that the loop did not receive
+                    raise
             yield batch
         self._position.end()
 
@@ -271,10 +276,10 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                 stacklevel=2,
             )
         with self._exclusive():
-            if plan is not self._plan:
-                self._plan, self._memory = plan, None
             self._position.jump(cursor, plan)
             self._discard()
+            if plan is not self._plan:
+                self._plan, self._memory = plan, None
 
     def set_weights(self, weights: Weights) -> None:
         """Read with other weights from the next batch on, also where the plan has later changes: a warning names them.
@@ -416,11 +421,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     def _next(self) -> Batch:
         prefetch = self._prefetch = self._prefetch or self._started()
         started = time.perf_counter()
-        try:
-            batch, num_masked, num_read = prefetch.next()
-        except BaseException:
-            self._discard()
-            raise
+        batch, num_masked, num_read = prefetch.next()
         self._wait_seconds += time.perf_counter() - started
         self._num_batches += 1
         self._num_masked_tokens += num_masked

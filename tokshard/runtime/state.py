@@ -216,9 +216,11 @@ def _check_weights(saved: _State, plan: StreamPlan) -> None:
 def _decoded(state: Any) -> _State:
     line = _checked_line(state.get(_KEY, [*state]) if isinstance(state, Mapping) else state)
     try:
-        return msgspec.json.decode(line, type=_State)
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        saved = msgspec.json.decode(line, type=_State)
+        _check_fit(saved, _cursor_of(saved))
+    except (msgspec.MsgspecError, RecursionError, ArithmeticError, ValueError) as error:
         raise PlanMismatchError(f"the state is damaged: {error}", hint=_DAMAGED) from error
+    return saved
 
 
 def load_state(
@@ -243,11 +245,7 @@ def load_state(
         if given not in words:
             raise ValueError(f"{name} must be {' or '.join(map(repr, words))}, got {given!r}")
     saved = _decoded(state)
-    try:
-        cursor = _cursor_of(saved)
-        _check_fit(saved, cursor)
-    except (ArithmeticError, ValueError) as error:
-        raise PlanMismatchError(f"the state is damaged: {error}", hint=_DAMAGED) from error
+    cursor = _cursor_of(saved)
     _check_growth(saved, plan)
     _check_plan(saved, plan.identity, any_corpora=corpora == "plan", any_seq_len=seq_len == "plan")
     masks = (  # whose files are read only after the plans were compared

@@ -288,7 +288,7 @@ def figures_of(batch: Batch, num_corpora: int) -> dict[str, Any]:
         full[key] for key in ("input_ids", "labels", "sample_index", "corpus_index", "cu_seqlens")
     )
     rows = np.flatnonzero(samples != PADDING_INDEX)
-    lengths = np.diff(bounds[bounds <= len(rows) * labels.shape[1]].astype(np.int64))
+    lengths = np.diff(bounds).astype(np.int64) * (samples[(bounds[1:] - 1) // labels.shape[1]] != PADDING_INDEX)
     is_target = labels != IGNORED
     weights = full.get("loss_weights")
     digest = sum(

@@ -281,7 +281,7 @@ def _charts_of_data(history: _History) -> Iterator[Section]:
         tokens = np.diff(totals, axis=1, prepend=before)
         with np.errstate(invalid="ignore"):
             weights = np.stack([history.values[f"weight/{name}"][starts] for name in read])
-            planned, shares = weights / weights.sum(0), tokens / tokens.sum(0)
+            planned, shares = weights / np.nansum(weights, 0), tokens / tokens.sum(0)
         style = {"x": x, "shape": "hv", "hovertemplate": "%{y:.2%}"}
         traces = [
             lines(name=f"{name}{kind}", y=_known(of), color=number, dash=dash, **style)

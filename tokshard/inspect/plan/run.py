@@ -214,7 +214,8 @@ class Run:
     def place_of(self, sample: int) -> tuple[int, int, int] | None:
         """Where a sample is read: the step, from 1; the data-parallel rank; the row in the batch of that rank.
 
-        None if it was skipped, is never read, or its step is unknown.
+        None if it was skipped, is never read, its step is unknown, or is dealt by the cost of samples that were read
+        under weights that the checkpoint does not keep.
         """
         is_read = sample < self.cursor.sample or self.stop.has_step(sample)
         if not is_read or (found := self.step_of(sample)) is None:
@@ -224,6 +225,8 @@ class Run:
         part, row = divmod(self.ranks(size).row_of(sample, start), ceil_div(size, self.world_size))
         (rotation,) = rotations(np.array([start]), self.world_size, self.plan.num_streams).tolist()
         if self.deal == "cost":
+            if start < self.cursor.segments[0].start:
+                return None
             first = part - part % self.ranks(size, 0).num_dealt_together
             dealt = self._dealt(self.ranks(size, (first - rotation) % self.world_size), start)
             ((place, row),) = np.argwhere(dealt == sample).tolist()

@@ -40,7 +40,7 @@ class TargetReader:
     def __init__(self, first_tokens: NDArray[np.int64], load: Callable[[int], Targets]) -> None:
         self._first_tokens, self._load = first_tokens, load
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
-        self._asked: dict[int, Future[Targets]] = {}
+        self._asked: dict[int, Future[_Kept]] = {}  # until they are kept
         self._num_bytes = 0
         self._lock = ForkLock()
 
@@ -65,21 +65,29 @@ class TargetReader:
         for batch in dict.fromkeys(np.concatenate([first, last]).tolist()):
             with self._lock.now:
                 if batch not in self._kept and batch not in self._asked:
-                    self._asked[batch] = fetchers.start(partial(self._load, batch), is_urgent=False)
+                    self._asked[batch] = fetchers.start(partial(self._loaded, batch), is_urgent=False)
 
     def _of(self, batch: int) -> _Kept:
         with self._lock.now:
-            kept, asked = self._kept.get(batch), self._asked.pop(batch, None)
+            kept, asked = self._kept.get(batch), self._asked.get(batch)
             if kept is not None:
                 self._kept.move_to_end(batch)
                 return kept
-        targets = self._load(batch) if asked is None else asked.result()
-        kept = _Kept(targets.borders.astype(np.uint32), targets.weights)
-        with self._lock.now:
-            self._num_bytes += kept.nbytes - (self._kept[batch].nbytes if batch in self._kept else 0)
-            self._kept[batch] = kept
-            while self._num_bytes > KEPT_BYTES and len(self._kept) > 1:
-                self._num_bytes -= self._kept.popitem(last=False)[1].nbytes
+        return self._loaded(batch) if asked is None else asked.result()
+
+    def _loaded(self, batch: int) -> _Kept:
+        """Load the spans of a record batch, and keep them: also of one that no row needs, as many have."""
+        try:
+            targets = self._load(batch)
+            kept = _Kept(targets.borders.astype(np.uint32), targets.weights)
+            with self._lock.now:
+                self._num_bytes += kept.nbytes - (self._kept[batch].nbytes if batch in self._kept else 0)
+                self._kept[batch] = kept
+                while self._num_bytes > KEPT_BYTES and len(self._kept) > 1:
+                    self._num_bytes -= self._kept.popitem(last=False)[1].nbytes
+        finally:
+            with self._lock.now:
+                self._asked.pop(batch, None)
         return kept
 
 
