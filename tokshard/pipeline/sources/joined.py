@@ -200,6 +200,8 @@ class Joined:
 
                 ours = value_array(self._fingerprints, pa.string())
                 table = table.filter(pc.is_in(table.column(FINGERPRINT).cast(pa.string()), ours))
+            if self.by_id:
+                table = table.filter(table.column(ID).is_valid())  # a row without an id names no document
             values = {name: _cast(table.column(name), self.columns[name]).combine_chunks() for name in names}
         self._check_version()  # nobody knows when a change began
         named = table.column(ID if self.by_id else DOCUMENT)
