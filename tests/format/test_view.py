@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokshard.format.arrays import numbers_of
 from tokshard.format.files import HashingFile
-from tokshard.format.kept import Ascending, Kept
-from tokshard.format.view import COLUMNS, KeptWriter
+from tokshard.format.names import KEPT
+from tokshard.format.view import KeptWriter, load_kept
 
 numbers = st.one_of(st.integers(1, 9), st.sampled_from([(1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 5 << 32]))
 
@@ -35,7 +35,11 @@ def test_the_places_of_trillions_of_tokens_are_read_as_they_were_written(stretch
     writer.close()
     (batch,) = pa.ipc.open_file(pa.py_buffer(file.getvalue())).read_all().to_batches()
     assert batch.nbytes == 16 * len(expected)
-    kept = Kept([Ascending(numbers_of(batch.column(name)), writer.carries.get(name, [])) for name in COLUMNS])
+    num_documents, num_tokens = expected[-1, 2:].tolist()
+    facts = {KEPT: SimpleNamespace(num_bytes=len(file.getvalue()))}
+    base = SimpleNamespace(carries=writer.carries, num_documents=1 << 62, location="")
+    manifest = SimpleNamespace(files=facts, num_documents=num_documents, num_tokens=num_tokens, base=base)
+    kept = load_kept(SimpleNamespace(where=str), manifest, base, lambda *_: pa.py_buffer(file.getvalue()))
     for column, of_column in zip((kept.documents, kept.positions, kept.numbers, kept.tokens), expected.T, strict=True):
         assert column[np.arange(len(expected))].tolist() == of_column.tolist()
         asked = np.concatenate([of_column - 1, of_column, of_column + 1, of_column + (1 << 33)])

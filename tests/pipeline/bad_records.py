@@ -146,6 +146,7 @@ TOKEN_ROWS: list[dict[str, Any]] = [
     {"input_ids": [5, 7, 7], "position_ids": [0, 0, 0]},
     {"seq_lengths": [1] * 9},
     {"seq_lengths": [0, 3]},
+    {"seq_lengths": [1 << 62, 1 << 62, 1 << 62, (1 << 62) + 3]},  # 2^64 more
 ]
 """What differs from rows of the ids 5, 6 and 7 that say nothing else."""
 

@@ -91,11 +91,11 @@ def npy(numbers: Sequence[int], dtype: str) -> bytes:
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text + np.array(numbers, f"<{dtype}").tobytes()
 
 
-def numpy_arrays(file: Path, documents: Documents, dtype: str = "u2") -> Path:
+def numpy_arrays(file: Path, documents: Documents, dtype: str = "u2", *, of_offsets: str = "i8") -> Path:
     """``NAME.npy`` and ``NAME.offsets.npy``."""
     file.write_bytes(npy([token for document in documents for token in document], dtype))
     offsets = list(accumulate(map(len, documents), initial=0))
-    file.with_name(file.stem + ".offsets.npy").write_bytes(npy(offsets, "i8"))
+    file.with_name(file.stem + ".offsets.npy").write_bytes(npy(offsets, of_offsets))
     return file
 
 

@@ -113,6 +113,15 @@ def test_an_object_in_a_conversation_is_no_text(content, tmp_path, tokenizer):
         build(source, tokenizer, tmp_path / "out")
 
 
+def test_values_that_are_nested_too_deeply_end_no_build(tmp_path, tokenizer):
+    start = json.dumps(said("q", "a"))[:-1] + ', "documents": [{"a": '
+    deep = [start + "[" * depth + "]" * depth + "}]}" for depth in range(300, 999, 50)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*deep, json.dumps(said("q", "a"))]))
+    result = build(tmp_path / "a.jsonl", tokenizer, tmp_path / "out", on_bad_record="skip")
+    assert result.manifest.records.read == len(deep) + 1
+    assert result.manifest.records.left_out.keys() <= {"not a conversation", "malformed"}
+
+
 def test_messages_of_a_type_that_is_not_read_are_refused_without_an_option_of_kept_fields(tmp_path, tokenizer):
     messages = pa.StructArray.from_arrays(
         [pa.array(["user"]).dictionary_encode(), pa.array(["q"])], ["role", "content"]

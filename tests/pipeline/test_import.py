@@ -88,6 +88,10 @@ FORMS = {
         for dtype in ("u2", "u4")
     },
     "numpy arrays": Form(lambda folder, documents: foreign.numpy_arrays(folder / "a.npy", documents, "i4")),
+    "numpy arrays with the largest offset": Form(
+        lambda folder, documents: foreign.numpy_arrays(folder / "a.npy", documents, of_offsets="u1"),
+        [[5, 6, EOS], [*range(1, 252), EOS]],
+    ),
     "memory maps": Form(_maps),
     "a flat file of any name": Form(
         lambda folder, documents: (folder / "train.bin").write_bytes(flat(documents, "u4")),

@@ -47,6 +47,7 @@ COLUMNS: dict[str, tuple[dict[str, Any], dict[str, Any], list[list[list[int]]]]]
     "a mask of booleans": ({"assistant_masks": [[bool(value) for value in mask] for mask in MASKS]}, {}, SPANS),
     "a mask of small integers": ({"completion_mask": pa.array(MASKS, pa.list_(pa.int8()))}, {}, SPANS),
     "the one that is asked for": ({"trained": MASKS, "labels": DOCUMENTS}, {"loss_field": "trained"}, SPANS),
+    "unsigned labels": ({"labels": pa.array(DOCUMENTS, pa.list_(pa.uint32()))}, {}, [[[1, 5]], [[1, 2]], [[1, 4]]]),
     "labels of the first token": ({"labels": DOCUMENTS}, {}, [[[1, 5]], [[1, 2]], [[1, 4]]]),
     "weights": ({"loss_mask": WEIGHTS}, {}, [[[1, 3], [4, 5]], [], [[1, 2], [2, 4]]]),
 }

@@ -136,6 +136,7 @@ CALLS: dict[str, Call] = {
     "joined columns of some documents of a corpus that is not named": joining({"document": [0, 1]}),
     "joined columns of another corpus": joining({"document": [0, 1, 2], "fingerprint": ["0"] * 3}),
     "joined columns that have a document twice": joining({"document": [0, 2, 2]}),
+    "joined columns by numbers beyond int64": joining({"document": np.array([0, 1 << 63, 1 << 63], np.uint64)}),
     "joined columns of many documents, not sorted": joining({"document": [0, 2, 1]}, rows=2),
     "a joined column that cannot be compared": joining(NUMBERED | {"vector": [[0.5]] * 3}, where="vector=1"),
     "a joined column of numbers beyond int64": joining(NUMBERED | {"large": LARGE}, where="large>1"),

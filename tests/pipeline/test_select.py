@@ -227,6 +227,15 @@ def test_columns_are_joined_by_id_or_by_number_and_documents_without_a_row_have_
     assert sorted(number for cell in found.values() for number in cell) == list(range(60)) == ids(tmp_path / "cells")
 
 
+def test_a_row_without_an_id_names_no_document(tmp_path):
+    sources = [Source(documents=documents_of([3, 4, 5]), metadata={"id": [None, "doc-1", None]})]
+    corpus = write_corpus(tmp_path / "ids", sources=sources, columns={"id": "string"}, tokenizer=TINY_TOKENIZER)
+    for number, named in enumerate([["doc-1", None], [None, "doc-1", None]]):
+        parquet.write_table(pa.table({"id": named, "score": [1.0] * len(named)}), tmp_path / "scores.parquet")
+        select_corpus(corpus, out=tmp_path / str(number), join=tmp_path / "scores.parquet", where="score=1")
+        assert ids(tmp_path / str(number)) == [1]
+
+
 @settings(max_examples=examples(6))
 @given(st.lists(st.none() | st.text(st.characters(codec="utf-8"), max_size=20), min_size=1, max_size=12))
 @example([None, "", "__HIVE_DEFAULT_PARTITION__", "%5F_HIVE_DEFAULT_PARTITION__", ".", "..", "a/b", "a%2Fb", "a=b"])

@@ -256,7 +256,7 @@ def load_kept(store: Store, manifest: Manifest, base: Corpus, load: LoadFile = m
     lows = {name: numbers_of(table.batch(0).column(name)) for name in COLUMNS}
     carries = manifest.base.carries if manifest.base is not None else {}
     for name, rows in carries.items():
-        if name not in lows or rows != sorted(rows) or not 0 < rows[0] <= rows[-1] < len(lows[name]):
+        if name not in lows or rows != sorted(rows) or rows[-1] >= len(lows[name]):
             raise DamagedCorpusError(f"{table.path} has no carries of {name} at the rows {rows}", hint=RESTORE)
     kept = Kept([Ascending(low, carries.get(name, ())) for name, low in lows.items()])
     if len(kept) < 1:

@@ -227,5 +227,5 @@ def _check_file_bytes(target: Format, file_bytes: int | None) -> None:
     if file_bytes is not None and target.max_file_bytes is not None and file_bytes > target.max_file_bytes:
         raise UsageError(
             f"files of {file_bytes:,} bytes are too large: places in a file of this format are 32 bits long",
-            hint="give less than 4GiB",
+            hint="give 4095MiB or less",
         )

@@ -16,8 +16,8 @@ from tokshard.interop.export.files import CorpusFacts, Format, OpenFile, Written
 from tokshard.store import Store, written
 
 COLUMN = "tokens"
-_MAX_BYTES = (1 << 32) - 1
-"""Places in a shard are uint32."""
+_MAX_BYTES = (1 << 32) - 4_096
+"""Places in a shard are uint32. The rest is for the description before the samples."""
 _SHAPES = ((1 << 8, struct.Struct("<IBB")), (1 << 16, struct.Struct("<IBH")), (1 << 32, struct.Struct("<IBI")))
 _HEAD_BYTES = 9
 """Most bytes before the ids of a sample: its size, the kind of its shape, and its shape."""
@@ -40,7 +40,7 @@ class MdsFormat(Format):
 
     @property
     def max_document_tokens(self) -> int:
-        return (_MAX_BYTES - 4096) // np.dtype(self.dtype).itemsize
+        return _MAX_BYTES // np.dtype(self.dtype).itemsize
 
     def sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         return super().sizes(lengths) + _HEAD_BYTES + 4

@@ -57,7 +57,8 @@ class EndsIndex:
         shift = int(self.has_zero)
         low = start - 1 + shift
         found = self.ends.read(max(0, low), stop + shift)
-        bounds = np.minimum(found, self.ids.count + 1).astype(np.int64)  # larger ones are wrong anyway
+        most = min(self.ids.count + 1, np.iinfo(found.dtype).max)  # larger ones are wrong anyway
+        bounds = np.minimum(found, most).astype(np.int64)
         if low < 0:
             bounds = np.concatenate([np.zeros(1, np.int64), bounds])
         places = self.ids.start + bounds * self.ids.dtype.itemsize

@@ -198,7 +198,7 @@ def _weights(
     field: LossField, array: pa.Array, tokens: NDArray[Any], bounds: NDArray[np.int64]
 ) -> tuple[NDArray[np.float32], dict[int, tuple[str, str]]]:
     found = _row_values(field.name, array)
-    unread = np.full(len(tokens), IGNORED if field.is_labels else 0, found.values.dtype)
+    unread = np.zeros(len(tokens), found.values.dtype)  # of records with a problem; labels may be unsigned
     values, problems = for_each_id(field.name, found, np.diff(bounds), unread, reason=WRONG_LOSS, may_miss=False)
     weights, wrong = weights_of(field, values, tokens, bounds[1:])
     return weights, wrong | problems

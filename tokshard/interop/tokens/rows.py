@@ -193,7 +193,7 @@ def _starts_by_length(
         of_row = lengths[bounds[row] : bounds[row + 1]]
         if found.is_missing[row]:
             continue
-        if int(of_row.sum()) == counts[row] and int(of_row.min(initial=1)) > 0:
+        if int(of_row.sum()) == counts[row] and ((of_row > 0) & (of_row <= counts[row])).all():
             starts.append(first + np.cumsum(of_row) - of_row)
         else:
             said = f"{LENGTHS} of the row are {of_row[:8].tolist()}{', ...' if len(of_row) > 8 else ''}"

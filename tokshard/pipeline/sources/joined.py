@@ -200,12 +200,14 @@ class Joined:
 
                 ours = value_array(self._fingerprints, pa.string())
                 table = table.filter(pc.is_in(table.column(FINGERPRINT).cast(pa.string()), ours))
+            if self.by_id:
+                table = table.filter(table.column(ID).is_valid())  # a row without an id names no document
             values = {name: _cast(table.column(name), self.columns[name]).combine_chunks() for name in names}
+            named = table.column(ID) if self.by_id else table.column(DOCUMENT).cast("int64")
         self._check_version()  # nobody knows when a change began
-        named = table.column(ID if self.by_id else DOCUMENT)
         if not self.by_id and named.null_count:
             raise UsageError(f"{self.file}: the column 'document' has to be integers without nulls", hint=_HINT)
-        keys: NDArray[Any] = _hashes(named.to_pylist()) if self.by_id else numbers_of(named.cast("int64"))
+        keys: NDArray[Any] = _hashes(named.to_pylist()) if self.by_id else numbers_of(named)
         order = np.argsort(keys, kind="stable")
         keys = keys[order]
         if len(twice := np.flatnonzero(keys[1:] == keys[:-1])):
@@ -249,7 +251,7 @@ def _bounds(group: pq.RowGroupMetaData) -> tuple[int, int]:
     for index in range(group.num_columns):
         column = group.column(index)
         if column.path_in_schema == DOCUMENT and column.statistics is not None and column.statistics.has_min_max:
-            return max(column.statistics.min, 0), min(column.statistics.max, _LAST)
+            return min(max(column.statistics.min, 0), _LAST), min(column.statistics.max, _LAST)
     return 0, _LAST
 
 

@@ -244,7 +244,8 @@ def _with_what_is_beside(record: Mapping[str, Any], turns: list[_Turn]) -> list[
     if said and not own:
         before = [_Turn(-1, {"role": SYSTEM, "content": texts.pop()}, is_prompt=False)]
     is_prompt = PROMPT in record and MESSAGES not in record and TURNS not in record
-    for pair in _decoded(record.get(HISTORY, []), HISTORY):
+    history = _decoded(record.get(HISTORY, []), HISTORY)
+    for pair in history if isinstance(history, list) else [history]:
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise ChatRecordError(MALFORMED_CHAT, f"{HISTORY} has {pair!r:.80}, expected pairs of question and answer")
         for role, text in zip(("user", "assistant"), pair, strict=True):
@@ -350,13 +351,13 @@ def _text(turn: _Turn) -> tuple[str | list[str] | None, str]:
         raise turn.error(f"has the text {found[0]!r:.40}, expected a string, or a list of parts")
     texts, thoughts = [], []
     for part in parts:
-        kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        kind = str(part.get("type", "text")) if isinstance(part, dict) else "text"
         text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
         if kind in _PARTS_OF_THINKING:
             thoughts.append(_string(part.get(kind, text)))
         elif kind in _PARTS_OF_TEXT and isinstance(text, str):
             texts.append(text)
-        elif any(medium in str(kind).lower() for medium in _KINDS_OF_MEDIA):
+        elif any(medium in kind.lower() for medium in _KINDS_OF_MEDIA):
             raise ChatRecordError(
                 MEDIA, f"message {turn.place} has a part of type {kind!r:.40}; a corpus holds text alone"
             )

@@ -114,8 +114,6 @@ class ChatEncoder:
             raise ChatRecordError(NOT_ENCODED, str(error)) from error
         except UnicodeError as error:
             raise ChatRecordError(MALFORMED_CHAT, f"its text is not UTF-8: {error}") from error
-        except RecursionError as error:
-            raise ChatRecordError(MALFORMED_CHAT, "its values are nested too deeply") from error
         if (ids == self._end_id).any():
             raise ChatRecordError(HAS_END, "the template writes the token that ends documents into this conversation")
         loss, weights, num_cut = _tokens_of(self._speller.lengths(ids), places)

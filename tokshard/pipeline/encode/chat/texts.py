@@ -186,6 +186,9 @@ class ChatTexts:
                 else:
                     failed[index] = error.reason, error.detail
                 continue
+            except RecursionError:
+                failed[index] = MALFORMED_CHAT, "its values are nested too deeply"
+                continue
             for what in (*(UNREAD + name for name in document.unread), *(STAYED + token for token in document.stayed)):
                 changes.setdefault(what, []).append(index)
             omitted.append(document.omitted)
