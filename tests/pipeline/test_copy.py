@@ -33,7 +33,7 @@ LANGUAGES = ["en", "fr", None, "de"]
 
 
 def corpus_of(directory: Path, lengths: Sequence[int] = LENGTHS, languages: Sequence[str | None] = LANGUAGES) -> Path:
-    """Two sources, the second of which left records out, with a column that repeats."""
+    """Two sources, the second of which left records out, with a column that repeats; shards of several batches."""
     half = len(lengths) // 2
     documents = documents_of(lengths)
     kept = [languages[number % len(languages)] for number in range(len(lengths))]
@@ -48,7 +48,9 @@ def corpus_of(directory: Path, lengths: Sequence[int] = LENGTHS, languages: Sequ
         ),
     ]
     settings: dict[str, Any] = {"columns": {"lang": "string"}, "tokenizer": TINY_TOKENIZER, "shard_tokens": 400}
-    return write_corpus(directory, sources=sources, **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        small.shrink(patch.setattr, batch_tokens=150)
+        return write_corpus(directory, sources=sources, **settings)
 
 
 def copy_corpus(given: Any, *, out: Path | str, **options: Any) -> Any:

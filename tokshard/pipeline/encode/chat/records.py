@@ -244,7 +244,7 @@ def _with_what_is_beside(record: Mapping[str, Any], turns: list[_Turn]) -> list[
     if said and not own:
         before = [_Turn(-1, {"role": SYSTEM, "content": texts.pop()}, is_prompt=False)]
     is_prompt = PROMPT in record and MESSAGES not in record and TURNS not in record
-    history = _decoded(record.get(HISTORY, []), HISTORY)
+    history = _decoded(record.get(HISTORY) or [], HISTORY)
     for pair in history if isinstance(history, list) else [history]:
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise ChatRecordError(MALFORMED_CHAT, f"{HISTORY} has {pair!r:.80}, expected pairs of question and answer")
