@@ -18,7 +18,7 @@ from tests.pipeline.encode.chat.templates import BARE, BARS, CHATML, THINK, TURN
 from tokshard.errors import TokenizerError
 from tokshard.pipeline.encode.chat.marks import READ_TOKEN
 from tokshard.pipeline.encode.chat.records import ChatRecordError
-from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN, SPLIT_CHARACTER, UNMATCHED_SPANS
+from tokshard.pipeline.encode.chat.spans import HAS_END, NOTHING_TO_LEARN, SPLIT_CHARACTER, UNMATCHED_SPANS
 from tokshard.pipeline.encode.chat.tokens import Speller, document_end
 
 TEMPLATES = {"chatml": CHATML, "think": THINK, "bare": BARE, "turns": TURNS, "bars": BARS}
@@ -218,6 +218,9 @@ LEARNED: dict[str, tuple[str, str, chats.Loss, chats.Json, list[str] | str, int]
     ),
     "no part of a composed character": (
         *("byte-level, NFC", f"e{ANSWERS}", "assistant", said("\u0301x"), SPLIT_CHARACTER, 0),
+    ),
+    "nothing, where the template puts the token together that ends documents": (
+        *("byte-level", "{{ '<p' ~ 'ad>' }}{{ '</' ~ 's>' }}" + WHOLE, "assistant", said("a"), HAS_END, 0),
     ),
     "nothing, where the template looks at a special token of a message": (
         *("byte-level", "{{ messages[0].content.split('</s>') | length }}" + WHOLE, "assistant", said("a</s>b")),
