@@ -198,6 +198,7 @@ FOREIGN: list[tuple[Write, list[tuple[str, Change | None, str]]]] = [
             ("shard.00000.mds", at(4, b"\0"), "its samples do not lie one after another*"),
             ("shard.00000.mds", at(9, b"\xff"), "its samples do not lie one after another up to its end*"),
             ("shard.00000.mds", at(13, b"\1"), "its samples do not lie one after another up to its end, byte *"),
+            ("shard.00000.mds", at(42, b"\2"), "6 bytes are not an array [2] of uint16"),
         ],
     ),
     (_mds(hashed="sha1"), [("shard.00001.mds", LAST_ID, "its sha1 is *, its index says *")]),
