@@ -252,7 +252,10 @@ FOREIGN: list[tuple[Write, list[tuple[str, Change | None, str]]]] = [
     ),
     (
         _olmo,
-        [("token_ids_part_0000.npy", None, "DIR/in/labels_mask_part_0000.npy has no token_ids_part_0000.npy next *")],
+        [
+            ("token_ids_part_0000.npy", None, "DIR/in/labels_mask_part_0000.npy has no token_ids_part_0000.npy next *"),
+            ("token_ids_part_0000.npy", grown, "it has 31 bytes, and an id takes 2 (--dtype)"),
+        ],
     ),
 ]
 """What writes into a folder; for files in it, what becomes of them, and what is said of the file, or of another."""
