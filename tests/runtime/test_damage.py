@@ -178,7 +178,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.slow
-@crossed("wrong, entry, access", [0, 2, 4, 9, 2**32 - 1], [0, 1, 2], ACCESS)
+@crossed("wrong, entry, access", [9, 4, 2, 2**32 - 1, 0], [0, 1, 2], ACCESS)
 def test_a_wrong_stride_in_the_shard_table_never_gives_wrong_ends_of_documents(
     tmp_path: Path, wrong: int, entry: int, access: str
 ) -> None:

@@ -182,28 +182,24 @@ class MappedCorpus(DocumentPlaces):
         bases = self._first_tokens[batches]
         lows, highs = begins - bases, ends - bases
         parts: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-        counts, following = [], []
+        counts = []
         inside = list(zip(batches.tolist(), lows.tolist(), highs.tolist(), strict=True))
-        for (batch, low, high), offsets in zip(inside, self._offsets_in(inside), strict=True):
+        sizes = (self._first_tokens[batches + 1] - bases).tolist()
+        for (batch, low, high), size, offsets in zip(inside, sizes, self._offsets_in(inside), strict=True):
             first, last = offsets.searchsorted((low, high), "right").tolist()
-            if not 0 < first <= last:
+            # else the shard table names too few of them
+            if not 0 < first <= last or (last == len(offsets) and offsets[-1] != size):
                 raise self._changed(batch, low, high)
             parts.append(offsets[first - 1 : last])  # with the start of the document that holds the first token
             counts.append(last - first)
-            if last == len(offsets):
-                is_end = offsets[-1] == self._first_tokens[batch + 1] - self._first_tokens[batch]
-                following.append(high + 1 if is_end else -1)
-            else:
-                following.append(offsets[last])
         found, num_ends = np.concatenate(parts), np.array(counts, np.int64)  # what is checked is what is used
         after = np.cumsum(num_ends + 1)
         is_start = np.zeros(len(found), np.bool_)
         is_start[after - num_ends - 1] = True
-        # of each part: start <= low < ends, which ascend, <= high < the end after them
+        # of each part: start <= low < ends, which ascend, <= high
         owners = np.repeat(np.arange(len(num_ends)), num_ends + 1)
         least = np.where(is_start, 0, np.maximum(np.roll(found, 1), lows[owners]) + 1)
         is_wrong = (found < least) | (found > np.where(is_start, lows[owners], highs[owners]))
-        is_wrong[after - 1] |= np.array(following, np.int64) <= highs
         if is_wrong.any():
             raise self._changed(*inside[owners[is_wrong.argmax()]])
         totals = np.bincount(stretches, num_ends, len(starts)).astype(np.int64)
