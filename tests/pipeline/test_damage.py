@@ -291,6 +291,7 @@ def _saved() -> Iterator[Damage]:
         ("data-00001-of-00002.arrow", None, gone),
         ("state.json", _index(b'{"_data'), "FILE is damaged: Unterminated string*"),
         ("state.json", _index(b"[]"), "FILE is damaged: it holds a list, expected an object"),
+        ("state.json", _index(b'{"_data_files": [1]}'), "FILE names no files"),
     ):
         yield Damage(message, lambda place, file=file: write(place) / file, change, read, SourceError, message)
 

@@ -18,6 +18,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -197,6 +198,16 @@ def test_a_worker_that_dies_while_it_sends_a_message_is_a_worker_that_died(place
     patch_chunk_bytes(monkeypatch, 64)
     with pytest.raises(BuildError, match=f"was killed by {name} while it read"):
         build(place, workers=2, task_bytes=64)
+
+
+def test_a_worker_that_dies_without_a_task_is_missed_by_nobody(monkeypatch):
+    executor = processes.ProcessExecutor(Mock(), Mock(), Mock(), num_workers=2)
+    monkeypatch.setattr(executor, "_death", lambda _: BuildError("it died", hint=""))
+    ours, theirs = multiprocessing.Pipe()
+    theirs.close()
+    executor._workers = [processes._WorkerProcess(number=0, process=Mock(sentinel=ours), connection=ours)]
+    assert list(executor.events()) == []
+    assert executor.has_room()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -317,6 +317,7 @@ class Text(str):
     __slots__ = ()
 
 
+NANOSECOND = "1970-01-01 00:00:00.000000001"
 NAN, INF, LEAST = float("nan"), float("inf"), -(2**63)
 TYPED = {"i": "int64", "f": "float64", "b": "bool", "s": "string"}
 KEPT: list[tuple[list[Any], list[Any]]] = [
@@ -326,6 +327,9 @@ KEPT: list[tuple[list[Any], list[Any]]] = [
     ([np.str_("n"), LEAST, INF, None, {"a": [1, None]}], ["n", LEAST, INF, None, '{"a": [1, null]}']),
     (["d", Decimal(7), Decimal("1.50"), None, Decimal("1.50")], ["d", 7, 1.5, None, "1.50"]),
     (["m", None, NAN, None, NAN], ["m", None, NAN, None, None]),  # as pandas has missing values
+    (["p", None, None, None, np.datetime64(1, "ns")], ["p", *[None] * 3, NANOSECOND]),
+    (["q", None, None, None, [np.timedelta64(5, "ns")]], ["q", None, None, None, '["5 nanoseconds"]']),
+    (["r", None, None, None, {"a": np.array([1], "M8[ns]")}], ["r", *[None] * 3, f'{{"a": ["{NANOSECOND}"]}}']),
     (["\0\n", None, None, None, 2**70], ["\0\n", None, None, None, str(2**70)]),
 ]
 """The text and the values of records of an iterable, and those that a corpus gets."""

@@ -251,6 +251,11 @@ def test_kept_values_of_other_types_become_the_text_that_json_would_have(name, t
 # csv
 
 
+def test_a_csv_may_have_documents_of_any_size(tmp_path):
+    (tmp_path / "a.csv").write_text("text\nok\n")
+    assert texts_of(build(tmp_path / "a.csv", tmp_path / "out", max_document_bytes=(1 << 63) - 1)) == ["ok"]
+
+
 @pytest.mark.parametrize("quote", ['"', ""])
 def test_a_csv_field_too_long_to_be_held_is_one_bad_record_whatever_its_rest_looks_like(quote, tmp_path):
     lines = 40 if quote else 1

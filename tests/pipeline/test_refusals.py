@@ -146,6 +146,8 @@ CALLS: dict[str, Call] = {
     "two joined columns of one name": joining(NUMBERED, join=["scores.parquet"] * 2, where="score>=0.5"),
     "cells of a column that is missing": joining(NUMBERED, join=(), by="topic"),
     "cells of a column of lists": joining(NUMBERED | {"vector": [[0.5]] * 3}, by="vector"),
+    "cells of columns in a set": lambda _: select_corpus("corpus", out="out", by={"n"}),
+    "cells of a column that is no name": lambda _: select_corpus("corpus", out="out", by=["n", 1]),
     "cells of a long text": joining(NUMBERED | {"topic": ["a", "b", "c" * 300]}, by="topic"),
     "--ray without the package": with_package("ray", None, "a.jsonl", ray="auto"),
     **{f"--ray {each}": with_package("ray", io, "a.jsonl", ray=each) for each in ("notes.jsonl", f"head:{10**20}")},
@@ -156,6 +158,7 @@ CALLS: dict[str, Call] = {
     "a name that is not a path, and a hub that does not answer": mistyped,
     "a tokenizer whose name is not UTF-8": beside,
     "an --out that is not UTF-8": lambda _: build_corpus("a.jsonl", tokenizer="tok", out=os.fsdecode(b"odd\xff")),
+    "an --out with a zero byte": lambda _: build_corpus("a.jsonl", tokenizer="tok", out="o\0dd"),
     "an option with a value that is not one of the choices": lambda _: build_corpus(
         "a.jsonl", tokenizer="tok", out="out", on_bad_source="ignore"
     ),

@@ -83,16 +83,24 @@ def test_the_name_of_a_text_file_is_a_field_of_its_documents(tmp_path):
         assert build(source, tmp_path / "out", **options).metadata(1) == {"id": name, "__name__": name}
 
 
+@pytest.mark.parametrize("is_loop", [False, True])
 @pytest.mark.parametrize(
     ("name", "source"), [("d/b.jsonl", "d"), ("d/b.arrow", "d"), ("d/b.txt", "d"), ("d/b.jsonl", "d/*.jsonl")]
 )
-def test_a_link_to_nothing_is_left_out_and_listed_if_that_is_asked_for(name, source, tmp_path):
+def test_a_link_to_nothing_or_itself_is_left_out_and_listed_if_that_is_asked_for(name, source, is_loop, tmp_path):
     write("d/a.jsonl")
-    os.symlink("gone", name)
+    os.symlink(Path(name).name if is_loop else "gone", name)
     corpus = inputs.build(source, tmp_path / "out", on_bad_source="skip")
     assert [source.left_out for source in corpus.sources()] == [{}, {"damaged input": 1}]
     (reject,) = map(json.loads, (tmp_path / "out" / "rejects.jsonl").read_text().splitlines())
     assert (reject["source"], reject["reason"]) == (f"{Path(source).name}/{Path(name).name}", "damaged input")
+
+
+def test_files_that_are_not_read_are_counted_by_suffix_also_if_that_is_not_utf_8(tmp_path):
+    write("d/a.jsonl")
+    Path("d/b." + os.fsdecode(b"\xff")).touch()
+    inputs.build("d", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "build-report.json").read_text())["ignored_files"] == {".\\udcff": 1}
 
 
 @pytest.mark.parametrize("source", ["d", "d/**/*.jsonl"])

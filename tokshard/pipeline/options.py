@@ -514,10 +514,8 @@ def checked_options(options: BuildOptions) -> BuildOptions:
         UsageError: one is of another type, or out of range, or unknown, or two of them contradict each other.
     """
     values = {name: _plain(getattr(options, name)) for name in options.__struct_fields__}
-    for name in ("keep_field", "where", "join"):
+    for name in ("keep_field", "where", "join", "by"):
         values[name] = [values[name]] if isinstance(values[name], str) else values[name]
-    by = [values["by"]] if isinstance(values["by"], str) else values["by"]
-    values["by"] = [name.strip() for given in by for name in given.split(",")]
     for name, value in values.items():
         if isinstance(value, set | frozenset):
             raise UsageError(f"{name} is a set: {value!r:.{_SHOWN}}", hint="give a list: the columns follow its order")
@@ -525,6 +523,8 @@ def checked_options(options: BuildOptions) -> BuildOptions:
         options = msgspec.convert(values, BuildOptions)
     except msgspec.ValidationError as error:
         raise _wrong_value(str(error), values) from error
+    by = [name.strip() for given in options.by for name in given.split(",")]
+    options = msgspec.structs.replace(options, by=by)
     for name in options.by:
         if options.by.count(name) > 1:
             raise UsageError(f"by names the column {name!r} twice", hint="name it once")

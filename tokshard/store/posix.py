@@ -57,7 +57,7 @@ class PosixStore:
         path = self.local_path(folder)
         try:
             with os.scandir(path) as entries:
-                found = sorted(os.fsencode(entry.name) + (b"/" if entry.is_dir() else b"") for entry in entries)
+                found = sorted(os.fsencode(entry.name) + (b"/" if _is_folder(entry) else b"") for entry in entries)
         except FileNotFoundError:
             return
         above: frozenset[str] | None = None
@@ -241,6 +241,13 @@ def _publish(file: IO[bytes], path: str, final: str) -> None:
             if tries == _FOLDER_TRIES or not os.path.lexists(path):
                 raise
     _sync_directory(folder)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that cannot be followed, such as one to itself: `_entry` says why
+        return False
 
 
 def _real_folders(store: PosixStore, folder: str) -> frozenset[str]:

@@ -111,8 +111,8 @@ class ProcessExecutor:
                 yield message
                 continue
             task, worker.task = worker.task, None
-            assert task is not None, "a worker has one task at a time"
-            yield Ended(task, message if isinstance(message, BuildError) else None)
+            if task is not None:  # a free worker may die, too
+                yield Ended(task, message if isinstance(message, BuildError) else None)
 
     def run_shared(self, run: Run) -> Iterator[Receipt]:
         """Run a stream in this process while all workers prepare its chunks."""

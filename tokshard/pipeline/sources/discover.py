@@ -139,7 +139,8 @@ def _chosen(
             continue
         location = listing.location(entry)
         if not listing.is_named:
-            passed_over[os.path.splitext(location)[1] or "no suffix"] += 1
+            suffix = os.path.splitext(location)[1].encode(errors="backslashreplace").decode()  # it may not be UTF-8
+            passed_over[suffix or "no suffix"] += 1
         elif is_helper:
             raise UsageError(
                 f"{location} holds no ids: it helps to read another file",

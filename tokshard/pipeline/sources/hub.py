@@ -192,10 +192,13 @@ def saved_files(store: Store, folder: str) -> frozenset[str] | None:
     if not (_is_file(store, place + _STATE) and _is_file(store, place + _INFO)):
         return None
     state = _description(store, place + _STATE)
-    files, indices = (
-        frozenset(os.path.basename(str(entry.get("filename"))) for entry in state.get(key) or [])
-        for key in ("_data_files", "_indices_data_files")
-    )
+    try:
+        files, indices = (
+            frozenset(os.path.basename(entry["filename"]) for entry in state.get(key) or [])
+            for key in ("_data_files", "_indices_data_files")
+        )
+    except (TypeError, KeyError) as error:
+        raise SourceError(f"{store.where(place + _STATE)} names no files", hint="fetch the directory again") from error
     if indices:
         raise UsageError(
             f"{store.where(folder)} was saved with an index of its chosen rows, which tokshard does not read",

@@ -19,7 +19,7 @@ from tokshard.pipeline.sources.chats import CHAT_FIELDS, NO_CHAT, chat_text
 from tokshard.pipeline.sources.decompress import open_bytes
 from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.inputs import RECORDS, Input, RecordSource
-from tokshard.pipeline.sources.kept_values import WrongTypeError, is_missing
+from tokshard.pipeline.sources.kept_values import WrongTypeError, is_missing, python_value
 from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import (
     MALFORMED,
@@ -227,4 +227,4 @@ def _plain(value: Any) -> Any:
     """A numpy scalar as a Python object; other values unchanged."""
     if isinstance(value, np.float32):  # as in tables: 0.9, not 0.89999998
         return float(str(value))
-    return value.item() if isinstance(value, np.generic) else value
+    return python_value(value) if isinstance(value, np.generic) else value

@@ -109,11 +109,20 @@ def _plain(value: Any) -> Any:
     """What JSON has in place of a value: texts of bytes, as in a column of their own, and of dates and decimals."""
     if isinstance(value, bytes):
         return value.decode(errors="surrogateescape")
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
+    if isinstance(value, np.generic):
+        return python_value(value)
+    if isinstance(value, np.ndarray):
+        return list(value) if value.ndim and value.dtype.kind in "mM" else value.tolist()
     if not isinstance(value, _WRITTEN):
         raise WrongTypeError(f"JSON has no {type(value).__name__}")
     return str(value)
+
+
+def python_value(value: np.generic) -> Any:
+    """A numpy scalar as a Python object. Times that Python does not have, as of nanoseconds, become texts."""
+    found = value.item()
+    is_time = isinstance(value, np.datetime64 | np.timedelta64)
+    return str(value).replace("T", " ") if is_time and isinstance(found, int) else found
 
 
 def json_value(raw: bytes | None, kind: str) -> Any:

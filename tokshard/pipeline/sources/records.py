@@ -88,7 +88,7 @@ class RecordSpec:
     @property
     def max_line_bytes(self) -> int:
         """A longer line is a bad record, never held in memory. JSON escapes can turn one byte into six."""
-        return 8 * self.max_document_bytes + (1 << 20)
+        return min(8 * self.max_document_bytes + (1 << 20), 1 << 62)  # a number that C can hold
 
 
 Problem = tuple[str, str]

@@ -126,6 +126,8 @@ def _check_place(location: str) -> None:
         raise UsageError("the name of the corpus is empty", hint=hint)
     if location.startswith(("http://", "https://")):
         raise UsageError(f"{without_secrets(location)} is on a web server, and a build cannot write there", hint=hint)
+    if "\0" in location:
+        raise UsageError(f"{location!r}: the path of the corpus has a zero byte", hint=hint)
     try:
         location.encode()
     except UnicodeEncodeError:
