@@ -65,11 +65,11 @@ def listed(words: Iterable[str], conjunction: str) -> str:
 
 def bytes_text(number: float) -> str:
     """A number of bytes in three digits, such as ``20.1 MB``; decimal prefixes."""
-    for prefix in ("", "k", "M", "G", "T"):
+    for prefix in ("", "k", "M", "G", "T", "P"):
         if number < 999.5:
             return f"{number:.3g} {prefix}B" if prefix else f"{number:.0f} B"
         number /= 1000
-    return f"{number:.3g} PB"
+    return f"{number:.3g} EB"
 
 
 def count_text(number: float) -> str:

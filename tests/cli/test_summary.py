@@ -68,7 +68,15 @@ def test_a_long_path_keeps_its_start_and_its_end():
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_600, "1 MB"), (20_100_000, "20.1 MB"), (3e15, "3 PB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (999_600, "1 MB"),
+        (20_100_000, "20.1 MB"),
+        (3e15, "3 PB"),
+        (8e18, "8 EB"),
+    ],
 )
 def test_bytes_are_shown_in_three_digits(number, text):
     assert bytes_text(number) == text

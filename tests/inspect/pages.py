@@ -66,7 +66,7 @@ def write_metrics(directory: Path, *, num_steps: int = 200, spike: int = 150, sk
                 },
                 "loss": loss,
                 "loss_by_corpus": {"a": loss, evil: None if step % 2 else loss},
-                "grad_norm": 1 + step % 5 / 100,
+                "grad_norm": {spike: 10.0, spike + 10: 9.0}.get(step, 1 + step % 5 / 100),
                 "tokens": 256,
                 "tokens_per_second": 1_000.0,
                 "loader_wait_seconds": 0.064,

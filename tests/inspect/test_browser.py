@@ -100,6 +100,14 @@ def test_text_of_a_corpus_is_shown_unchanged(visit):
     assert "<img src=x onerror='window.evil=5'>" in page.locator("h2").nth(1).text_content()
 
 
+def test_figures_of_steps_are_sorted_as_numbers(visit):
+    table = visit("run").locator("table")
+    for _ in range(2):
+        table.get_by_role("button", name="gradient norm").click()
+    figures = [float(cell or 0) for cell in table.locator("tbody td:nth-child(4)").all_text_contents()]
+    assert figures == sorted(figures)
+
+
 def test_shards_are_searched_and_sorted_by_keyboard(visit):
     page = visit("corpora")
     name = "Search shards by name or hash"

@@ -72,6 +72,14 @@ def test_a_page_of_a_plan_with_a_corpus_that_is_hardly_read(page, tmp_path, weig
     assert max(next(trace["y"] for trace in shares["traces"] if trace["name"] == "b")) <= 0.25
 
 
+def test_a_page_of_a_plan_shows_no_sample_after_the_end_of_the_pass(page, tmp_path):
+    write_corpus(tmp_path / "a", documents_of([100]), tokenizer=TINY_TOKENIZER)
+    mix = tmp_path / "mix.toml"
+    mix.write_text('corpora.a = "a"\nseq_len = 48\nglobal_batch_size = 1\nmax_epochs = 1\n')
+    (items,) = (one["items"] for one in sections(page(mix)).values() if one["kind"] == "tokens")
+    assert [item["title"] for item in items] == ["sample 0", "sample 1", "sample 2"]
+
+
 def test_a_page_of_a_plan_has_pictures_of_the_first_eight_corpora_that_it_reads(page, tmp_path):
     lines = ["seq_len = 8", "global_batch_size = 1"]
     for number in range(10):

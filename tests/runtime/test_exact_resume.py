@@ -114,6 +114,42 @@ def test_a_pass_may_end_in_any_of_the_jobs() -> None:
     assert_exact_resume(plan, partial(NumpyLoader, uneven="pad"))
 
 
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [([0, 1, 1], "sample 1 is read twice without a stop"), ([0, 2], "sample 1 is not read without a stop")],
+)
+def test_a_fault_without_a_stop_is_named(first: list[int], message: str) -> None:
+    class Faulty(NumpyLoader):
+        def __iter__(self) -> Iterator[Any]:
+            batches = list(super().__iter__())
+            yield from (batches[number] for number in [*first, *range(first[-1] + 1, len(batches))])
+
+    plan = StreamPlan(ListSource([5, 17, 40] * 3), seq_len=8, epochs=1, allow_small_blocks=True)
+
+    def make(plan: StreamPlan, **options: Any) -> NumpyLoader:
+        return Faulty(plan, **options | {"global_batch_size": 1})
+
+    with pytest.raises(AssertionError, match=message):
+        assert_exact_resume(plan, make)
+
+
+@pytest.mark.parametrize("job", [Job(40, 1), Job(5, 5)])
+def test_a_batch_after_the_end_of_a_pass_is_named(job: Job) -> None:
+    class Endless(NumpyLoader):
+        def __iter__(self) -> Iterator[Any]:
+            batches = list(super().__iter__())
+            yield from batches + batches[-1:] * (len(made) > 1)
+
+    def make(plan: StreamPlan, **options: Any) -> NumpyLoader:
+        made.append(Endless(plan, uneven="pad", **options))
+        return made[-1]
+
+    made: list[NumpyLoader] = []
+    plan = StreamPlan(ListSource([5, 17, 40] * 3), seq_len=8, epochs=1, allow_small_blocks=True)
+    with pytest.raises(AssertionError, match=r"the last of the pass, rank 0 of 1 has another batch, with sample \d+"):
+        assert_exact_resume(plan, make, jobs=[job])
+
+
 def test_a_loader_without_a_batch_is_no_test() -> None:
     def make(plan: StreamPlan, **options: Any) -> NumpyLoader:
         loader = NumpyLoader(plan, **options)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import runpy
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +17,8 @@ import pytest
 
 from tests.trainer.runs import ROOT, SMALL, Runs, as_toml, configuration, corpora, steps_of
 from tokshard.trainer.__main__ import main
-from tokshard.trainer.launcher import device_index, rank_of
+from tokshard.trainer.launcher import device_index, exit_code_of, rank_of, show
+from tokshard.trainer.parallel import say
 
 pytestmark = pytest.mark.timeout(300)
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -59,6 +62,25 @@ def test_a_ctrl_c_while_ranks_wait_for_each_other_ends_the_command_without_a_tra
     recipe.write_text(as_toml(configuration({"code": "nowhere"}, tmp_path / "out")))
     assert main([str(recipe)]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_names_that_a_terminal_cannot_show_are_written_as_escapes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken, output = [], io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, "ascii"))
+    monkeypatch.setattr("tokshard.trainer.parallel.distributed.get_rank", lambda: 0)
+
+    def said() -> Iterator[str]:
+        yield "wrote caf\u00e9 \x1b[31m"
+        taken.append("the end")
+
+    assert exit_code_of(lambda: show(said())) == 0
+    say("saved caf\u00e9 \x1b[31m")
+    assert output.getvalue() == b"wrote caf\\xe9 \\x1b[31m\nsaved caf\\xe9 \\x1b[31m\n"
+    assert taken
+    assert main(["no\x1b[31m.toml"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
 
 
 def test_wandb_gets_every_step_by_name(run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ def test_the_command_prints_lines_or_json(
     command = [str(recipe), "ranks=8", "parallel.replicas=2", "optimizer.name=muon"]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "on 8 ranks, 2 copies; a step of a rank is 1 rows in 1 micro-batches" in said
+    assert "on 8 ranks, 2 copies; a step of a rank is 1 row in 1 micro-batch" in said
     assert all(name in said for name in ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "a rank sends"))
     assert main([*command, "data.batch_ramp=[[2, 24], [3, 16]]", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -212,6 +212,9 @@ def test_a_chat_template_and_settings_are_copied_with_the_tokenizer_that_they_ar
     (folder / "tokenizer.json").write_text(json.dumps(fields))
     with pytest.raises(UsageError, match="does not have the tokenizer of the corpus"):
         list(export(saved[0], str(tmp_path / "other"), tokenizer=str(folder)))
+    (folder / "tokenizer.json").write_text("[1")
+    with pytest.raises(UsageError, match="does not have the tokenizer of the corpus"):
+        list(export(saved[0], str(tmp_path / "other"), tokenizer=str(folder)))
     assert not (tmp_path / "other").exists()
 
 

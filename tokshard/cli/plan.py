@@ -106,7 +106,7 @@ def plan(
     tokshard plan mix.toml --nodes 64
     tokshard plan shards/code --seq-len 4096 --seed 17 --global-batch-size 512
     """  # noqa: D301 - click's mark for lines that are kept
-    if dp_world_size is None and (hidden or layers):
+    if dp_world_size is None and (hidden, layers) != (None, None):
         raise click.UsageError("--hidden and --layers go with --dp-world-size.")
     run = open_run(plan, of_file, checkpoint=checkpoint, world_size=dp_world_size or 1)
     check_ranks(run, 'uneven = "pad" in the file for a job that pads')

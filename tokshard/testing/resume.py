@@ -108,13 +108,20 @@ def _undisturbed(plan: StreamPlan, make_loader: MakeLoader, num_samples: int) ->
     found: dict[int, Row] = {}
     with ExitStack() as stack:
         loader = _made(stack, make_loader, plan, Job(0, 4 * plan.num_streams), 0)
+        is_whole = True
         for batch in loader:
-            found |= {sample: row for _, sample, row in _rows_of(batch)}
+            for _, sample, row in _rows_of(batch):
+                if sample in found:
+                    raise AssertionError(f"sample {sample} is read twice without a stop")
+                found[sample] = row
             if len(found) >= num_samples:
-                return found, False
+                is_whole = False
+                break
     if not found:
         raise AssertionError("the loader has no batch")
-    return found, True
+    if missing := set(range(min(found), max(found))) - found.keys():
+        raise AssertionError(f"sample {min(missing)} is not read without a stop")
+    return found, is_whole
 
 
 def _made(stack: ExitStack, make_loader: MakeLoader, plan: StreamPlan, job: Job, rank: int) -> Loader:
@@ -148,12 +155,15 @@ def _check(
             loops = [iter(loader) for loader in loaders]
             for _ in range(job.num_steps):
                 if is_whole and sample >= end:
-                    return
+                    break
                 stop = sample + job.global_batch_size
                 samples = range(sample, min(stop, end) if is_whole else stop)
                 where = f"step {step} ({since}, {job.global_batch_size} samples per step)"
                 _check_step(loops, samples, undisturbed, where)
                 sample, step = stop, step + 1
+            if is_whole and sample >= end:
+                _check_over(loops, f"after step {step - 1} ({since}), the last of the pass")
+                return
             state = _state_of(loaders, f"after step {step - 1}")
 
 
@@ -175,6 +185,12 @@ def _check_step(
             _compare(values, undisturbed[sample], there)
     if missing:
         raise AssertionError(f"{where}: no rank has sample {min(missing)}")
+
+
+def _check_over(loops: Sequence[Iterator[Mapping[str, Any]]], where: str) -> None:
+    for rank, loop in enumerate(loops):
+        for _, sample, _ in _rows_of(next(loop, {"sample_index": []})):
+            raise AssertionError(f"{where}, rank {rank} of {len(loops)} has another batch, with sample {sample}")
 
 
 def _compare(found: Row, expected: Row, where: str) -> None:

@@ -8,7 +8,7 @@ import sys
 from tokshard.errors import TokshardError
 from tokshard.run_files.keys import help_text
 from tokshard.run_files.recipe import load_config
-from tokshard.trainer.launcher import exit_code_of, show
+from tokshard.trainer.launcher import exit_code_of, show, show_error
 
 USAGE = """\
 usage: torchrun --nproc-per-node N -m tokshard.trainer RECIPE.toml [section.key=value ...]
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         config = load_config(arguments[0], arguments[1:])
     except TokshardError as error:
         if os.environ.get("RANK", "0") == "0":  # it is the same on every rank
-            sys.stderr.write(f"error: {error.problem}\nhint: {error.hint}\n")
+            show_error(error)
         return error.exit_code
 
     def run() -> int:

@@ -23,6 +23,7 @@ from tokshard.trainer.launcher import exit_code_of, show
 from tokshard.trainer.model import Transformer, num_parameters
 from tokshard.trainer.optimizer import decay_groups
 from tokshard.trainer.parallel import DTYPES, check_replicas
+from tokshard.wording import counted
 
 _FP32 = 4
 _LOGIT_BYTES = 12
@@ -186,8 +187,8 @@ def kept_bytes(shape: Shape, recompute: str, precision: int) -> int:
 
 def report(found: Estimate) -> Iterator[str]:
     """Lines for people."""
-    job = f"{found.ranks} ranks, {found.replicas} copies" if found.replicas > 1 else f"{found.ranks} ranks"
-    rows = f"{found.rows} rows in {found.micro_batches} micro-batches"
+    job = counted(found.ranks, "rank") + (f", {found.replicas} copies" if found.replicas > 1 else "")
+    rows = f"{counted(found.rows, 'row')} in {counted(found.micro_batches, 'micro-batch', 'micro-batches')}"
     yield f"{found.parameters:,} parameters on {job}; a step of a rank is {rows}"
     for name, of in found.collectives.items():
         sizes = f"{of['bytes'] / 2**30:>9.2f} GiB, a rank sends {of['sent'] / 2**30:.2f} GiB"

@@ -16,6 +16,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -364,7 +365,10 @@ def _copy_settings(path: str, folder: str, *, is_needed: bool) -> str:
         UsageError: the folder has no such tokenizer, and it `is_needed`.
     """
     own, other = (os.path.join(at, "tokenizer.json") for at in (path, folder))
-    if not folder or not os.path.exists(other) or _read(own) != _read(other):
+    is_same = False
+    with suppress(OSError, ValueError, TypeError):  # there is none, or it is damaged
+        is_same = bool(folder) and _read(own) == _read(other)
+    if not is_same:
         if is_needed:
             raise UsageError(
                 f"{folder} does not have the tokenizer of the corpus",

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from tokshard.errors import TokshardError, UsageError
+from tokshard.wording import one_line, printable
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -21,17 +22,24 @@ class Interrupted(Exception):  # noqa: N818 - not an error
 
 def exit_code_of(command: Callable[[], int]) -> int:
     """Run a command for its exit code; an error is printed on stderr and has its own code, Ctrl-C gives 130."""
+    with suppress(AttributeError, ValueError):  # there is no stdout, or it is closed
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # as stderr: no line is lost
     try:
         return command()
     except TokshardError as error:
-        sys.stderr.write(f"error: {error.problem}\nhint: {error.hint}\n")
-        return error.exit_code
+        return show_error(error)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
     finally:
         with suppress(AttributeError, ValueError):  # there is no stdout, or it is closed
             _drop_unwritten(sys.stdout)
+
+
+def show_error(error: TokshardError) -> int:
+    """Print an error on stderr; returns its exit code."""
+    sys.stderr.write(f"error: {one_line(error.problem)}\nhint: {one_line(error.hint)}\n")
+    return error.exit_code
 
 
 def _drop_unwritten(stream: TextIO) -> None:
@@ -51,7 +59,7 @@ def show(lines: Iterable[str]) -> int:
     unwritten: OSError | None = None
     for line in lines:
         try:
-            sys.stdout.write(f"{line}\n")
+            sys.stdout.write(f"{printable(line)}\n")
             sys.stdout.flush()
         except OSError as error:
             unwritten = error

@@ -22,6 +22,7 @@ from tokshard.run_files.recipe import Compute, Parallel
 from tokshard.trainer.backports.chunked_loss import token_losses
 from tokshard.trainer.launcher import device_index, rank_of
 from tokshard.trainer.model import Transformer
+from tokshard.wording import printable
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -116,7 +117,7 @@ def say(line: str, *, ranks: Sequence[int] = (0,)) -> None:
     """A line for people, from these ranks. A closed or full stdout does not end a run."""
     if distributed.get_rank() in ranks:
         with suppress(OSError, ValueError, AttributeError):
-            sys.stdout.write(line + "\n")
+            sys.stdout.write(printable(line) + "\n")
             sys.stdout.flush()
 
 

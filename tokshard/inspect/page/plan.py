@@ -44,7 +44,7 @@ def plan_page(run: Run, report: PlanReport, *, name: str, num_samples: int) -> s
     corpus = next(iter(run.corpora.values()))
     decode, vocabulary = corpus.decode, load_vocabulary(corpus)
     is_read = [any(segment.weights[number] for segment in cursor.segments) for number in range(len(plan.names))]
-    last = num_samples if plan.num_samples is None else min(num_samples, plan.num_samples)
+    last = num_samples if run.stop.sample is None else min(num_samples, run.stop.sample)
     sections: list[Section] = [
         heading("Plan"),
         facts("Order and corpora", _facts(run, report)),

@@ -160,7 +160,9 @@
         if (order !== null) {
           const { place, down } = order;
           const sign = down ? -1 : 1;
-          rows = [...rows].sort((a, b) => sign * (a[place] < b[place] ? -1 : a[place] > b[place] ? 1 : 0));
+          // figures may be texts of fixed decimals, or empty
+          const value = (row) => (section.columns[place].number && !isNaN(row[place]) ? Number(row[place]) : row[place]);
+          rows = [...rows].sort((a, b) => sign * (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0));
         }
         shown = ROWS;
         fill();
