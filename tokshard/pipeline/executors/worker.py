@@ -159,9 +159,10 @@ def starting_worker() -> Iterator[None]:
     """Processes started inside have the environment of workers, and do not import the program's main module.
 
     Nothing of it is sent to them, and it may lack a guard, take seconds, change the directory, or be no file at all.
+    Ctrl-C waits: it would leave half-made objects of multiprocessing, whose end prints a traceback.
     """
     main = sys.modules["__main__"]
-    with _lock.now, environment(ENVIRONMENT):
+    with _lock.now, environment(ENVIRONMENT), _interrupts_blocked():
         before, main.__spec__ = main.__spec__, ModuleSpec("tokshard.__main__", None)  # which multiprocessing leaves out
         try:
             yield
