@@ -147,7 +147,7 @@ CALLS: dict[str, Call] = {
     "cells of a column that is missing": joining(NUMBERED, join=(), by="topic"),
     "cells of a column of lists": joining(NUMBERED | {"vector": [[0.5]] * 3}, by="vector"),
     "cells of columns in a set": lambda _: select_corpus("corpus", out="out", by={"n"}),
-    "cells of a column that is no name": lambda _: select_corpus("corpus", out="out", by=["n", 1]),
+    "cells of a column that is not a name": lambda _: select_corpus("corpus", out="out", by=["n", 1]),
     "cells of a long text": joining(NUMBERED | {"topic": ["a", "b", "c" * 300]}, by="topic"),
     "--ray without the package": with_package("ray", None, "a.jsonl", ray="auto"),
     **{f"--ray {each}": with_package("ray", io, "a.jsonl", ray=each) for each in ("notes.jsonl", f"head:{10**20}")},

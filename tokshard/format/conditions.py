@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -110,9 +111,10 @@ def _check_order(name: str, column: pa.Array, sign: str, value: pa.Array) -> Non
         others = column.filter(pc.invert(pc.match_substring_regex(column, _OF_EITHER)))
         if len(found) and (taken := _is_met(others, sign, value)).any():
             other = others[int(taken.argmax())].as_py()
+            without = shlex.quote(f"{name}!={other}")
             raise UsageError(
-                f"the column {name!r} holds {what} as texts, and {name}{sign}{given} takes {other!r}, too",
-                hint=f"{hint.format(name)}; or leave such documents out, with --where '{name}!={other}'",
+                f"the column {name!r} holds {what} as texts, and {name}{sign}{given} takes {other!r:.80}, too",
+                hint=hint.format(name) + f"; or leave such documents out, with --where {without}" * (len(other) < 80),
             )
         if what == "numbers":
             numbers = number_array(np.array(found.to_pylist(), "f8"))

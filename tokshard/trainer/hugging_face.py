@@ -366,7 +366,7 @@ def _copy_settings(path: str, folder: str, *, is_needed: bool) -> str:
     """
     own, other = (os.path.join(at, "tokenizer.json") for at in (path, folder))
     is_same = False
-    with suppress(OSError, ValueError, TypeError):  # there is none, or it is damaged
+    with suppress(OSError, ValueError, TypeError):  # a missing or damaged file is not the same
         is_same = bool(folder) and _read(own) == _read(other)
     if not is_same:
         if is_needed:

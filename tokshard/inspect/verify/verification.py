@@ -266,7 +266,7 @@ def _check_folder(store: Store, manifest: Manifest, corpus: Corpus | None) -> It
     # files in the folders of generations are checked with them
     known |= (folders := set(map(names.generation_folder, generation_numbers(listed))))
     if manifest.generation is not None and folders:
-        message = f"is that of generation {manifest.generation.number}, and this folder holds generations"
+        message = f"is the manifest of generation {manifest.generation.number}, not of the whole corpus"
         yield Problem(names.MANIFEST, message)
     if manifest.base is not None:  # cells have folders of their own
         known |= {names.MIX, *(name for name in listed if "=" in name)}

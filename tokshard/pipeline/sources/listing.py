@@ -102,7 +102,7 @@ def listing_of(argument: str | RecordSource, *, omitted: Sequence[str], ignored:
 
 
 def _check_gone(argument: str) -> None:
-    """Refuse a place that cannot be looked at, such as a file in a locked folder: it may be there."""
+    """Refuse a path that cannot be checked, such as a file in a folder without permission: it may exist."""
     store, name = locate(argument)
     try:
         store.stat(name)

@@ -136,7 +136,7 @@ class MappedCorpus(DocumentPlaces):
         """Path of the shard that was opened, or whose offsets were read, last."""
         return None if self._touched is None else self._shard(self._touched).path
 
-    def read_unhashed(self, shard: ShardPlaces, places: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+    def _read_unhashed(self, shard: ShardPlaces, places: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         """As in `DocumentPlaces`; only the manifest is checked."""
         found = self._read_offsets(shard, places)
         self.corpus.check_in_place([shard.index])
@@ -187,7 +187,7 @@ class MappedCorpus(DocumentPlaces):
         sizes = (self._first_tokens[batches + 1] - bases).tolist()
         for (batch, low, high), size, offsets in zip(inside, sizes, self._offsets_in(inside), strict=True):
             first, last = offsets.searchsorted((low, high), "right").tolist()
-            # else the shard table names too few of them
+            # the offsets that were read must reach past these tokens, or to the end of the batch
             if not 0 < first <= last or (last == len(offsets) and offsets[-1] != size):
                 raise self._changed(batch, low, high)
             parts.append(offsets[first - 1 : last])  # with the start of the document that holds the first token

@@ -131,7 +131,7 @@ class DocumentPlaces:
 
     corpus: Corpus
 
-    def read_unhashed(self, shard: ShardPlaces, places: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+    def _read_unhashed(self, shard: ShardPlaces, places: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         """Parts of a shard that no hash covers, each given as its first byte and its length.
 
         Raises:
@@ -177,7 +177,7 @@ class DocumentPlaces:
             (found.batches[batch].offsets_position + 8 * low, 8 * count)
             for batch, low, count in zip(batches[firsts].tolist(), lows.tolist(), counts.tolist(), strict=True)
         ]
-        offsets = np.frombuffer(b"".join(self.read_unhashed(found, places)), np.int64)
+        offsets = np.frombuffer(b"".join(self._read_unhashed(found, places)), np.int64)
         at = within + np.repeat(np.cumsum(counts) - counts - lows, np.diff(firsts, append=len(rows)))
         starts, stops, size = offsets[at], offsets[at + 1], np.diff(first_tokens)[batches]
         is_wrong = (starts < 0) | (starts >= stops) | (stops > size)
@@ -197,7 +197,7 @@ class DocumentPlaces:
         """The documents that hold some tokens of a shard: the first, all starts, and the stop of the last."""
         shard = self._shard(index)
         first, last = shard.rows(start, stop)
-        offsets = shard.offsets(first, last, self.read_unhashed(shard, shard.offset_ranges(first, last)))
+        offsets = shard.offsets(first, last, self._read_unhashed(shard, shard.offset_ranges(first, last)))
         if not len(offsets) or offsets[0] > start or offsets[-1] < stop:  # else pieces would run over ends of documents
             raise DamagedCorpusError(
                 f"{shard.path}: the shard table says that documents {first} to {last} hold tokens {start} to "

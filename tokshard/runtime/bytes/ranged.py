@@ -210,7 +210,7 @@ class RangedCorpus(DocumentPlaces):
         shard = self._shard(index)
         place = shard.batches[number]
         ranges = [(place.offsets_position, 8 * (place.num_documents + 1)), (place.loss_position, place.loss_bytes)]
-        offsets, section = self.read_unhashed(shard, ranges)
+        offsets, section = self._read_unhashed(shard, ranges)
         return checked_targets(
             section,
             np.frombuffer(offsets, np.int64),
@@ -236,7 +236,7 @@ class RangedCorpus(DocumentPlaces):
         counts = np.bincount(stretches[parts], minlength=len(starts))
         return np.concatenate([[0], np.cumsum(counts)]), ends
 
-    def read_unhashed(self, shard: ShardPlaces, places: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+    def _read_unhashed(self, shard: ShardPlaces, places: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         """As in `DocumentPlaces`; only the size and the manifest of a shard are checked."""
         self.reading = shard.path
         return self._fetch.read_unhashed(shard, places)
