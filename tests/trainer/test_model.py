@@ -17,6 +17,7 @@ from tokshard.run_files.model_shape import PRESETS, Model, Shape, model_shape
 from tokshard.run_files.recipe import Optimizer, vocabulary_of
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
+from tokshard.trainer.attention import Documents
 from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.model import Transformer, rotations
 from tokshard.trainer.optimizer import decay_groups, learning_rate, make_optimizer
@@ -48,6 +49,44 @@ def test_parts_of_a_compact_batch_have_the_content_and_the_losses_of_the_full_on
         losses = sum_of_losses(net, batch)
         torch.testing.assert_close(torch.cat([sum_of_losses(net, part) for part in parts]), losses)
         assert (losses[batch["sample_index"] < 0] == 0).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"qk_norm": True, "tied_embeddings": True, "head_dim": 6, "norm_eps": 1e-2}])
+def test_logits_are_those_of_the_formulas(options: Any) -> None:
+    """Head by head, with RoPE as a product of complex numbers."""
+    shape, ids = replace(SHAPE, **options), torch.arange(7) * 31 % 200
+    net = initialised(shape)
+    for name, norm in net.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(norm, 0.5, 1.5)
+    values = dict(net.named_parameters())
+    turns = torch.arange(7)[:, None] * shape.rope_theta ** -(torch.arange(0, shape.head_size, 2) / shape.head_size)
+
+    def normed(hidden: torch.Tensor, name: str) -> torch.Tensor:
+        return hidden / (hidden.square().mean(-1, keepdim=True) + shape.norm_eps).sqrt() * values[f"{name}.weight"]
+
+    def turned(head: torch.Tensor, name: str) -> torch.Tensor:
+        head = normed(head, f"{name}_norm") if shape.qk_norm else head
+        pairs = torch.complex(*head.chunk(2, dim=-1)) * torch.polar(torch.ones_like(turns), turns)
+        return torch.cat([pairs.real, pairs.imag], dim=-1)
+
+    hidden = values["embedding.weight"][ids]
+    for layer in ("layers.0", "layers.1"):
+        of, inner = f"{layer}.attention", normed(hidden, f"{layer}.attention_norm")
+        queries, keys, heads = (
+            (inner @ values[f"{of}.{kind}.weight"].T).split(shape.head_size, -1) for kind in ("query", "key", "value")
+        )
+        mixed = []
+        for number, query in enumerate(queries):
+            scores = turned(query, f"{of}.query") @ turned(keys[number // 2], f"{of}.key").T / shape.head_size**0.5
+            mixed.append(scores.masked_fill(torch.ones(7, 7).triu(1) > 0, -math.inf).softmax(-1) @ heads[number // 2])
+        hidden = hidden + torch.cat(mixed, -1) @ values[f"{of}.output.weight"].T
+        of, inner = f"{layer}.feed_forward", normed(hidden, f"{layer}.feed_forward_norm")
+        gate, up = (inner @ values[f"{of}.{kind}.weight"].T for kind in ("gate", "up"))
+        hidden = hidden + (gate * gate.sigmoid() * up) @ values[f"{of}.down.weight"].T
+    head = values["embedding.weight" if shape.tied_embeddings else "head.weight"]
+    whole = Documents(cu_seqlens=torch.tensor([0, 7], dtype=torch.int32), max_seqlen=7)
+    torch.testing.assert_close(net(ids[None], torch.arange(7)[None], whole), normed(hidden, "norm") @ head.T)
 
 
 def test_slow_rotations_of_llama_3_are_slower_by_its_factor_and_those_between_on_a_line() -> None:

@@ -206,7 +206,7 @@ def _checked_manifest(build: Build, output: Output) -> Manifest:
     return manifest
 
 
-class _ReportedSource(msgspec.Struct):
+class _ReportedSource(msgspec.Struct, frozen=True):
     """An input of a build, as its report lists it."""
 
     argument: int
@@ -215,7 +215,7 @@ class _ReportedSource(msgspec.Struct):
 
 
 @decodable
-class _Report(msgspec.Struct):
+class _Report(msgspec.Struct, frozen=True):
     """The part of ``build-report.json`` that a later build reads. No hash covers it: all of it may be missing.
 
     Args:

@@ -29,7 +29,7 @@ _PARTIAL = re.compile(r"step-(\d{8,})\.partial")
 
 
 @decodable
-class State(msgspec.Struct):
+class State(msgspec.Struct, frozen=True):
     """The contents of state.json: steps done, the loader's state, the recipe."""
 
     step: int

@@ -50,7 +50,7 @@ class LeaseRecord(msgspec.Struct, kw_only=True, frozen=True):
     beat: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Found:
     record: LeaseRecord
     tag: Tag

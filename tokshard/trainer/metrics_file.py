@@ -21,7 +21,7 @@ _LONG_WAIT = 0.01
 
 
 @decodable
-class Line(msgspec.Struct):
+class Line(msgspec.Struct, frozen=True):
     """The fields of a line that are read back."""
 
     step: int

@@ -43,7 +43,7 @@ class _Read(msgspec.Struct):
     weight: float | None = None
 
 
-class _Evaluated(msgspec.Struct):
+class _Evaluated(msgspec.Struct, frozen=True):
     loss: float | None
     targets: int = 0
 

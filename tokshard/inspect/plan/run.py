@@ -376,7 +376,7 @@ def _other_run(location: str, mix: Mix, plan: StreamPlan) -> str:
 
 
 @decodable
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, frozen=True):
     """The fields read from a line of ``metrics.jsonl``; an evaluation has no samples."""
 
     step: int

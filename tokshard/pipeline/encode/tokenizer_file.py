@@ -372,7 +372,7 @@ def _is_undone(step: Mapping[str, Any]) -> bool:
 
 
 @decodable
-class _Blocks(msgspec.Struct):
+class _Blocks(msgspec.Struct, frozen=True):
     truncation: Any = None
     padding: Any = None
     added_tokens: list[dict[str, Any]] | None = None

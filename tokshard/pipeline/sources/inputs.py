@@ -49,7 +49,7 @@ InputRow = tuple[int, str, int, str, tuple[str, str | None, Needs]]
 _ROWS_PER_BATCH = 4_096
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordSource:
     """An iterable of a Python program.
 
