@@ -163,7 +163,7 @@ def _mask(content: bytes, path: str, calls: Calls, sha256: str, *, fingerprint: 
 
 def _once(documents: NDArray[np.int64], since: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Each document once, ascending, with the first sample from which on it is out of the loss."""
-    if (np.diff(documents) > 0).all():
+    if (documents[1:] > documents[:-1]).all():
         return documents, since
     order = np.lexsort((since, documents))
     documents, since = documents[order], since[order]
@@ -186,7 +186,7 @@ def _listed(content: bytes, path: str, *, is_npy: bool) -> NDArray[np.int64]:
         found = np.load(io.BytesIO(content), allow_pickle=False)
         if found.ndim != 1 or found.dtype.kind not in "iu" or np.any(found > np.iinfo(np.int64).max):
             raise ValueError(f"it holds {found.dtype} {list(found.shape)}, expected document numbers")
-        return found.astype(np.int64)  # type: ignore[no-any-return]
+        return found.astype(np.int64, copy=False)  # type: ignore[no-any-return]
     except (ValueError, OverflowError, MemoryError, EOFError, TokenError) as error:  # the last three of a .npy's header
         said = str(error).partition(": <")[0]  # numpy names objects of its parser
         raise PlanError(f"{path} is not a list of documents: {said[:120]}", hint=_NOT_NUMBERS) from error
