@@ -1,7 +1,7 @@
 """The summary of a corpus, which ``inspect`` and ``build`` print."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
@@ -37,6 +37,7 @@ def test_the_histogram_is_ascii_if_the_encoding_lacks_blocks():
 
 
 @given(counts=st.lists(st.integers(0, 1 << 40), min_size=1, max_size=40).filter(any), width=st.integers(80, 400))
+@example(counts=[1, 0], width=80)
 def test_the_histogram_fits_the_terminal_and_shows_every_count(counts, width):
     lengths = DocumentLengths(shortest=1, longest=1, counts=counts)
     for encoding in ("utf-8", "ascii"):

@@ -10,8 +10,8 @@ import pytest
 
 from tests.corpora import TINY_TOKENIZER, Source, append_generation, write_corpus
 from tokshard import build_corpus
+from tokshard.format import schema
 from tokshard.format.opening import open_corpus
-from tokshard.format.schema import FORMAT_VERSION
 
 README = Path(__file__).parents[2] / "tokshard" / "format" / "README.md"
 SHARD = "shard-00-0000000-000000-0000.arrow"
@@ -87,13 +87,19 @@ def _hex(content, start, stop):
 
 def test_the_worked_example_is_what_the_writer_writes_and_follows_from_the_page(corpus):
     # golden: if the bytes change, readers of this version must still understand them, or FORMAT_VERSION goes up
-    assert FORMAT_VERSION == 1
+    assert schema.FORMAT_VERSION == 1
     ids = (1, 2, 0, 0, 3, 3, 1, 0)
     assert _shown("example") == example(corpus)
     assert (corpus / "stride-hashes.bin").read_bytes() == struct.pack("<I", zlib.crc32(struct.pack("<8H", *ids)))
     check_fingerprint(corpus, 3, ids)
     assert _shown("appended") == appended(corpus)
     check_fingerprint(corpus, 4, (*ids, 2, 1, 0))
+
+
+def test_the_constants_of_the_page_are_those_of_the_writer():
+    sizes = schema.MAX_BATCH_TOKENS, schema.MAX_BATCH_CHARACTERS, schema.ORDINAL_STRIDE, schema.HASH_STRIDE
+    listed = f"Its constants are {', '.join(f'{size:,}' for size in sizes)} and {schema.HASH_GROUP:,} (three times)"
+    assert listed in " ".join(README.read_text(encoding="utf-8").split())
 
 
 def appended(corpus):

@@ -46,11 +46,11 @@ def test_paths_in_a_recipe_are_relative_to_it_and_those_of_the_command_line_to_t
     for folder in ("recipes", "elsewhere"):
         (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    more = '[checkpoint]\nload_weights = "../weights"\n[evaluation]\ncorpora = { code = "/held/out" }\n'
+    more = '[checkpoint]\nload_weights = "../weights"\n[evaluation]\ncorpora = { code = "held/out" }\n'
     (tmp_path / "recipes" / "r.toml").write_text(RECIPE + more)
     config = load_config("../recipes/r.toml", ["data.corpora.prose=prose", "checkpoint.load_weights=w"])
     assert config.data.corpora == {"code": "../recipes/shards/code", "prose": "prose"}
-    assert (config.train.out, config.evaluation.corpora) == ("../recipes/run", {"code": "/held/out"})
+    assert (config.train.out, config.evaluation.corpora) == ("../recipes/run", {"code": "../recipes/held/out"})
     assert (config.checkpoint.load_weights, config.checkpoint.load) == ("w", "")
     assert load_config("../recipes/r.toml").checkpoint.load_weights == "../weights"
 
