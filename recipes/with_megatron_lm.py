@@ -4,7 +4,7 @@ PYTHONPATH=MEGATRON_LM torchrun --nproc-per-node 8 recipes/with_megatron_lm.py -
     --data-path CORPUS --valid-data-path CORPUS --save OUT --load OUT ...
 """
 
-from glob import glob
+from glob import escape, glob
 
 import torch
 from megatron.core import mpu
@@ -72,7 +72,8 @@ def datasets(args, vp_stage=None):
     else:
         args.dataloader_save = args.save  # the state belongs into the checkpoint
         # the state is the same on every rank, so the file of the first serves any number of them
-        for path in glob(f"{args.load}/iter_{args.iteration:07d}/mp_rank_*/train_dataloader_dprank000.pt")[:1]:
+        folder = escape(f"{args.load}/iter_{args.iteration:07d}")
+        for path in glob(f"{folder}/mp_rank_*/train_dataloader_dprank000.pt")[:1]:
             train.restore_state(torch.load(path)["dataloader_state_dict"])
     if train.loader.cursor.sample != args.consumed_train_samples:
         raise SystemExit(f"the checkpoint of step {args.iteration} in {args.load} has no state of this loader")

@@ -147,6 +147,11 @@ class DamagedCorpusError(CorpusError):
         super().__init__(problem, hint=hint)
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether Rust code of a library panicked, which raises a `BaseException` that is not an `Exception`."""
+    return type(error).__name__ == "PanicException"
+
+
 @contextmanager
 def warnings_to(show: Callable[[str], None]) -> Iterator[None]:
     """A block in which tokshard's own warnings go to a function, as a program shows its lines: they are for people."""

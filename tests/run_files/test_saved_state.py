@@ -126,6 +126,7 @@ INDEXES: dict[str, tuple[Callable[[Any, Path], bytes], str]] = {
     "leads outside": (index_that_leads_outside, "is outside the checkpoint"),
     "is of an extension": (index_of_an_extension, "was written through an extension of torch"),
     "has a name without a value": (lambda *_: b"\x80\x04}(X\x01\x00\x00\x00au.", "is shorter than"),
+    "claims a petabyte": (lambda *_: b"\x80\x05\x96" + (1 << 50).to_bytes(8, "little"), "150"),  # an unknown opcode
     "changes the classes of torch": (index_that_changes_the_classes_of_torch, ""),
     **{f"calls {module}.{name}": (index_that_calls(module, name), "") for module, name in REACHED.items()},
     **{f"calls {name}": (index_that_calls(METADATA, name), "") for name in ("Metadata.__init__", "dataclass")},

@@ -17,6 +17,8 @@ from tokshard.store.record_cache import RecordCache
 from tokshard.store.remote import remote_store
 from tokshard.store.requests import RemoteOptions
 
+KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+
 
 def opened(uri: str, **variables: str) -> Callable[[Path], Store]:
     """Open a store; the variables of the environment are set for AWS."""
@@ -38,6 +40,11 @@ def with_a_profile(directory: Path) -> Store:
     (directory / "keys").write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
     files = {"AWS_CONFIG_FILE": str(directory / "config"), "AWS_SHARED_CREDENTIALS_FILE": str(directory / "keys")}
     return opened("s3://bucket/a", **files)(directory)
+
+
+def leased(_: Path) -> Any:
+    with mock.patch.dict(os.environ, KEYS | {"AWS_CONDITIONAL_PUT": "disabled"}):
+        return remote_store("s3://b/a").hold("lock", "a test").__enter__()
 
 
 def without_the_extra(_: Path) -> Said:
@@ -141,6 +148,8 @@ CALLS: dict[str, Call] = {
         for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
         for what, value in ENDPOINTS.items()
     },
+    "a region that ends in a line feed": opened("s3://b/a", AWS_REGION="us-east-1\n", **KEYS),
+    "a lease where conditional writes are switched off": leased,
     "a file that is put on a web server": on_a_web_server(lambda store: store.put("a", b"")),
     "a file that is deleted from a web server": on_a_web_server(lambda store: store.delete("a")),
     "a server that does not answer": unreachable,
@@ -150,6 +159,9 @@ CALLS: dict[str, Call] = {
     "answers that keep being too short": failing(faults.shorter_length),
     "a server that asks for credentials": failing(faults.status(401, "Forbidden")),
     "a server that denies access": many_ranges,
+    "a server that does not like a request": failing(faults.status(400, "Bad")),
+    "a server that answers with a conflict": failing(faults.status(409, "Archived")),
+    "a server that does not know a method": failing(faults.status(405, "Method")),
     "a server that does not answer requests for ranges": failing(faults.as_whole),
     "a cache whose folder is a file": cached_in("file"),
     "a cache in a folder that is a file": cached_in("file/cache"),

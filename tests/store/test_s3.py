@@ -13,6 +13,8 @@ import pytest
 from tests.store import faulty_proxy as faults
 from tokshard.errors import StoreError, TokshardError
 from tokshard.store import files_below, open_store, written
+from tokshard.store.addresses import parse_address
+from tokshard.store.providers import open_provider
 from tokshard.store.remote import remote_store
 from tokshard.store.requests import RemoteOptions
 
@@ -151,6 +153,11 @@ def test_a_profile_of_the_aws_tools_is_used_with_its_endpoint(s3, s3_port, tmp_p
     store.put("a", b"x")
     assert store.get("a") == b"x"
     assert b"the-secret" not in pickle.dumps(store)
+    (tmp_path / "config").write_text("[profile work]\nregion = eu-central-1\nendpoint_url = https://127.0.0.1:1\n")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{s3_port}")  # which wins, as for the AWS tools
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    assert open_store(s3).get("a") == b"x"
+    assert open_provider(parse_address(s3), is_large=False).config["region"] == "us-west-2"
     monkeypatch.setenv("AWS_PROFILE", "other")
     for _ in range(2):
         with pytest.raises(StoreError, match=r"profile.*other"):

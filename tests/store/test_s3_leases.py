@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
 
@@ -56,6 +57,14 @@ def test_a_living_holder_keeps_its_lease_and_is_named_whatever_the_clock_says(
     words = r"\] the other one has held it since 2.*it can be taken over in "
     with pytest.raises(BlockingIOError, match=words), remote_store(s3, OPTIONS).hold("work/lock", "this one"):
         pass
+
+
+def test_a_living_holder_that_proc_hides_as_it_is_of_another_user_keeps_its_lease(s3, other_holder, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("tokshard.store.remote_lease._process", "{}:".format)
+        patched.setattr("os.kill", mock.Mock(side_effect=PermissionError))
+        with pytest.raises(BlockingIOError):
+            remote_store(s3, OPTIONS).hold("work/lock", "this one").__enter__()
 
 
 def test_the_lease_of_a_dead_holder_elsewhere_ends_by_itself(s3, other_holder, another_machine):

@@ -68,7 +68,10 @@ def _rows(path: str, name: str, columns: Sequence[str] | None, of_line: str) -> 
         io.TextIOWrapper(io.BufferedReader(stream), "utf-8-sig", newline="" if is_table else None) as lines,
     ):
         if is_table:
-            yield from csv.DictReader(lines, delimiter="\t" if kind == "tsv" else ",")
+            for row in csv.DictReader(lines, delimiter="\t" if kind == "tsv" else ",", strict=True):
+                if None in row:
+                    raise csv.Error("the next row has more values than there are columns; quote a value with commas")
+                yield row
         elif kind in {"jsonl", "ndjson", "json"}:
             yield from (msgspec.json.decode(line, type=dict[str, Any]) for line in lines if not line.isspace())
         else:

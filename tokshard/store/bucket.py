@@ -112,7 +112,10 @@ class Bucket:
             options: GetOptions = {"range": (start, start + length)}
             if version is not None and _is_strong(version):
                 options["if_match"] = f'"{version}"'
-            answer = store.get(key, options=options)
+            try:
+                answer = store.get(key, options=options)
+            except PreconditionError:
+                raise _replaced(self.where(key)) from None
             found = _entry(answer.meta)
             if version is not None and found.version != version:  # a server that knows no conditions
                 raise _replaced(self.where(key))
@@ -125,8 +128,6 @@ class Bucket:
 
         try:
             return self.requests.make(request, key=key, abandoned=abandoned)
-        except PreconditionError:
-            raise _replaced(self.where(key)) from None
         except StoreError as error:
             if isinstance(error.__cause__, Exception) and status_of(error.__cause__) == 416:
                 raise _ends(self.where(key), self.entry(key).size, start + length) from None
@@ -215,11 +216,15 @@ class Bucket:
             tag: of other content; None to create the object once more.
         """
         mode: Any = "create" if tag is None else dict(tag)
-        try:
-            self.requests.make(lambda store: store.put(key, content, mode=mode), key=key, is_write=True)
-        except (AlreadyExistsError, PreconditionError):
-            return True
-        return False
+
+        def request(store: ObjectStore) -> bool:
+            try:
+                store.put(key, content, mode=mode)
+            except (AlreadyExistsError, PreconditionError):
+                return True
+            return False
+
+        return self.requests.make(request, key=key, is_write=True)
 
     def tagged(self, key: str) -> tuple[bytes, Tag, float]:
         """A small object, the tag of its content, and its age in seconds by the clock of this machine."""

@@ -108,24 +108,26 @@ def verdict(error: Exception, *, where: str, scheme: str, is_renewed: bool = Fal
             f"{'/'.join(where.split('/')[:3])} does not exist: there is no such bucket",
             hint="check its name, AWS_ENDPOINT_URL and AWS_REGION" if scheme == "s3" else "check its name",
         )
-    elif isinstance(error, FileNotFoundError):
+    elif isinstance(error, FileNotFoundError) and status != 405:  # a server that does not know HEAD
         problem = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
     elif _is_denied(error):
         problem = StoreError(f"{where}: access denied: {said}", hint=CREDENTIALS.get(scheme, _NO_CREDENTIALS))
-    elif isinstance(error, NotSupportedError | NotImplementedError) or "non-partial response" in str(error):
+    elif isinstance(error, NotSupportedError) or "non-partial response" in str(error):
         problem = StoreError(
             f"{where}: the server does not answer requests for ranges: {said}",
             hint="download the file, or take a server that answers them",
         )
-    elif status in (501, 505):
-        problem = StoreError(f"{where}: the store cannot do what was asked: {said}", hint=CONDITIONS)
+    elif isinstance(error, NotImplementedError) or status in (405, 501, 505):
+        hint = CONDITIONS if scheme in CREDENTIALS else "download the file"
+        problem = StoreError(f"{where}: the store cannot do what was asked: {said}", hint=hint)
     elif isinstance(error, InvalidPathError | UnknownConfigurationKeyError | ValueError):
         problem = StoreError(
             f"{where}: {said}",
             hint="names may not have control characters, nor empty parts, '.' or '..' between their slashes",
         )
     elif status is not None and 300 <= status < 500 and status not in _TRY_AGAIN:
-        hint = CREDENTIALS.get(scheme, _NO_CREDENTIALS) if is_refusal(error) else "check the address and AWS_REGION"
+        address = f"do what its answer says, or check the address{' and AWS_REGION' if scheme == 's3' else ''}"
+        hint = CREDENTIALS.get(scheme, address) if is_refusal(error) else address
         problem = StoreError(f"{where}: the store refused a request: {said}", hint=hint)
     return problem
 

@@ -90,9 +90,12 @@ def _open_s3(bucket: str, options: dict[str, Any], environment: Mapping[str, str
     for name in _S3_ENDPOINTS:
         if name in environment:
             _check_endpoint(name, environment[name])
-    found = (environment.get(name) for name in _S3_ENDPOINTS[:2])
-    endpoint = next(filter(None, found), None) or settings.get("endpoint") or environment.get(_S3_ENDPOINTS[2], "")
-    options["client_options"]["allow_http"] = endpoint.startswith("http://")
+    # the environment wins over a profile, as for the AWS tools; `obstore` prefers the profile
+    if endpoint := next(filter(None, map(environment.get, _S3_ENDPOINTS)), None):
+        settings["endpoint"] = endpoint
+    if region := environment.get("AWS_REGION"):
+        settings["region"] = region
+    options["client_options"]["allow_http"] = settings.get("endpoint", "").startswith("http://")
     return S3Store(bucket, **settings, **options)
 
 

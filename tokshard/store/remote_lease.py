@@ -243,7 +243,13 @@ def _find(bucket: Bucket, key: str) -> _Found | None:
 def _is_dead(record: LeaseRecord) -> bool:
     """Whether the holder was a process of this machine that is gone."""
     pid = record.process.partition(":")[0]
-    return bool(pid) and record.machine == _machine() and record.process != _process(int(pid))
+    if not pid or record.machine != _machine() or record.process == _process(int(pid)):
+        return False
+    try:
+        os.kill(int(pid), 0)  # sends nothing
+    except OSError as error:
+        return not isinstance(error, PermissionError)  # of another user, whose processes /proc may hide
+    return True
 
 
 def _machine() -> str:

@@ -18,9 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from obstore.exceptions import AlreadyExistsError, PreconditionError
-
-from tokshard.errors import StoreError
+from tokshard.errors import StoreError, is_panic
 from tokshard.store.addresses import Address
 from tokshard.store.failures import FAILURES, gave_up, is_refusal, reason, status_of, verdict
 from tokshard.store.providers import open_provider
@@ -125,7 +123,7 @@ class Requests:
             began = time.monotonic()
             try:
                 answer = request(self._open(providers, is_large=is_large))
-            except (AlreadyExistsError, PreconditionError, StoreError):
+            except StoreError:
                 self._has_answered = True
                 raise
             except FAILURES as error:
@@ -146,6 +144,13 @@ class Requests:
                 self._warn(key, waited, error)
                 (abandoned or self._ending).wait(delay)
                 waited += delay
+            except BaseException as error:
+                if not is_panic(error):
+                    raise
+                raise StoreError(
+                    f"{self.where(key)}: obstore cannot make this request: {error}",
+                    hint="look for line feeds, spaces and wrong ports in the variables of the store (endpoint, keys)",
+                ) from error
             else:
                 self._has_answered = self._has_let_in = True
                 return answer

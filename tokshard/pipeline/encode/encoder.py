@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from tokshard.errors import TokenizerError
+from tokshard.errors import TokenizerError, is_panic
 from tokshard.extras import version_of
 from tokshard.format.manifest import TokenizerInfo
 from tokshard.pipeline.encode.tokenizer_file import without_truncation
@@ -195,7 +195,7 @@ class Encoder:
             raise
         except BaseException as error:
             if not isinstance(error, Exception):
-                if not _is_panic(error):
+                if not is_panic(error):
                     raise
                 self._encode = self._load()  # a lock that the panic left closed would fail on other texts
             raise EncodingError(f"{self._library} fails on the text: {first_line(error)}") from error
@@ -219,7 +219,7 @@ class Encoder:
         except MemoryError:
             raise
         except BaseException as error:  # the library raises bare Exception
-            if not isinstance(error, Exception) and not _is_panic(error):
+            if not isinstance(error, Exception) and not is_panic(error):
                 raise
             raise TokenizerError(
                 f"{self._library} cannot load the tokenizer: {first_line(error)}",
@@ -243,11 +243,6 @@ class Encoder:
                 hint="install another version of tokenizers",
             )
         return encode
-
-
-def _is_panic(error: BaseException) -> bool:
-    """Whether Rust code of the library panicked, which raises a `BaseException` that is not an `Exception`."""
-    return type(error).__name__ == "PanicException"
 
 
 def _encoder_of(engine: str, tokenizer: Any) -> EncodeTexts:
