@@ -34,6 +34,8 @@ def facts(out: str) -> dict[str, str]:
 def test_a_dry_run_of_a_build_that_cannot_fit_on_the_disk_exits_1(monkeypatch):
     write("a.jsonl", ["text"])
     assert shell("build", "a.jsonl", *BUILD, "--dry-run")[0] == 0
+    Path("b.jsonl.gz").write_bytes(b"\x1f\x8b\x08 and no more")
+    assert "the first problem: b.jsonl.gz is damaged: " in shell("build", "b.jsonl.gz", *BUILD, "--dry-run")[1]
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1))
     exit_code, out, _ = shell("build", "a.jsonl", *BUILD, "--dry-run")
     assert exit_code == 1

@@ -19,7 +19,7 @@ from tests.pipeline.inputs import jsonl, patch_chunk_bytes, write_byte_tokenizer
 from tokshard.cli import build_progress as progress
 from tokshard.cli.build_progress import FileCount, StageDisplay, fitting
 from tokshard.cli.main import run
-from tokshard.cli.progress import byte_progress
+from tokshard.cli.progress import byte_progress, stage_progress
 
 
 class Terminal(io.StringIO):
@@ -107,8 +107,13 @@ def test_parts_are_left_out_from_the_last_rank_on():
     assert [fitting(parts, width) for width in (10, 9, 6, 5, 0)] == ["aa, bb, cc", "aa, cc", "aa, cc", "aa", "aa"]
 
 
-def test_a_bar_of_bytes_is_where_the_work_is(monkeypatch):
+def test_a_bar_of_bytes_is_where_the_work_is(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stderr", Terminal())
+    with stage_progress("plan c") as say:
+        say("a stage")
+        say("the next")
+    assert sys.stderr.getvalue().split("\r")[1:4] == [" " * 0, "plan c: a stage", " " * 15]
+    assert capsys.readouterr().out == ""
     with byte_progress("verify c") as show:
         show(1, 4)
         time.sleep(0.11)  # a bar is drawn ten times a second

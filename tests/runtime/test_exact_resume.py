@@ -20,13 +20,19 @@ UNEVEN = [Job(2, 5, 2), Job(0, 9, 4), Job(3, 3, 2), Job(1, 1)]
 
 
 def test_jobs_that_are_given_are_those_that_are_tried() -> None:
-    made = []
+    made, closed = [], []
+
+    class Closed(NumpyLoader):
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
 
     def make(plan: StreamPlan, **options: Any) -> NumpyLoader:
         made.append(tuple(options.values()))
-        return NumpyLoader(plan, uneven="pad", **options)
+        return Closed(plan, uneven="pad", **options)
 
     assert_exact_resume(two_corpora(), make, jobs=UNEVEN)
+    assert len({*map(id, closed)}) == len(made)
     undisturbed, *of_jobs = made
     assert undisturbed == (4, 0, 1)
     assert of_jobs == [(job.global_batch_size, rank, job.dp_world_size) for job in UNEVEN for rank in range(job[2])]

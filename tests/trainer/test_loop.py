@@ -124,6 +124,11 @@ def test_what_is_not_finite_ends_the_run_before_it_is_on_record_or_saved(
     assert run.saved() == []
 
 
+def test_an_error_of_a_step_is_not_taken_for_a_rank_that_is_gone() -> None:
+    with pytest.raises(RuntimeError, match="^a shape$"), process_group(Parallel(device="cpu")):
+        raise RuntimeError("a shape")
+
+
 def test_memory_that_runs_out_is_explained_by_settings_and_an_estimate(
     run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

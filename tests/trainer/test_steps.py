@@ -335,7 +335,9 @@ def test_attended_pairs_are_those_of_the_rows_wherever_padding_is(deal: Any) -> 
     rows = [plan.trace(sample) for sample in batch["sample_index"].tolist() if sample >= 0]
     lengths = [[piece.stop - piece.start for piece in pieces] for pieces in rows]
     lengths = [n for row in lengths for n in (*row, 6 - sum(row))]  # the padded end of a row is a piece, too
-    assert (len(rows), metrics.figures_of(batch, 1)["pairs"]) == (2, [sum(n * (n + 1) // 2 for n in lengths)])
+    figures = metrics.figures_of(batch, 1)
+    assert (len(rows), figures["pairs"]) == (2, [sum(n * (n + 1) // 2 for n in lengths)])
+    assert max(figures["digest"]) < 1 << 16, "sums of them over ranks are exact as fp64"
 
 
 def test_the_norm_of_a_gradient_does_not_depend_on_how_many_ranks_hold_it() -> None:
