@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.contract.builds import select
 from tests.contract.small import shrink
 from tests.corpora import TINY_TOKENIZER, write_corpus
 from tests.damage import cut, flipped
@@ -256,6 +257,15 @@ def test_blocks_that_are_announced_apart_and_released_together_are_not_kept(loca
     assert set(kept) == set(source._chunks_of_blocks(bounds[1:3], bounds[2:]).tolist())
     source.has_read(bounds[1:2], bounds[2:3])
     source.has_read(bounds[2:3], bounds[3:])
+    assert not cache._current()._readers
+
+
+def test_a_view_releases_in_its_base_what_it_announced(local, tmp_path):
+    cache, blocks = Cache(), (np.array([0, BLOCK]), np.array([BLOCK, 2 * BLOCK]))
+    view = CorpusSource(select(local, tmp_path / "view", [*range(0, 300, 2)]), access="pread", cache=cache)
+    view.will_read(*blocks)
+    assert cache._current()._readers
+    view.has_read(*blocks)
     assert not cache._current()._readers
 
 

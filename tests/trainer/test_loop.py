@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import distributed
@@ -27,6 +28,7 @@ from tokshard.errors import TokshardError, TrainerError
 from tokshard.run_files.recipe import Parallel
 from tokshard.runtime import Sample, SampleRandom, StreamPlan
 from tokshard.trainer import loop
+from tokshard.trainer.metrics import StepSums
 from tokshard.trainer.metrics_file import MetricsFile
 from tokshard.trainer.parallel import process_group, say
 from tokshard.trainer.profiling import Profiler
@@ -122,6 +124,13 @@ def test_what_is_not_finite_ends_the_run_before_it_is_on_record_or_saved(
     assert not distributed.is_initialized()
     assert [step["step"] for step in steps_of(tmp_path / "out")] == [1]
     assert run.saved() == []
+
+
+def test_the_gradient_of_a_step_of_one_target_of_half_a_weight_is_that_of_its_mean_loss() -> None:
+    figures = {"loss_weights": np.array([0.5]), "has_no_batch": np.zeros(1)}
+    with process_group(Parallel(device="cpu")):
+        sums = StepSums(torch.tensor([1.0]).double(), torch.tensor(4.0).double(), figures)
+    assert (float(sums.weight), float(sums.norm)) == (0.5, 4.0)
 
 
 def test_an_error_of_a_step_is_not_taken_for_a_rank_that_is_gone() -> None:
