@@ -134,7 +134,7 @@ def test_the_gradient_of_a_step_of_one_target_of_half_a_weight_is_that_of_its_me
 
 
 def test_an_error_of_a_step_is_not_taken_for_a_rank_that_is_gone() -> None:
-    with pytest.raises(RuntimeError, match="^a shape$"), process_group(Parallel(device="cpu")):
+    with pytest.raises(RuntimeError, match=r"^a shape$"), process_group(Parallel(device="cpu")):
         raise RuntimeError("a shape")
 
 
