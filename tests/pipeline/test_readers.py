@@ -25,11 +25,11 @@ from tests.pipeline.inputs import (
 from tokshard import Corpus
 from tokshard.errors import BadRecordError
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.division import INDIVISIBLE, LINES, STREAM, Divisibility, Span
+from tokshard.pipeline.sources.division import INDIVISIBLE, LINES, Divisibility, Span
 from tokshard.pipeline.sources.formats import read_stream
 from tokshard.pipeline.sources.records import RecordSpec, parse_columns
 from tokshard.pipeline.tasks import planning as tasks
-from tokshard.pipeline.tasks.planning import StreamTask, plan_tasks
+from tokshard.pipeline.tasks.planning import plan_tasks
 
 TEXTS = [
     *(f"document {number}: def f(x):\n    return {number} * x\n" for number in range(12)),
@@ -106,15 +106,6 @@ def test_lines_that_start_or_end_where_a_task_does_are_read_once(line_bytes, tmp
     assert texts_of(corpus) == documents
     # a line belongs to the task in which it begins
     assert num_tasks(corpus) == len({number * line_bytes // 64 for number in range(20)})
-
-
-def test_a_kept_field_that_some_records_of_one_task_have_is_kept(tmp_path, monkeypatch):
-    patch_chunk_bytes(monkeypatch, 64)
-    records = [{"text": "a" * 50}] * 9 + [{"text": "b", "the url": "u"}, {"text": "c"}] * 5
-    (tmp_path / "a.jsonl").write_bytes(FORMATS["plain.jsonl"](records, 1))
-    (tmp_path / "z.txt").write_text("text has no fields")
-    corpus = build([tmp_path / "a.jsonl", tmp_path / "z.txt"], tmp_path / "out", keep_field=["the url"], task_bytes=64)
-    assert [corpus.metadata(index)["the url"] for index in range(20)] == [None] * 9 + ["u", None] * 5 + [None]
 
 
 ROWS = [{"text": "a", "n": "x" * 2_000}] * 500
@@ -312,12 +303,6 @@ def test_tasks_are_as_large_as_was_asked_for(what):
     assert [(list(task.inputs), task.span) for task in planned] == expected
     assert [task.key for task in planned] == sorted({task.key for task in planned})
     assert [task.key[0] for task in planned] == [inputs[0] for inputs, _ in expected]
-
-
-def test_a_stream_is_one_task_which_divides_itself():
-    planned = list(plan_tasks([4, 40, 4, 4], [INDIVISIBLE, STREAM, STREAM, INDIVISIBLE], 10))
-    assert [task.key for task in planned] == [(0, 0), (1, 0), (2, 0), (3, 0)]
-    assert [isinstance(task, StreamTask) for task in planned] == [False, True, True, False]
 
 
 @pytest.mark.parametrize(("task_mib", "segment_mib"), [(1, 16), (16, 256), (64, 512), (512, 512), (4096, 4096)])

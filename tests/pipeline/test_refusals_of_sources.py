@@ -229,6 +229,7 @@ PROGRAM = {
     "a data frame as sources": _given(Frame("iterrows")),
     "a data frame of polars as sources": _given(Frame("iter_rows")),
     "a table as sources": _given(pa.table({"text": ["a"]})),
+    "a misspelt option": _given([], keep_fields=["n"]),
     "an iterator of paths": _given(iter([Path("a.jsonl")])),
     **{name: _fetched(name) for name in ("hf://", "hf://plain", "hf://a/b/c/d", "hf://a/b:x y", "hf://a/b:train:test")},
     "a version of datasets that may run code of a repository": _library("3.6.0"),

@@ -76,13 +76,6 @@ def test_the_format_option_reads_every_file_as_one_format():
     assert {source.format for source in discover(["d"], input_format="jsonl").inputs} == {"jsonl"}
 
 
-def test_the_name_of_a_text_file_is_a_field_of_its_documents(tmp_path):
-    write("d/sub/a.txt", content=b"one\ntwo")
-    for source, name in (("d", "sub/a.txt"), ("d/sub/a.txt", "a.txt")):
-        options = {"text_unit": "line", "id_field": "__name__", "keep_field": ["__name__"], "force": True}
-        assert build(source, tmp_path / "out", **options).metadata(1) == {"id": name, "__name__": name}
-
-
 @pytest.mark.parametrize("is_loop", [False, True])
 @pytest.mark.parametrize(
     ("name", "source"), [("d/b.jsonl", "d"), ("d/b.arrow", "d"), ("d/b.txt", "d"), ("d/b.jsonl", "d/*.jsonl")]
