@@ -18,6 +18,7 @@ from tests.pipeline.encode.chat import chats
 from tests.pipeline.encode.chat.chats import said
 from tests.pipeline.encode.chat.templates import CHATML
 from tests.pipeline.inputs import jsonl, zstd
+from tests.pipeline.vocabularies import write_vocabulary
 from tokshard import build_corpus, open_corpus
 from tokshard.errors import BadRecordError, BuildError, UsageError
 from tokshard.format import names
@@ -30,11 +31,7 @@ RECORDS = [said("q", "one", "r", "two"), said("what is <|im_end|>?", "a ü 🧪"
 @pytest.fixture
 def tokenizer(tmp_path) -> Path:
     """A tokenizer in which token k is the byte k, and that has a chat template."""
-    folder = tmp_path / "tok"
-    folder.mkdir()
-    (folder / "tokenizer.json").write_text(json.dumps(chats.bytes_alone()))
-    (folder / "tokenizer_config.json").write_text(json.dumps({**chats.VARIABLES, "chat_template": CHATML}))
-    return folder
+    return write_vocabulary(tmp_path / "tok", chats.bytes_alone(), {**chats.VARIABLES, "chat_template": CHATML})
 
 
 def build(source: Any, tokenizer: Path, out: Path, **options: Any) -> Any:
