@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,19 +241,16 @@ FOREIGN: dict[Write, list[tuple[str, Change | None, str]]] = {
 
 
 def _of_tokens() -> Iterator[Damage]:
-    def row(put: Write, file: str, change: Change | None, said: str) -> Damage:
-        def write(place: Path) -> Path:
-            (place / "in").mkdir()
-            put(place / "in")
-            return place / "in" / file
-
-        message = said if said.startswith(("FILE", "DIR")) else f"FILE is damaged: {said}"
-        error = SourceError if said.endswith(MISSING) else BadSourceError
-        return Damage(f"{file}: {said}", write, change, _import, error, message)
+    def write(put: Write, file: str, place: Path) -> Path:
+        (place / "in").mkdir()
+        put(place / "in")
+        return place / "in" / file
 
     for put, rows in FOREIGN.items():
         for file, change, said in rows:
-            yield row(put, file, change, said)
+            message = said if said.startswith(("FILE", "DIR")) else f"FILE is damaged: {said}"
+            error = SourceError if said.endswith(MISSING) else BadSourceError
+            yield Damage(f"{file}: {said}", partial(write, put, file), change, _import, error, message)
 
 
 def _saved() -> Iterator[Damage]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import gzip
 import json
 import multiprocessing
@@ -188,7 +187,7 @@ REAL_TIME = pytest.mark.skipif(sys.platform != "linux", reason="has no real-time
     ("number", "name"), [(signal.SIGKILL, "SIGKILL"), pytest.param(40, "signal 40", marks=REAL_TIME)]
 )
 def test_a_worker_that_dies_while_it_sends_a_message_is_a_worker_that_died(place, monkeypatch, number, name):
-    monkeypatch.setattr(processes, "worker_main", functools.partial(_die_in_the_middle_of_a_message, number=number))
+    monkeypatch.setattr(processes, "worker_main", partial(_die_in_the_middle_of_a_message, number=number))
     patch_chunk_bytes(monkeypatch, 64)
     with pytest.raises(BuildError, match=f"was killed by {name} while it read"):
         build(place, workers=2, task_bytes=64)

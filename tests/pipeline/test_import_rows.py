@@ -1,4 +1,7 @@
-"""Rows as trainers save them, padded or packed, become their documents: padding is no text, and is counted."""
+"""Rows as trainers save them, padded or packed, become their documents: padding is no text, and is counted.
+
+Masks and labels become loss spans, shifted where they are shifted there, and never get lost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from tokshard.errors import UsageError
 from tokshard.inspect.verify.verification import verify_corpus
 
 PAD = 200
-EACH_FORM = pytest.mark.parametrize("form", TABLES)
+every_table = pytest.mark.parametrize("form", TABLES)
 
 
 def import_table(place: Path, form: str, columns: dict[str, Any], **options: Any) -> Any:
@@ -63,14 +66,14 @@ ROWS: list[tuple[dict[str, Any], list[list[int]], int]] = [
 ]
 
 
-@EACH_FORM
+@every_table
 @pytest.mark.parametrize(("columns", "documents", "num_padding"), ROWS)
 def test_rows_become_their_documents_without_padding_which_is_counted(form, columns, documents, num_padding, place):
     result = import_table(place, form, columns)
     assert (documents_of(result), padding_of(result)) == (documents, num_padding)
 
 
-@EACH_FORM
+@every_table
 def test_spans_and_kept_values_follow_the_documents_of_a_row(form, place):
     columns = {
         "input_ids": [[PAD, 5, 6, 7, 8], [9, 10, PAD, PAD, PAD]],
@@ -86,7 +89,7 @@ def test_spans_and_kept_values_follow_the_documents_of_a_row(form, place):
         assert [corpus.metadata(number)["from"] for number in range(3)] == ["x", "x", "y"]
 
 
-@EACH_FORM
+@every_table
 def test_columns_that_are_not_read_are_named_once_and_those_that_are_read_are_not(form, place):
     others = {"special_tokens_mask": [[0, 0]], "token_type_ids": [[0, 0]], "length": [2], "input_length": [2]}
     columns = {"input_ids": [[5, 6]], "attention_mask": [[1, 1]], "position_ids": [[0, 1]], **others}
@@ -143,7 +146,7 @@ def test_any_packed_and_padded_rows_give_the_documents_that_were_packed(rows, by
     assert padding_of(result) == width * len(rows) - sum(map(len, documents))
 
 
-# masks and labels become loss spans, shifted where they are shifted there
+# masks and labels
 
 DOCUMENTS = [[5, 6, 7, 8, EOS], [9, EOS], [10, 11, 12, EOS]]
 MASKS = [[0, 1, 1, 0, 1], [0, 0], [0, 0, 1, 1]]
@@ -162,9 +165,6 @@ def found_in(out: Path) -> tuple[list[list[int]], list[list[list[int]]]]:
         assert corpus.has_spans
         spans = [corpus.loss_spans(number).tolist() for number in range(corpus.num_documents)]
         return [document.tolist() for document in corpus.documents()], spans
-
-
-every_table = pytest.mark.parametrize("name", TABLES)
 
 
 def table(place: Path, name: str, columns: dict[str, Any], documents: Any = DOCUMENTS) -> Path:
@@ -186,9 +186,9 @@ COLUMNS: dict[str, tuple[dict[str, Any], dict[str, Any], list[list[list[int]]]]]
 
 @every_table
 @pytest.mark.parametrize("what", COLUMNS)
-def test_labels_and_masks_of_tables_become_spans(what, name, place):
+def test_labels_and_masks_of_tables_become_spans(what, form, place):
     columns, options, spans = COLUMNS[what]
-    result = imported(place, table(place, name, columns), **options)
+    result = imported(place, table(place, form, columns), **options)
     assert found_in(place / "out") == (DOCUMENTS, spans)
     assert result.num_targets == sum(stop - start for of_document in spans for start, stop in of_document)
     with open_corpus(place / "out") as corpus:
@@ -198,10 +198,10 @@ def test_labels_and_masks_of_tables_become_spans(what, name, place):
 
 
 @every_table
-def test_delimiters_that_are_added_are_not_trained_and_shift_what_follows(name, place):
+def test_delimiters_that_are_added_are_not_trained_and_shift_what_follows(form, place):
     add_bos(place)
     columns = {"loss_mask": [[0, 1], [1, 1, 1, 1, 1]]}
-    imported(place, table(place, name, columns, [[5, 6], [7, EOS, 257, 8, 9]]), bos="<s>")
+    imported(place, table(place, form, columns, [[5, 6], [7, EOS, 257, 8, 9]]), bos="<s>")
     documents = [[257, 5, 6, EOS], [257, 7, EOS], [257, 8, 9, EOS]]
     assert found_in(place / "out") == (documents, [[[2, 3]], [[2, 3]], [[1, 3]]])
 
@@ -252,8 +252,8 @@ def test_documents_of_corpora_without_spans_or_weights_learn_all_tokens_equally_
 
 
 @every_table
-def test_values_after_those_that_do_not_fit_stay_with_their_documents(name, place):
-    file = table(place, name, {"loss_mask": [MASKS[0], [0, 0, 1], MASKS[2]]})
+def test_values_after_those_that_do_not_fit_stay_with_their_documents(form, place):
+    file = table(place, form, {"loss_mask": [MASKS[0], [0, 0, 1], MASKS[2]]})
     imported(place, file, on_bad_record="skip")
     assert found_in(place / "out") == ([DOCUMENTS[0], DOCUMENTS[2]], [SPANS[0], SPANS[2]])
 

@@ -393,17 +393,6 @@ def test_a_view_and_its_base_may_be_in_a_bucket_or_here_and_a_bucket_is_read_by_
     assert [int(line) for line in listed.read_text().split()] == english
 
 
-def test_a_mix_in_a_bucket_names_what_is_beside_it(corpus, bucket):
-    copy_corpus(corpus, out=f"{bucket}/corpus")
-    select_corpus(f"{bucket}/corpus", out=f"{bucket}/cells", by="lang")
-    mix = open_store(bucket).get("cells/mix.toml")
-    open_store(bucket).put("cells/mix.toml", b"seq_len = 8\nseed = 1\nglobal_batch_size = 2\n" + mix)
-    plan = StreamPlan.load(f"{bucket}/cells/mix.toml")
-    assert {"lang=en", "lang=fr"} < {*plan.names}
-    same = {cell: f"{bucket}/cells/{cell}" for cell in plan.names}
-    assert plan.fingerprint == StreamPlan(same, weights={"temperature": 1.0}, seq_len=8, seed=1).fingerprint
-
-
 def test_opening_one_more_cell_in_a_bucket_takes_three_requests(corpus, in_memory):
     copy_corpus(corpus, out=f"{in_memory}/corpus")
     select_corpus(f"{in_memory}/corpus", out=f"{in_memory}/cells", by="lang")
