@@ -123,18 +123,16 @@ FORMS = {
 }
 
 
+SIZES = {
+    "import_batch_bytes": st.sampled_from([1 << 20, 16, 8, 40]),
+    "import_documents": st.sampled_from([1 << 10, 2]),
+    "import_piece_bytes": st.sampled_from([1 << 20, 5]),
+}
+
+
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=examples(20))  # the first one divides nothing
-@given(
-    task_bytes=st.none() | st.integers(1, 60),
-    sizes=st.fixed_dictionaries(
-        {
-            "import_batch_bytes": st.sampled_from([1 << 20, 16, 8, 40]),
-            "import_documents": st.sampled_from([1 << 10, 2]),
-            "import_piece_bytes": st.sampled_from([1 << 20, 5]),
-        }
-    ),
-)
+@given(task_bytes=st.none() | st.integers(1, 60), sizes=st.fixed_dictionaries(SIZES))
 def test_ids_of_every_format_become_documents_id_for_id_however_they_are_divided(
     form, task_bytes, sizes, tmp_path_factory
 ):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.examples import examples
-from tests.pipeline.encode.chat.chats import PREPEND, SPACES, byte_fallback
+from tests.pipeline.encode.chat.chats import CLASSES
 from tests.pipeline.inputs import EOS, TOKENIZER, build, jsonl, special_token
 from tests.pipeline.vocabularies import Json, numbered, tokenizer_json, words, write_vocabulary
 from tokshard import open_corpus
@@ -63,10 +63,7 @@ KINDS: dict[str, tuple[int, Callable[[], Json]]] = {
         16_384 + 5,
         lambda: {**recipe(), "added_tokens": [*recipe()["added_tokens"], *CHAT]},
     ),
-    "BPE with byte fallback": (
-        1 + 256 + 33 + 15,
-        lambda: byte_fallback(normalizer={"type": "Sequence", "normalizers": [PREPEND, SPACES]}),
-    ),
+    "BPE with byte fallback": (1 + 256 + 33 + 15, CLASSES["byte fallback, Prepend and Replace"]),
     "Unigram": (
         7 + 26,
         lambda: tokenizer_json(
