@@ -18,24 +18,20 @@ from tests.pipeline.encode.chat import chats
 from tests.pipeline.encode.chat.chats import said
 from tests.pipeline.encode.chat.templates import CHATML
 from tests.pipeline.inputs import jsonl, zstd
-from tokshard import build_corpus, copy_corpus, open_corpus
+from tests.pipeline.vocabularies import write_vocabulary
+from tokshard import build_corpus, open_corpus
 from tokshard.errors import BadRecordError, BuildError, UsageError
 from tokshard.format import names
 from tokshard.runtime import NumpyLoader, StreamPlan
 from tokshard.store import files_below, open_store
 
 RECORDS = [said("q", "one", "r", "two"), said("what is <|im_end|>?", "a ü 🧪"), said("x", "three")]
-LEARNED = [["one<|im_end|>", "two<|im_end|>"], ["a ü 🧪<|im_end|>"], ["three<|im_end|>"]]
 
 
 @pytest.fixture
 def tokenizer(tmp_path) -> Path:
     """A tokenizer in which token k is the byte k, and that has a chat template."""
-    folder = tmp_path / "tok"
-    folder.mkdir()
-    (folder / "tokenizer.json").write_text(json.dumps(chats.bytes_alone()))
-    (folder / "tokenizer_config.json").write_text(json.dumps({**chats.VARIABLES, "chat_template": CHATML}))
-    return folder
+    return write_vocabulary(tmp_path / "tok", chats.bytes_alone(), {**chats.VARIABLES, "chat_template": CHATML})
 
 
 def build(source: Any, tokenizer: Path, out: Path, **options: Any) -> Any:
@@ -64,23 +60,6 @@ def write(path: Path, records: list[dict[str, Any]]) -> Path:
     else:
         path.write_bytes(jsonl(records))
     return path
-
-
-@pytest.mark.parametrize(("kind", "workers"), [("jsonl", 1), ("jsonl", 2), ("parquet", 1), ("records", 1)])
-def test_conversations_become_documents_with_their_answers_as_targets(kind, workers, tmp_path, tokenizer):
-    pad = "x" * (1 << 20) if workers > 1 else ""  # a task for each, or one worker does
-    records = [{**record, "id": str(n), "name": None, "pad": pad} for n, record in enumerate(RECORDS)]
-    source = iter(records) if kind == "records" else write(tmp_path / f"a.{kind}", records)
-    result = build(source, tokenizer, tmp_path / "out", workers=workers, id_field="id", task_bytes=1 << 20)
-    assert result.num_workers == workers
-    copy_corpus(str(tmp_path / "out"), out=str(tmp_path / "copy"), shuffle=1, workers=1)
-    assert learned(tmp_path / "out") == LEARNED
-    assert sorted(learned(tmp_path / "copy")) == sorted(LEARNED)
-    with open_corpus(tmp_path / "out") as corpus:
-        end = corpus.eos_id
-        assert [document.tolist().count(end) for document in corpus] == [1, 1, 1]
-        assert corpus.manifest.num_targets == sum(len(text.encode()) - 9 for spans in LEARNED for text in spans)
-        assert list(corpus.manifest.columns) == ["loss", "id"]
 
 
 def test_the_first_record_of_which_a_template_leaves_something_out_is_counted_in_its_source(

@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,111 +171,86 @@ COUNTS, ARROW = "meta/combined_counts.csv", "DIR/in/data/en/part.arrow is damage
 MISSING = "is missing; DIR/in/meta counts it"
 COUNTED = f"{ARROW} it holds 5 documents and 10 tokens;"
 Write = Callable[[Path], Any]
-FOREIGN: list[tuple[Write, list[tuple[str, Change | None, str]]]] = [
-    (
-        _megatron,
-        [
-            ("a.idx", at(0, b"XX"), "it begins with *"),
-            ("a.idx", at(9, b"\2"), "it has version 2, expected 1"),
-            ("a.idx", at(17, b"\7"), "its dtype has the code 7 (float32)*"),
-            ("a.idx", without(1), "it has 141 bytes, expected 142 for 5 sequences and 6 bounds*"),
-            ("a.idx", lambda index: index[:20], "it has 20 bytes, expected at least 34"),
-            ("a.idx", at(18, b"\xff" * 8), "it has 142 bytes, expected 221,360,928,884,514,619,462 *"),
-            ("a.idx", at(26, b"\0"), "it has no bound of a document, expected at least one"),
-            ("a.idx", lambda index: index + b"\0\0\1\0\0", "FILE has sequences of another mode than 0, which is text"),
-            ("a.idx", at(34, b"\xff" * 4), "sequence 0 has -1 tokens"),
-            ("a.idx", at(54, b"\2"), "its sequences lie at bytes 2 to 30, and there are 30 bytes of ids"),
-            ("a.idx", at(62, b"\0"), "sequence 1 begins at byte 0, and the one before it ends at 6"),
-            ("a.idx", at(-8, b"\4"), "its documents are sequences 0 to 4 of 5*"),
-            ("a.idx", at(-16, b"\6"), "*expected ascending numbers up to 5"),
-            ("a.bin", without(2), "DIR/in/a.idx is damaged: its sequences lie at bytes 0 to 30, and there are 28 *"),
-            ("a.idx", None, "DIR/in/a.bin has no a.idx next to it"),
-            ("a.bin", None, "DIR/in/a.idx has no a.bin next to it"),
-        ],
-    ),
-    (
-        _mds(),
-        [
-            ("shard.00000.mds", at(4, b"\0"), "its samples do not lie one after another*"),
-            ("shard.00000.mds", at(9, b"\xff"), "its samples do not lie one after another up to its end*"),
-            ("shard.00000.mds", at(13, b"\1"), "its samples do not lie one after another up to its end, byte *"),
-            ("shard.00000.mds", at(42, b"\2"), "6 bytes are not an array [2] of uint16"),
-        ],
-    ),
-    (_mds(hashed="sha1"), [("shard.00001.mds", LAST_ID, "its sha1 is *, its index says *")]),
-    (
-        _mds(hashed="blake2b", compress=GZ),
-        [
-            ("shard.00001.mds.gz", _zipped(LAST_ID), "its blake2b is *, its index says *"),
-            ("shard.00001.mds.gz", _zipped(emptied), "it ends after 0 bytes, its index says 117"),
-            ("index.json", _twice, "it lists shard.00000.mds twice"),
-            ("index.json", _index(b"{"), "it is no JSON: *"),
-        ],
-    ),
-    (
-        _litdata,
-        [
-            ("index.json", _twice, "it lists chunk-0-0.bin twice"),
-            ("index.json", replaced(b"TokensLoader", b"PyTreeLoader"), "its samples are not those of TokensLoader*"),
-            ("index.json", _index(json.dumps(dict.fromkeys("abcdefghijk")).encode()), NO_INDEX),
-            ("index.json", _index(b'{"chunks": [{"id": 7}]}'), "it lists None, which is not there"),
-            ("index.json", _index(b"[]"), "it holds a list, expected an object"),
-            ("chunk-0-0.bin", None, "DIR/in/index.json is damaged: it lists chunk-0-0.bin, which is not there"),
-        ],
-    ),
-    (
-        lambda folder: foreign.fms(folder, DOCUMENTS),
-        [
-            (COUNTS, replaced(b"5,10", b"6,10"), f"{COUNTED} DIR/in/meta says 6 and 10"),
-            (COUNTS, replaced(b"5,10", b"5,11"), f"{COUNTED} DIR/in/meta says 5 and 11"),
-            (COUNTS, replaced(b"part", b"other"), f"{ARROW} DIR/in/meta counts other files and *"),
-            (COUNTS, lambda table: table + b"/data/en/gone.arrow,1,2\n", f"DIR/in/data/en/gone.arrow {MISSING}"),
-            (
-                COUNTS,
-                lambda table: table + b"/data/fr/gone.arrow,1,2\n/data/en/part.arrow,5,9",
-                f"{COUNTED} * says 5 and 9",
-            ),
-            (COUNTS, replaced(b"/data/", b"in\ra/"), "a line is not a file and two numbers: *"),
-        ],
-    ),
-    (_checked_parquet, [("a.parquet", CHECKED, "*checksum verification failed*")]),
-    (
-        _masked,
-        [
-            ("a.ds.loss", without(1), "it has 14 bytes for 15 ids, expected one for each"),
-            ("a.ds.loss", at(3, b"\2"), "byte 3 is 2, expected 0 or 1"),
-            ("a.ds.index", grown, "it has 41 bytes, expected a multiple of 8"),
-        ],
-    ),
-    (
-        lambda folder: foreign.numpy_arrays(folder / "a.npy", DOCUMENTS),
-        [("a.npy", grown, "it has * bytes, expected 15 numbers as uint16")],
-    ),
-    (
-        _olmo,
-        [
-            ("token_ids_part_0000.npy", None, "DIR/in/labels_mask_part_0000.npy has no token_ids_part_0000.npy next *"),
-            ("token_ids_part_0000.npy", grown, "it has 31 bytes, and an id takes 2 (--dtype)"),
-        ],
-    ),
-]
+FOREIGN: dict[Write, list[tuple[str, Change | None, str]]] = {
+    _megatron: [
+        ("a.idx", at(0, b"XX"), "it begins with *"),
+        ("a.idx", at(9, b"\2"), "it has version 2, expected 1"),
+        ("a.idx", at(17, b"\7"), "its dtype has the code 7 (float32)*"),
+        ("a.idx", without(1), "it has 141 bytes, expected 142 for 5 sequences and 6 bounds*"),
+        ("a.idx", lambda index: index[:20], "it has 20 bytes, expected at least 34"),
+        ("a.idx", at(18, b"\xff" * 8), "it has 142 bytes, expected 221,360,928,884,514,619,462 *"),
+        ("a.idx", at(26, b"\0"), "it has no bound of a document, expected at least one"),
+        ("a.idx", lambda index: index + b"\0\0\1\0\0", "FILE has sequences of another mode than 0, which is text"),
+        ("a.idx", at(34, b"\xff" * 4), "sequence 0 has -1 tokens"),
+        ("a.idx", at(54, b"\2"), "its sequences lie at bytes 2 to 30, and there are 30 bytes of ids"),
+        ("a.idx", at(62, b"\0"), "sequence 1 begins at byte 0, and the one before it ends at 6"),
+        ("a.idx", at(-8, b"\4"), "its documents are sequences 0 to 4 of 5*"),
+        ("a.idx", at(-16, b"\6"), "*expected ascending numbers up to 5"),
+        ("a.bin", without(2), "DIR/in/a.idx is damaged: its sequences lie at bytes 0 to 30, and there are 28 *"),
+        ("a.idx", None, "DIR/in/a.bin has no a.idx next to it"),
+        ("a.bin", None, "DIR/in/a.idx has no a.bin next to it"),
+    ],
+    _mds(): [
+        ("shard.00000.mds", at(4, b"\0"), "its samples do not lie one after another*"),
+        ("shard.00000.mds", at(9, b"\xff"), "its samples do not lie one after another up to its end*"),
+        ("shard.00000.mds", at(13, b"\1"), "its samples do not lie one after another up to its end, byte *"),
+        ("shard.00000.mds", at(42, b"\2"), "6 bytes are not an array [2] of uint16"),
+    ],
+    _mds(hashed="sha1"): [("shard.00001.mds", LAST_ID, "its sha1 is *, its index says *")],
+    _mds(hashed="blake2b", compress=GZ): [
+        ("shard.00001.mds.gz", _zipped(LAST_ID), "its blake2b is *, its index says *"),
+        ("shard.00001.mds.gz", _zipped(emptied), "it ends after 0 bytes, its index says 117"),
+        ("index.json", _twice, "it lists shard.00000.mds twice"),
+        ("index.json", _index(b"{"), "it is no JSON: *"),
+    ],
+    _litdata: [
+        ("index.json", _twice, "it lists chunk-0-0.bin twice"),
+        ("index.json", replaced(b"TokensLoader", b"PyTreeLoader"), "its samples are not those of TokensLoader*"),
+        ("index.json", _index(json.dumps(dict.fromkeys("abcdefghijk")).encode()), NO_INDEX),
+        ("index.json", _index(b'{"chunks": [{"id": 7}]}'), "it lists None, which is not there"),
+        ("index.json", _index(b"[]"), "it holds a list, expected an object"),
+        ("chunk-0-0.bin", None, "DIR/in/index.json is damaged: it lists chunk-0-0.bin, which is not there"),
+    ],
+    lambda folder: foreign.fms(folder, DOCUMENTS): [
+        (COUNTS, replaced(b"5,10", b"6,10"), f"{COUNTED} DIR/in/meta says 6 and 10"),
+        (COUNTS, replaced(b"5,10", b"5,11"), f"{COUNTED} DIR/in/meta says 5 and 11"),
+        (COUNTS, replaced(b"part", b"other"), f"{ARROW} DIR/in/meta counts other files and *"),
+        (COUNTS, lambda table: table + b"/data/en/gone.arrow,1,2\n", f"DIR/in/data/en/gone.arrow {MISSING}"),
+        (
+            COUNTS,
+            lambda table: table + b"/data/fr/gone.arrow,1,2\n/data/en/part.arrow,5,9",
+            f"{COUNTED} * says 5 and 9",
+        ),
+        (COUNTS, replaced(b"/data/", b"in\ra/"), "a line is not a file and two numbers: *"),
+    ],
+    _checked_parquet: [("a.parquet", CHECKED, "*checksum verification failed*")],
+    _masked: [
+        ("a.ds.loss", without(1), "it has 14 bytes for 15 ids, expected one for each"),
+        ("a.ds.loss", at(3, b"\2"), "byte 3 is 2, expected 0 or 1"),
+        ("a.ds.index", grown, "it has 41 bytes, expected a multiple of 8"),
+    ],
+    lambda folder: foreign.numpy_arrays(folder / "a.npy", DOCUMENTS): [
+        ("a.npy", grown, "it has * bytes, expected 15 numbers as uint16")
+    ],
+    _olmo: [
+        ("token_ids_part_0000.npy", None, "DIR/in/labels_mask_part_0000.npy has no token_ids_part_0000.npy next *"),
+        ("token_ids_part_0000.npy", grown, "it has 31 bytes, and an id takes 2 (--dtype)"),
+    ],
+}
 """What writes into a folder; for files in it, what becomes of them, and what is said of the file, or of another."""
 
 
 def _of_tokens() -> Iterator[Damage]:
-    def row(put: Write, file: str, change: Change | None, said: str) -> Damage:
-        def write(place: Path) -> Path:
-            (place / "in").mkdir()
-            put(place / "in")
-            return place / "in" / file
+    def write(put: Write, file: str, place: Path) -> Path:
+        (place / "in").mkdir()
+        put(place / "in")
+        return place / "in" / file
 
-        message = said if said.startswith(("FILE", "DIR")) else f"FILE is damaged: {said}"
-        error = SourceError if said.endswith(MISSING) else BadSourceError
-        return Damage(f"{file}: {said}", write, change, _import, error, message)
-
-    for put, rows in FOREIGN:
+    for put, rows in FOREIGN.items():
         for file, change, said in rows:
-            yield row(put, file, change, said)
+            message = said if said.startswith(("FILE", "DIR")) else f"FILE is damaged: {said}"
+            error = SourceError if said.endswith(MISSING) else BadSourceError
+            yield Damage(f"{file}: {said}", partial(write, put, file), change, _import, error, message)
 
 
 def _saved() -> Iterator[Damage]:

@@ -47,9 +47,11 @@ def stopped(kind: str, pattern: str) -> Callable[[Path], Path]:
     return begin
 
 
-def go_on(directory: Path) -> None:
-    """Run the same command, and put back what was there before."""
+def go_on(directory: Path, *without: str) -> None:
+    """Run the same command, as if some stages had not begun, and put back what was there before."""
     shutil.copytree(directory / "out", directory / "kept")
+    for stage in without:
+        shutil.rmtree(directory / "out" / WORK / stage, ignore_errors=True)
     try:
         command(directory)
     finally:
@@ -59,15 +61,7 @@ def go_on(directory: Path) -> None:
 
 def start_writing(directory: Path) -> None:
     """The same, when nothing was written yet, nor duplicates were found."""
-    work = directory / "out" / WORK
-    shutil.copytree(work, directory / "before")
-    for stage in ("write", "find"):
-        shutil.rmtree(work / stage, ignore_errors=True)
-    try:
-        go_on(directory)
-    finally:
-        shutil.rmtree(work)
-        (directory / "before").rename(work)
+    go_on(directory, "write", "find")
 
 
 def of_a_corpus(name: str) -> Callable[[Path], Path]:

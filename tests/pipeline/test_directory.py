@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
+from tests.corpora import rewrite_manifest
 from tests.pipeline.places import SPLIT, build, files, write
-from tokshard.errors import ConfigurationChangedError
+from tokshard import open_corpus
+from tokshard.errors import ConfigurationChangedError, DamagedCorpusError
 from tokshard.format import names
 from tokshard.pipeline.sources.hub import HubFiles
 from tokshard.pipeline.status import read_status
@@ -64,3 +68,19 @@ def test_the_command_that_continues_a_build_names_the_commits_of_the_hub(place, 
     command = read_status(place / "out").command
     assert "hf://someone/notes@c0ffee:train" in command
     assert command[command.index("--tokenizer") + 1] == "hf://someone/bytes@facade"
+
+
+# generations that do not belong together
+
+
+def test_a_generation_of_the_other_split_is_refused_even_where_its_manifest_says_that_it_follows(place: Path) -> None:
+    build(place, **SPLIT)
+    build(place, write(place / "b.jsonl", [f"more {number}" for number in range(40)]), append=True, **SPLIT)
+    train, validation = (place / "out" / name for name in (names.TRAIN, names.VALIDATION))
+    folder = names.generation_folder(1)
+    shutil.rmtree(validation / folder)
+    shutil.copytree(train / folder, validation / folder)
+    previous = json.loads((validation / names.MANIFEST).read_bytes())["manifest_sha256"]
+    rewrite_manifest(validation / folder, lambda fields: fields["generation"].update(previous=previous))
+    with pytest.raises(DamagedCorpusError, match="another split than the generation before it"):
+        open_corpus(validation)

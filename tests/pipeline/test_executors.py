@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import gzip
 import json
 import multiprocessing
@@ -73,17 +72,25 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
-def test_a_build_leaves_the_program_that_calls_it_as_it_was(place):
+def run_program(place: Path, text: str, *words: object) -> None:
+    """Run a program in a place with a source of several tasks, as Python is called with these words."""
     line = b'{"text": "some text of a document"}\n'
     (place / "a.jsonl").write_bytes(line * ((3 << 20) // len(line)))
-    (place / "program.py").write_text(PROGRAM)
+    (place / "program.py").write_text(text)
     ours = ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "OMP_NUM_THREADS")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     environment["PYTHONPATH"] = str(Path(worker.__file__).parents[3])
-    command = [sys.executable, str(place / "program.py"), str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    command = [sys.executable, *map(str, words)]
+    with (place / "program.py").open() as program:
+        done = subprocess.run(
+            command, stdin=program, capture_output=True, text=True, check=False, env=environment, cwd=place
+        )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_build_leaves_the_program_that_calls_it_as_it_was(place):
+    run_program(place, PROGRAM, "program.py", place)
 
 
 UNGUARDED = """
@@ -113,16 +120,7 @@ assert build(3) == 2
 @pytest.mark.slow
 @pytest.mark.parametrize("is_file", [True, False])
 def test_a_program_without_a_guard_may_build_in_several_threads_and_ignore_its_children(place, is_file):
-    line = b'{"text": "some text of a document"}\n'
-    (place / "a.jsonl").write_bytes(line * ((3 << 20) // len(line)))
-    (place / "program.py").write_text(UNGUARDED)
-    environment = {**os.environ, "PYTHONPATH": str(Path(worker.__file__).parents[3])}
-    with (place / "program.py").open() as program:
-        command = [sys.executable, "program.py" if is_file else "-", "."]
-        done = subprocess.run(
-            command, stdin=program, capture_output=True, text=True, check=False, env=environment, cwd=place
-        )
-    assert done.returncode == 0, done.stderr
+    run_program(place, UNGUARDED, "program.py" if is_file else "-", ".")
 
 
 def test_a_daemonic_process_builds_alone_and_refuses_workers(place, monkeypatch):
@@ -135,11 +133,8 @@ def test_a_daemonic_process_builds_alone_and_refuses_workers(place, monkeypatch)
 
 
 def test_workers_that_cannot_be_started_are_named_with_the_next_step(place, monkeypatch):
-    def start(self: Any) -> None:
-        raise ConnectionRefusedError(111, "Connection refused")
-
-    context = multiprocessing.get_context(worker.START_METHOD)
-    monkeypatch.setattr(context.Process, "start", start)
+    refused = Mock(side_effect=ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
+    monkeypatch.setattr(multiprocessing.get_context(worker.START_METHOD).Process, "start", refused)
     patch_chunk_bytes(monkeypatch, 64)
     with pytest.raises(BuildError, match="worker 0 cannot be started: ConnectionRefusedError") as caught:
         build(place, workers=2, task_bytes=64)
@@ -147,9 +142,7 @@ def test_workers_that_cannot_be_started_are_named_with_the_next_step(place, monk
 
 
 def test_a_limit_of_processes_is_not_said_to_be_the_temporary_directory(place, monkeypatch):
-    def full() -> None:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
+    full = Mock(side_effect=BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))
     monkeypatch.setattr(forkserver, "ensure_running", full)
     patch_chunk_bytes(monkeypatch, 64)
     with pytest.raises(BuildError, match=r"worker processes cannot be started: .*temporarily unavailable") as caught:
@@ -194,7 +187,7 @@ REAL_TIME = pytest.mark.skipif(sys.platform != "linux", reason="has no real-time
     ("number", "name"), [(signal.SIGKILL, "SIGKILL"), pytest.param(40, "signal 40", marks=REAL_TIME)]
 )
 def test_a_worker_that_dies_while_it_sends_a_message_is_a_worker_that_died(place, monkeypatch, number, name):
-    monkeypatch.setattr(processes, "worker_main", functools.partial(_die_in_the_middle_of_a_message, number=number))
+    monkeypatch.setattr(processes, "worker_main", partial(_die_in_the_middle_of_a_message, number=number))
     patch_chunk_bytes(monkeypatch, 64)
     with pytest.raises(BuildError, match=f"was killed by {name} while it read"):
         build(place, workers=2, task_bytes=64)

@@ -44,9 +44,18 @@ class Form:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _file(name: str, write: Callable[..., Any], **options: Any) -> Callable[[Path, Any], Any]:
+    return lambda folder, documents: write(folder / name, documents, **options)
+
+
 def _halves(write: Callable[..., Any], **options: Any) -> Callable[[Path, Any], Any]:
     """Two shards."""
     return lambda folder, documents: write(folder, [documents[:2], documents[2:]], **options)
+
+
+def _singly(write: Callable[..., Any], **options: Any) -> Callable[[Path, Any], Any]:
+    """A chunk for each document."""
+    return lambda folder, documents: write(folder, [[each] for each in documents], **options)
 
 
 def _packed_and_plain(folder: Path, documents: Any) -> None:
@@ -76,21 +85,14 @@ def _in_table(name: str, kind: pa.DataType) -> Callable[[Path, Any], Any]:
 FORMS = {
     **{
         f"megatron of {dtype}": Form(
-            lambda folder, documents, dtype=dtype: foreign.megatron(folder / "a_text_document", documents, dtype),
-            NARROW if dtype[1] == "1" else DOCUMENTS,
+            _file("a", foreign.megatron, dtype=dtype), NARROW if dtype[1] == "1" else DOCUMENTS
         )
         for dtype in foreign.MEGATRON_CODES
     },
-    **{
-        f"datatrove of {dtype}": Form(
-            lambda folder, documents, dtype=dtype: foreign.datatrove(folder / "a.ds", documents, dtype)
-        )
-        for dtype in ("u2", "u4")
-    },
-    "numpy arrays": Form(lambda folder, documents: foreign.numpy_arrays(folder / "a.npy", documents, "i4")),
+    **{f"datatrove of {dtype}": Form(_file("a.ds", foreign.datatrove, dtype=dtype)) for dtype in ("u2", "u4")},
+    "numpy arrays": Form(_file("a.npy", foreign.numpy_arrays, dtype="i4")),
     "numpy arrays with the largest offset": Form(
-        lambda folder, documents: foreign.numpy_arrays(folder / "a.npy", documents, of_offsets="u1"),
-        [[5, 6, EOS], [*range(1, 252), EOS]],
+        _file("a.npy", foreign.numpy_arrays, of_offsets="u1"), [[5, 6, EOS], [*range(1, 252), EOS]]
     ),
     "memory maps": Form(_maps),
     "a flat file of any name": Form(
@@ -110,17 +112,9 @@ FORMS = {
         for name, compress in (("zstd", zstd), ("gz", gzip.compress), ("bz2", bz2.compress))
     },
     "MDS that is kept compressed and plain": Form(_packed_and_plain),
-    **{
-        f"litdata of {kind}": Form(
-            lambda folder, documents, kind=kind: foreign.litdata(folder, [[each] for each in documents], kind=kind),
-            MANY,
-        )
-        for kind in foreign.LITDATA_KINDS
-    },
+    **{f"litdata of {kind}": Form(_singly(foreign.litdata, kind=kind), MANY) for kind in foreign.LITDATA_KINDS},
     "fms-fsdp": Form(foreign.fms),
-    "a data set that datasets saved": Form(
-        lambda folder, documents: save(folder / "saved", [documents[:2], documents[2:]], field="input_ids")
-    ),
+    "a data set that datasets saved": Form(_file("saved", _halves(save, field="input_ids"))),
     **{
         f"{kind} in {name}": Form(_in_table(name, kind))
         for name in TABLES
@@ -129,18 +123,16 @@ FORMS = {
 }
 
 
+SIZES = {
+    "import_batch_bytes": st.sampled_from([1 << 20, 16, 8, 40]),
+    "import_documents": st.sampled_from([1 << 10, 2]),
+    "import_piece_bytes": st.sampled_from([1 << 20, 5]),
+}
+
+
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=examples(20))  # the first one divides nothing
-@given(
-    task_bytes=st.none() | st.integers(1, 60),
-    sizes=st.fixed_dictionaries(
-        {
-            "import_batch_bytes": st.sampled_from([1 << 20, 16, 8, 40]),
-            "import_documents": st.sampled_from([1 << 10, 2]),
-            "import_piece_bytes": st.sampled_from([1 << 20, 5]),
-        }
-    ),
-)
+@given(task_bytes=st.none() | st.integers(1, 60), sizes=st.fixed_dictionaries(SIZES))
 def test_ids_of_every_format_become_documents_id_for_id_however_they_are_divided(
     form, task_bytes, sizes, tmp_path_factory
 ):

@@ -64,14 +64,12 @@ def build(sources: Any, **options: Any) -> Any:
     return build_corpus(sources, **{"tokenizer": ".tokenizer", "out": "out", "workers": 1, **options})
 
 
-def build_once(
-    kind: str, records: Iterable[Any], *, before: Sequence[str] = (), build: Callable[..., Any] = build, **options: Any
-) -> Any:
-    """Build some paths, and then records: of an iterable, or of standard input in a format."""
+def build_once(kind: str, records: Iterable[Any], *, build: Callable[..., Any] = build, **options: Any) -> Any:
+    """Build records: of an iterable, or of standard input in a format."""
     if kind == "iterable":
-        return build([*before, iter(records)], **options)
+        return build([iter(records)], **options)
     with standard_input(jsonl([record]) for record in records):
-        return build([*before, "-"], format=kind, **options)
+        return build("-", format=kind, **options)
 
 
 def built(*arguments: Any, **options: Any) -> Corpus:
@@ -118,6 +116,12 @@ def test_an_append_says_that_it_cannot_know_what_it_has_appended_before(kind, de
 # limits
 
 
+def small_chunks(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
+    """Of what is spooled, too."""
+    patch_chunk_bytes(monkeypatch, chunk_bytes)
+    monkeypatch.setattr(spool, "CHUNK_BYTES", chunk_bytes)
+
+
 def endless(taken: list[int]) -> Iterator[dict[str, Any]]:
     """Of a hundred records, one is good and unlike the ones before."""
     for number in itertools.count():
@@ -126,17 +130,9 @@ def endless(taken: list[int]) -> Iterator[dict[str, Any]]:
 
 
 @BOTH
-@pytest.mark.parametrize(("workers", "limit"), [(1, 2_900), (3, 2_900), (3, 3_100)])
-def test_a_limit_is_exact(kind, workers, limit):
-    corpus = built(kind, RECORDS, task_bytes=1 << 20, workers=workers, max_documents=limit)
-    assert texts_of(corpus) == TEXTS[:limit]
-
-
-@BOTH
 @pytest.mark.parametrize(("limit", "most"), [(5, 2_058), (40, 4_256)])
 def test_of_an_endless_source_little_more_is_read_than_a_limit_takes(kind, limit, most, monkeypatch):
-    patch_chunk_bytes(monkeypatch, 1_024)
-    monkeypatch.setattr(spool, "CHUNK_BYTES", 1_024)
+    small_chunks(monkeypatch, 1_024)
     taken: list[int] = []
     options: dict[str, Any] = {"dedup": "exact", "on_bad_record": "skip", "max_documents": limit, "task_bytes": 1_024}
     corpus = built(kind, endless(taken), **options)
@@ -145,17 +141,9 @@ def test_of_an_endless_source_little_more_is_read_than_a_limit_takes(kind, limit
     assert list(corpus.manifest.records.left_out) == ["duplicate", "text is not a string"]
 
 
-def test_a_limit_after_a_source_that_was_cut_counts_all_of_it():
-    bad = [{"text": 7}] * 3_000
-    Path("a.txt").write_text("after")
-    build([iter([*bad, {"text": "late"}]), "a.txt"], max_documents=1, on_bad_record="skip")
-    assert texts_of(open_corpus("out")) == ["late"]
-
-
 @BOTH
 def test_a_source_that_was_cut_is_read_on_when_the_limit_goes(kind, monkeypatch):
-    patch_chunk_bytes(monkeypatch, 64)
-    monkeypatch.setattr(spool, "CHUNK_BYTES", 64)
+    small_chunks(monkeypatch, 64)
     with pytest.raises(BadRecordError):
         build_once(kind, [{"text": 7}, *RECORDS], max_documents=1)
     assert SPOOL.is_dir()
@@ -218,8 +206,7 @@ def test_another_stream_is_refused_by_an_unfinished_build_and_any_by_a_complete_
 @BOTH
 @pytest.mark.parametrize("moment", ["reading", "saving", "reading again", "saving again"])
 def test_a_build_that_stopped_while_it_read_reads_again(kind, moment, monkeypatch):
-    patch_chunk_bytes(monkeypatch, 256)
-    monkeypatch.setattr(spool, "CHUNK_BYTES", 256)
+    small_chunks(monkeypatch, 256)
     records = [*[{"text": 7}] * 4_000, {"text": "late"}]
     options = {"on_bad_record": "skip", "max_documents": 1, "task_bytes": 256}
     is_again = "again" in moment
@@ -382,11 +369,6 @@ def test_numbers_and_arrays_of_numpy_are_numbers_and_lists():
     with open_corpus("out/train") as corpus:
         assert (corpus.manifest.build.shard_tokens, corpus.manifest.build.max_documents) == (50, 5)
         assert corpus.manifest.build.keep_field == {"text": "string"}
-
-
-def test_an_argument_that_is_misspelt_has_the_nearest_name():
-    with pytest.raises(TypeError, match="a build has no argument 'keep_fields': did you mean 'keep_field'"):
-        build([], keep_fields=["n"])
 
 
 CIRCLE: list[Any] = []

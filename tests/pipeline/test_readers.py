@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.pipeline.inputs import (
+    COMPRESSIONS,
     FORMATS,
     TABLES,
     arrow_stream_bytes,
@@ -25,11 +26,11 @@ from tests.pipeline.inputs import (
 from tokshard import Corpus
 from tokshard.errors import BadRecordError
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.division import INDIVISIBLE, LINES, STREAM, Divisibility, Span
+from tokshard.pipeline.sources.division import INDIVISIBLE, LINES, Divisibility, Span
 from tokshard.pipeline.sources.formats import read_stream
 from tokshard.pipeline.sources.records import RecordSpec, parse_columns
 from tokshard.pipeline.tasks import planning as tasks
-from tokshard.pipeline.tasks.planning import StreamTask, plan_tasks
+from tokshard.pipeline.tasks.planning import plan_tasks
 
 TEXTS = [
     *(f"document {number}: def f(x):\n    return {number} * x\n" for number in range(12)),
@@ -106,15 +107,6 @@ def test_lines_that_start_or_end_where_a_task_does_are_read_once(line_bytes, tmp
     assert texts_of(corpus) == documents
     # a line belongs to the task in which it begins
     assert num_tasks(corpus) == len({number * line_bytes // 64 for number in range(20)})
-
-
-def test_a_kept_field_that_some_records_of_one_task_have_is_kept(tmp_path, monkeypatch):
-    patch_chunk_bytes(monkeypatch, 64)
-    records = [{"text": "a" * 50}] * 9 + [{"text": "b", "the url": "u"}, {"text": "c"}] * 5
-    (tmp_path / "a.jsonl").write_bytes(FORMATS["plain.jsonl"](records, 1))
-    (tmp_path / "z.txt").write_text("text has no fields")
-    corpus = build([tmp_path / "a.jsonl", tmp_path / "z.txt"], tmp_path / "out", keep_field=["the url"], task_bytes=64)
-    assert [corpus.metadata(index)["the url"] for index in range(20)] == [None] * 9 + ["u", None] * 5 + [None]
 
 
 ROWS = [{"text": "a", "n": "x" * 2_000}] * 500
@@ -314,12 +306,6 @@ def test_tasks_are_as_large_as_was_asked_for(what):
     assert [task.key[0] for task in planned] == [inputs[0] for inputs, _ in expected]
 
 
-def test_a_stream_is_one_task_which_divides_itself():
-    planned = list(plan_tasks([4, 40, 4, 4], [INDIVISIBLE, STREAM, STREAM, INDIVISIBLE], 10))
-    assert [task.key for task in planned] == [(0, 0), (1, 0), (2, 0), (3, 0)]
-    assert [isinstance(task, StreamTask) for task in planned] == [False, True, True, False]
-
-
 @pytest.mark.parametrize(("task_mib", "segment_mib"), [(1, 16), (16, 256), (64, 512), (512, 512), (4096, 4096)])
 def test_a_stream_has_fewer_segments_than_other_inputs_have_tasks(task_mib, segment_mib):
     assert tasks.segment_bytes(task_mib << 20) == segment_mib << 20
@@ -332,3 +318,29 @@ def test_tasks_have_16_to_512_mib_by_the_size_of_the_inputs(total_bytes, task_mi
     assert tasks.default_task_bytes(total_bytes) == task_mib << 20
     assert tasks.round_task_bytes(1) == tasks.CHUNK_BYTES
     assert tasks.round_task_bytes(tasks.CHUNK_BYTES + 1) == 2 * tasks.CHUNK_BYTES
+
+
+# plain text
+
+VERSE = "first line\nsecond line\r\n\n \t\n  indented\n\n\nlast, without an end"
+UNITS = {
+    "file": [VERSE],
+    "line": ["first line", "second line", " \t", "  indented", "last, without an end"],
+    "paragraph": ["first line\nsecond line", "  indented", "last, without an end"],
+}
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_text_unit_says_what_a_document_is_and_the_name_of_the_file_is_a_field_of_it(unit, suffix, tmp_path):
+    path = tmp_path / "in" / "sub" / f"a.txt{suffix}"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(COMPRESSIONS[suffix](VERSE.encode()))
+    for source, name in ((tmp_path / "in", f"sub/{path.name}"), (path, path.name)):
+        corpus = build(
+            source, tmp_path / "out", text_unit=unit, id_field="__name__", keep_field=["__name__"], force=True
+        )
+        assert texts_of(corpus) == UNITS[unit]
+        assert corpus.sources()[0].left_out == ({"empty": 3} if unit == "line" else {})
+        assert corpus.manifest.build.text_unit == unit
+        assert corpus.metadata(len(corpus) - 1) == {"id": name, "__name__": name}

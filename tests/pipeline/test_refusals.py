@@ -89,6 +89,11 @@ def with_package(name: str, module: Any, sources: Any, **options: Any) -> Call:
     return call
 
 
+def asked(**options: Any) -> Call:
+    """A build with these options."""
+    return lambda _: build_corpus("a.jsonl", **{"tokenizer": "tok", "out": "out", **options})
+
+
 def with_another_stream(directory: Path) -> None:
     bad = directory / "bad.jsonl"
     bad.write_text("bad\n")
@@ -153,20 +158,16 @@ CALLS: dict[str, Call] = {
     **{f"--ray {each}": with_package("ray", io, "a.jsonl", ray=each) for each in ("notes.jsonl", f"head:{10**20}")},
     "--engine without the package": with_package("fastokens", None, "a.jsonl", engine="fastokens"),
     "--engine with an iterator": with_package("fastokens", io, [iter(["a"])], engine="fastokens"),
-    "an unknown engine": lambda _: build_corpus("a.jsonl", tokenizer="tok", out="out", engine="tiktoken"),
+    "an unknown engine": asked(engine="tiktoken"),
     "another iterator than the one that a stopped build has read": with_another_stream,
     "a name that is not a path, and a hub that does not answer": mistyped,
     "a tokenizer whose name is not UTF-8": beside,
-    "an --out that is not UTF-8": lambda _: build_corpus("a.jsonl", tokenizer="tok", out=os.fsdecode(b"odd\xff")),
-    "an --out with a zero byte": lambda _: build_corpus("a.jsonl", tokenizer="tok", out="o\0dd"),
-    "an option with a value that is not one of the choices": lambda _: build_corpus(
-        "a.jsonl", tokenizer="tok", out="out", on_bad_source="ignore"
-    ),
+    "an --out that is not UTF-8": asked(out=os.fsdecode(b"odd\xff")),
+    "an --out with a zero byte": asked(out="o\0dd"),
+    "an option with a value that is not one of the choices": asked(on_bad_source="ignore"),
     "an option with a value of the wrong type": lambda _: copy_corpus("corpus", out="out", min_tokens="3"),
-    "an option with a set, which has another order in each process": lambda _: build_corpus(
-        "a.jsonl", tokenizer="tok", out="out", keep_field={"n"}
-    ),
-    "a number of 2^63 or more": lambda _: build_corpus("a.jsonl", tokenizer="tok", out="out", max_documents=1 << 64),
+    "an option with a set, which has another order in each process": asked(keep_field={"n"}),
+    "a number of 2^63 or more": asked(max_documents=1 << 64),
     "an empty range of hashes": lambda _: select_corpus("corpus", out="out", hash_range=(0.5, 0.5)),
     "an option of builds, given to a copy": lambda _: copy_corpus("corpus", out="out", text_field="body"),
     "a copy without a corpus": lambda _: copy_corpus([], out="out"),

@@ -64,10 +64,13 @@ def imports(put: Callable[[Path], Any], *sources: str, **options: Any) -> Call:
     return call
 
 
+def of_file(name: str, content: bytes, **options: Any) -> Call:
+    return imports(lambda folder: (folder / name).write_bytes(content), **options)
+
+
 def of_table(columns: Mapping[str, Any], **options: Any) -> Call:
     """An import of a table."""
-    content = parquet_bytes(pa.table(columns))
-    return imports(lambda folder: (folder / "a.parquet").write_bytes(content), **options)
+    return of_file("a.parquet", parquet_bytes(pa.table(columns)), **options)
 
 
 # which files
@@ -84,28 +87,23 @@ def _given(sources: Any, **options: Any) -> Call:
     return lambda _: run(build_corpus, sources, **options)
 
 
-ASKED: list[dict[str, Any]] = [
-    {"keep_field": [7]},
-    {"text_field": 7},
-    {"format": "json"},
-    {"text_unit": "word"},
-    {"dedup": True},
-    {"workers": True},
-    {"workers": np.True_},
-    {"shard_tokens": "1B"},
-    {"max_documents": 1.5},
-    {"validation_fraction": "1%"},
-    {"out": None},
-    {"tokenizer": 7},
-    *({"text_field": f"a{end}"} for end in "\n\x00\udcff"),
-    {"id_field": "a\udcff"},
+ASKED: list[tuple[str, Any]] = [
+    ("keep_field", [7]),
+    ("text_field", 7),
+    ("format", "json"),
+    ("text_unit", "word"),
+    ("dedup", True),
+    ("workers", True),
+    ("workers", np.True_),
+    ("shard_tokens", "1B"),
+    ("max_documents", 1.5),
+    ("validation_fraction", "1%"),
+    ("out", None),
+    ("tokenizer", 7),
+    *(("text_field", f"a{end}") for end in "\n\x00\udcff"),
+    ("id_field", "a\udcff"),
 ]
-OPTIONS = {
-    "a build with " + ", ".join(f"{name}={value!r}" for name, value in options.items()): built(
-        {"a.jsonl": LINE}, **options
-    )
-    for options in ASKED
-}
+OPTIONS = {f"a build with {name}={value!r}": built({"a.jsonl": LINE}, **{name: value}) for name, value in ASKED}
 
 # fields
 
@@ -229,6 +227,7 @@ PROGRAM = {
     "a data frame as sources": _given(Frame("iterrows")),
     "a data frame of polars as sources": _given(Frame("iter_rows")),
     "a table as sources": _given(pa.table({"text": ["a"]})),
+    "a misspelt option": _given([], keep_fields=["n"]),
     "an iterator of paths": _given(iter([Path("a.jsonl")])),
     **{name: _fetched(name) for name in ("hf://", "hf://plain", "hf://a/b/c/d", "hf://a/b:x y", "hf://a/b:train:test")},
     "a version of datasets that may run code of a repository": _library("3.6.0"),
@@ -242,11 +241,7 @@ IDS = {"input_ids": [[5, 6]]}
 
 
 def _flat(ids: list[int], dtype: str = "u2", **options: Any) -> Call:
-    return imports(lambda folder: (folder / "a.npy").write_bytes(foreign.flat([ids], dtype)), **options)
-
-
-def _npy(folder: Path) -> Any:
-    return (folder / "a.npy").write_bytes(foreign.npy([4, EOS], "i8"))
+    return of_file("a.npy", foreign.flat([ids], dtype), **options)
 
 
 def _megatron(*sources: str, **options: Any) -> Call:
@@ -299,11 +294,6 @@ def _two(*masks: Any, how: str) -> Call:
     return call
 
 
-def _per_id(folder: Path) -> Any:
-    found = pa.table({"tokens": pa.array([1, EOS], pa.int32()), "mask": [0, 1]})
-    return (folder / "a.arrow").write_bytes(arrow_bytes(found))
-
-
 def _pack(starts: list[int]) -> Call:
     """The second row of two, of three ids, or of one without a start."""
     all_starts, ids = pa.array([[0], starts], pa.list_(pa.int32())), [5, 6, 7] if starts else [5]
@@ -311,6 +301,7 @@ def _pack(starts: list[int]) -> Call:
 
 
 MASK = [0, 1, 1]
+PER_ID = pa.table({"tokens": pa.array([1, EOS], pa.int32()), "mask": [0, 1]})
 WIDE = [each for number in range(1, 201) for each in (number, 7, EOS)]
 TOKENS = {
     "a flat file of ids without a delimiter": _flat([1, 2, 9, 4, 9], source_eos=7),
@@ -321,7 +312,7 @@ TOKENS = {
     "bytes of MDS that are uint16": _bytes_of_mds([5, 6, 7, 256], "u2"),
     "bytes of MDS that are uint16, too": _bytes_of_mds([5, 256, 7, EOS], "u2"),
     "bytes of MDS of an odd length": _bytes_of_mds([5, 6, EOS], "i4"),
-    "--dtype for a file whose header says it": imports(_npy, token_dtype="uint16"),
+    "--dtype for a file whose header says it": of_file("a.npy", foreign.npy([4, EOS], "i8"), token_dtype="uint16"),
     "--dtype for a column that says its own": _mds(token_dtype="uint16"),
     "--dtype for litdata": _litdata(token_dtype="int32"),
     "--token-field for litdata": _litdata(token_field="ids"),
@@ -344,13 +335,11 @@ TOKENS = {
     "token ids stored as pickles": _mds("ndarray:uint16", "pkl"),
     "kept values stored as pickles": _mds('"str"', '"pkl"', id_field="id"),
     "a kept column that is not in the MDS files": _mds(keep_field=["other"]),
-    "JSON lines without token ids": imports(
-        lambda folder: (folder / "a.jsonl").write_bytes(jsonl([{"messages": [], "n": 1}]))
-    ),
+    "JSON lines without token ids": of_file("a.jsonl", jsonl([{"messages": [], "n": 1}])),
     "a table without token ids": of_table({"text": ["a"]}),
     "a table without the given --token-field": of_table({"tokens": [[1]]}, token_field="ids"),
     **{f"ids that are {values}": of_table({"tokens": values}) for values in (["a"], [[1.5]], [[True]], [1, EOS])},
-    "ids in a column of integers, with kept columns": imports(_per_id, keep_field=["mask"]),
+    "ids in a column of integers, with kept columns": of_file("a.arrow", arrow_bytes(PER_ID), keep_field=["mask"]),
     "a null among token ids": of_table({"tokens": [[1], [None]]}),
     "a null in a mask": of_table({**IDS, "attention_mask": [[1, None]]}),
     **{f"a pack that starts at {starts}": _pack(starts) for starts in ([1, 2], [0, 2, 2], [0, 4], [])},

@@ -365,18 +365,23 @@ def test_cells_that_are_made_again_leave_what_others_put_beside_them(corpus, tmp
 # in buckets
 
 
-def test_a_view_in_a_bucket_of_a_corpus_in_one_is_read_by_range(corpus, tmp_path, bucket):
+def test_a_view_and_its_base_may_be_in_a_bucket_or_here_and_a_bucket_is_read_by_range(corpus, tmp_path, bucket):
+    local = tmp_path / "views" / "local"
     copy_corpus(corpus, out=f"{bucket}/corpus")
     select_corpus(f"{bucket}/corpus", out=f"{bucket}/views/view", where="lang!=en", by="lang")
     select_corpus(f"{bucket}/corpus", out=tmp_path / "here", where="lang!=en")
-    select_corpus(corpus, out=tmp_path / "local", where="lang!=en")
-    assert rows(f"{bucket}/views/view") == rows(tmp_path / "here") == rows(tmp_path / "local")
+    for out in (local, f"{bucket}/of-here"):
+        select_corpus(corpus, out=out, where="lang!=en")
+    for path in local.iterdir():  # uploaded with its base
+        open_store(bucket).put(f"views/local/{path.name}", path.read_bytes())
+    for place in (f"{bucket}/views/view", tmp_path / "here", f"{bucket}/of-here", f"{bucket}/views/local"):
+        assert rows(place) == rows(local)
     with open_corpus(corpus) as opened:
         langs = [str(row[1]["lang"]) for row in rows(corpus)]
         parquet.write_table(pa.table({"document": range(len(opened)), "said": langs}), tmp_path / "said.parquet")
     open_store(bucket).put("said.parquet", (tmp_path / "said.parquet").read_bytes())
     select_corpus(corpus, out=tmp_path / "joined", join=f"{bucket}/said.parquet", where="said!=en")
-    assert rows(tmp_path / "joined") == rows(tmp_path / "local")
+    assert rows(tmp_path / "joined") == rows(local)
     for place in (f"{bucket}/views/view", f"{bucket}/views/view/lang=fr", tmp_path / "here"):
         source = CorpusSource(place)
         assert not source.is_in_memory
@@ -386,17 +391,6 @@ def test_a_view_in_a_bucket_of_a_corpus_in_one_is_read_by_range(corpus, tmp_path
     assert tokshard("diff", f"{bucket}/corpus", f"{bucket}/views/view", "--numbers", listed).exit_code == 0
     english = [number for number, row in enumerate(rows(corpus)) if row[1]["lang"] == "en"]
     assert [int(line) for line in listed.read_text().split()] == english
-
-
-def test_a_mix_in_a_bucket_names_what_is_beside_it(corpus, bucket):
-    copy_corpus(corpus, out=f"{bucket}/corpus")
-    select_corpus(f"{bucket}/corpus", out=f"{bucket}/cells", by="lang")
-    mix = open_store(bucket).get("cells/mix.toml")
-    open_store(bucket).put("cells/mix.toml", b"seq_len = 8\nseed = 1\nglobal_batch_size = 2\n" + mix)
-    plan = StreamPlan.load(f"{bucket}/cells/mix.toml")
-    assert {"lang=en", "lang=fr"} < {*plan.names}
-    same = {cell: f"{bucket}/cells/{cell}" for cell in plan.names}
-    assert plan.fingerprint == StreamPlan(same, weights={"temperature": 1.0}, seq_len=8, seed=1).fingerprint
 
 
 def test_opening_one_more_cell_in_a_bucket_takes_three_requests(corpus, in_memory):
@@ -440,16 +434,6 @@ def test_cells_are_copied_by_their_mix_from_a_web_server_too_and_none_is_left_ou
     mix = cells / "mix.toml"
     mix.write_text(mix.read_text().replace('= "lang=fr"', '= "../corpus"'))
     assert "names ../corpus, expected a cell in its folder" in copy(cells, "again").problem
-
-
-def test_a_view_in_a_bucket_finds_its_base_on_this_machine_or_uploaded_with_it(corpus, tmp_path, bucket):
-    view = tmp_path / "views" / "view"
-    select_corpus(corpus, out=view, where="lang=fr")
-    select_corpus(corpus, out=f"{bucket}/of-here", where="lang=fr")
-    assert rows(f"{bucket}/of-here") == rows(view)
-    for path in (*corpus.iterdir(), *view.iterdir()):
-        open_store(bucket).put(str(path.relative_to(tmp_path)), path.read_bytes())
-    assert rows(f"{bucket}/views/view") == rows(view)
 
 
 # its base
@@ -515,32 +499,24 @@ def add(column: str, row: int, value: int) -> Edit:
     return table_becomes(lambda rows: rows[column].__setitem__(row, rows[column][row] + value))
 
 
-CHANGES: dict[str, tuple[str, Change | Edit | None, str]] = {
-    "a flipped byte": (names.KEPT, flipped(0.5), "*SHA-256*"),
-    "no table": (names.KEPT, None, "*kept.arrow*"),
-    "a document twice": (names.KEPT, add("document", 4, -4), "*expected documents after*"),
-    "other documents": (names.KEPT, add("document", 4, 1), "*tokens from*"),
-    "another place": (names.KEPT, add("position", 4, 1), "*tokens from*"),
-    "other lengths": (names.KEPT, add("token", 4, 1), "*tokens from*"),
-    "beyond the base": (names.KEPT, add("document", -1, 10**6), "*kept.arrow*"),
-    "not from the first": (names.KEPT, add("number", 0, 1), "*kept.arrow*"),
-    "another end": (names.KEPT, add("position", -1, 1), "*expected documents after*"),
-    "another longest document": (
-        names.MANIFEST,
-        manifest_says("document_lengths longest", 99),
-        "manifest.json says that document_lengths is*",
-    ),
-    "carries beyond the rows": (
-        names.MANIFEST,
-        manifest_says("base carries", {"token": [1, 99]}),
-        "*kept.arrow has no carries of token*",
-    ),
-    "carries of no column": (
-        names.MANIFEST,
-        manifest_says("base carries", {"tokens": [1]}),
-        "*kept.arrow has no carries of tokens*",
-    ),
+TABLE: dict[str, tuple[Change | Edit | None, str]] = {
+    "a flipped byte": (flipped(0.5), "*SHA-256*"),
+    "no table": (None, "*kept.arrow*"),
+    "a document twice": (add("document", 4, -4), "*expected documents after*"),
+    "other documents": (add("document", 4, 1), "*tokens from*"),
+    "another place": (add("position", 4, 1), "*tokens from*"),
+    "other lengths": (add("token", 4, 1), "*tokens from*"),
+    "beyond the base": (add("document", -1, 10**6), "*kept.arrow*"),
+    "not from the first": (add("number", 0, 1), "*kept.arrow*"),
+    "another end": (add("position", -1, 1), "*expected documents after*"),
 }
+MANIFEST = {
+    "another longest document": ("document_lengths longest", 99, "manifest.json says that document_lengths is*"),
+    "carries beyond the rows": ("base carries", {"token": [1, 99]}, "*kept.arrow has no carries of token*"),
+    "carries of no column": ("base carries", {"tokens": [1]}, "*kept.arrow has no carries of tokens*"),
+}
+CHANGES = [(what, names.KEPT, *rest) for what, rest in TABLE.items()]
+CHANGES += [(what, names.MANIFEST, manifest_says(*edit), said) for what, (*edit, said) in MANIFEST.items()]
 
 
 def write_view(directory: Path, file: str) -> Path:
@@ -556,7 +532,7 @@ def problems(directory: Path) -> list[str]:
 @damaged(
     [
         Damage(what, partial(write_view, file=file), change, problems, None, message)
-        for what, (file, change, message) in CHANGES.items()
+        for what, file, change, message in CHANGES
     ]
 )
 def test_damage(damage: Damage, tmp_path: Path) -> None:

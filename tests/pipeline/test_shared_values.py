@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.pipeline.inputs import build, texts_of
+from tests.pipeline.inputs import arrow_bytes, build, texts_of
 from tokshard import build_corpus
 from tokshard.errors import UsageError
 from tokshard.pipeline.sources.discover import discover
@@ -51,10 +51,8 @@ SHARED: dict[str, Callable[[], pa.Array]] = {
 
 
 def written(columns: dict[str, pa.Array], directory: Path) -> Path:
-    batch = pa.record_batch(list(columns.values()), names=list(columns))
     path = directory / "a.arrow"
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
-        writer.write_batch(batch)
+    path.write_bytes(arrow_bytes(pa.table(columns)))
     return path
 
 

@@ -11,14 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.contract.small import stopped_before_the_corpus
 from tests.pipeline import inputs
-from tests.pipeline.inputs import build, jsonl, texts_of
-from tokshard.errors import BuildError, SourceError
-from tokshard.format import names
+from tests.pipeline.inputs import jsonl
+from tokshard.errors import SourceError
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.inputs import display_path
-from tokshard.pipeline.sources.opening import check_unchanged, vanished
+from tokshard.pipeline.sources.opening import vanished
 from tokshard.store import open_store
 
 LINE = jsonl([{"text": "a"}])
@@ -33,13 +30,6 @@ def write(*paths: str, content: bytes = LINE) -> None:
     for path in paths:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_bytes(content)
-
-
-def found(*arguments: str, input_format: str | None = None) -> list[str]:
-    """Each input as `argument label/relative path`."""
-    discovery = discover(arguments, input_format=input_format)
-    assert [source.index for source in discovery.inputs] == list(range(len(discovery.inputs)))
-    return [display_path(discovery.arguments[source.argument], source.path) for source in discovery.inputs]
 
 
 file_names = st.from_regex(r"[ab_0Zé-][ab._0Zé-]{0,2}(/[ab_0Zé-]{1,3})?", fullmatch=True)
@@ -72,15 +62,8 @@ def test_formats_are_known_by_suffix_whatever_its_case_and_by_the_start_of_an_ar
 
 def test_the_format_option_reads_every_file_as_one_format():
     write("d/a", "d/b.txt", "d/c.json", "d/d.log.gz")
-    assert found("d", input_format="jsonl") == ["d/a", "d/b.txt", "d/c.json", "d/d.log.gz"]
-    assert {source.format for source in discover(["d"], input_format="jsonl").inputs} == {"jsonl"}
-
-
-def test_the_name_of_a_text_file_is_a_field_of_its_documents(tmp_path):
-    write("d/sub/a.txt", content=b"one\ntwo")
-    for source, name in (("d", "sub/a.txt"), ("d/sub/a.txt", "a.txt")):
-        options = {"text_unit": "line", "id_field": "__name__", "keep_field": ["__name__"], "force": True}
-        assert build(source, tmp_path / "out", **options).metadata(1) == {"id": name, "__name__": name}
+    found = [(each.index, each.path, each.format) for each in discover(["d"], input_format="jsonl").inputs]
+    assert found == [(number, name, "jsonl") for number, name in enumerate(("a", "b.txt", "c.json", "d.log.gz"))]
 
 
 @pytest.mark.parametrize("is_loop", [False, True])
@@ -136,27 +119,3 @@ def test_a_table_of_inputs_that_is_saved_goes_to_other_processes_as_a_reference(
     reference = pickle.dumps(inputs_found)
     assert len(reference) < 1_000
     assert list(pickle.loads(reference)) == list(inputs_found)
-
-
-@pytest.mark.parametrize("listed", [None, b"damaged"])
-def test_an_unfinished_build_of_other_sources_or_with_a_damaged_list_of_them_starts_over_by_force(listed, tmp_path):
-    write("a.jsonl", "b.jsonl")
-    with pytest.raises(KeyboardInterrupt), stopped_before_the_corpus(KeyboardInterrupt()):
-        build("a.jsonl", tmp_path / "out")
-    if listed is not None:
-        (tmp_path / "out" / names.WORK / "inputs.arrow").write_bytes(listed)
-        with pytest.raises(BuildError, match=r"inputs\.arrow is damaged") as caught:
-            build("a.jsonl", tmp_path / "out")
-        assert caught.value.hint == "start over with --force"
-    assert texts_of(build(["a.jsonl", "b.jsonl"], tmp_path / "out", force=True)) == ["a", "a"]
-
-
-def test_a_changed_input_is_named_with_both_values():
-    write("a.jsonl")
-    (source,) = discover(["a.jsonl"], input_format=None).inputs
-    check_unchanged(source)
-    write("a.jsonl", content=LINE * 2)
-    os.utime("a.jsonl", ns=(5, 7))
-    said = f"its version was {source.version}, now it is 1970-01-01T.*/{2 * len(LINE)}"
-    with pytest.raises(SourceError, match=f"was modified since the build began: {said}"):
-        check_unchanged(source)

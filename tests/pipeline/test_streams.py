@@ -7,6 +7,7 @@ import bz2
 import gzip
 import io
 import itertools
+import json
 import lzma
 import zlib
 from collections.abc import Callable
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from tests.pipeline.inputs import frames, zstd
-from tokshard.errors import SourceError
+from tests.pipeline.places import build
+from tokshard.errors import BadRecordError, SourceError
 from tokshard.pipeline.sources.decompress import open_bytes
 from tokshard.pipeline.sources.discover import discover
 
@@ -155,3 +158,20 @@ def test_chunks_are_read_whole_where_the_system_gives_less(tmp_path, monkeypatch
     monkeypatch.setattr(builtins, "open", lambda path, mode: io.BufferedReader(Reluctant(path)))
     with open_bytes(source) as stream:
         assert [stream.read(size) for size in (100, 1 << 20, 1)] == [LINES[:100], LINES[100:], b""]
+
+
+# bytes are decompressed ahead of the records that are read
+
+MANY = [json.dumps({"text": f"text {number}"}) for number in range(200_000)]
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "says"), [(3, BadRecordError, "line 3: malformed"), (0, SourceError, "damaged")]
+)
+def test_a_bad_record_before_damage_is_found_first(place, line, error, says):
+    """All of the file is decompressed at once: it has 4 MB."""
+    lines = [*MANY[: line - 1], "{", *MANY[line:]] if line else MANY
+    content = zstandard.compress("\n".join(lines).encode())
+    (place / "a.jsonl.zst").write_bytes(content[: len(content) * 3 // 4])
+    with pytest.raises(error, match=says):
+        build(place, place / "a.jsonl.zst")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.examples import examples
-from tests.pipeline.encode.chat.chats import PREPEND, SPACES, byte_fallback
+from tests.pipeline.encode.chat.chats import CLASSES
 from tests.pipeline.inputs import EOS, TOKENIZER, build, jsonl, special_token
 from tests.pipeline.vocabularies import Json, numbered, tokenizer_json, words, write_vocabulary
 from tokshard import open_corpus
@@ -40,10 +40,6 @@ def recipe() -> Json:
     return parsed
 
 
-def with_added(*added: Json) -> Json:
-    return {**recipe(), "added_tokens": [*recipe()["added_tokens"], *added]}
-
-
 METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 BERT = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
@@ -54,22 +50,20 @@ PIECES = ("[UNK]", "<s>", "</s>", "the", "##ing", "[", "]", "<", ">", "/")
 BOS = {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}
 FIRST = {"SpecialToken": {"id": "<s>", "type_id": 0}}
 A, B = ({"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB"))
+CHAT = [
+    special_token(16384, "<|im_start|>"),
+    special_token(16385, "<|im_end|>", lstrip=True, rstrip=True),
+    special_token(16386, "<s>", normalized=True),
+    special_token(16387, "<tool>", special=False),
+    special_token(16388, "    ", special=False, single_word=True),
+]
 KINDS: dict[str, tuple[int, Callable[[], Json]]] = {
     "byte-level BPE": (16_384, recipe),
     "byte-level BPE with chat tokens": (
         16_384 + 5,
-        lambda: with_added(
-            special_token(16384, "<|im_start|>"),
-            special_token(16385, "<|im_end|>", lstrip=True, rstrip=True),
-            special_token(16386, "<s>", normalized=True),
-            special_token(16387, "<tool>", special=False),
-            special_token(16388, "    ", special=False, single_word=True),
-        ),
+        lambda: {**recipe(), "added_tokens": [*recipe()["added_tokens"], *CHAT]},
     ),
-    "BPE with byte fallback": (
-        1 + 256 + 33 + 15,
-        lambda: byte_fallback(normalizer={"type": "Sequence", "normalizers": [PREPEND, SPACES]}),
-    ),
+    "BPE with byte fallback": (1 + 256 + 33 + 15, CLASSES["byte fallback, Prepend and Replace"]),
     "Unigram": (
         7 + 26,
         lambda: tokenizer_json(
@@ -122,24 +116,16 @@ def reference_of(path: Path) -> Callable[[str], list[int]]:
     return lambda text: tokenizer.encode(text, add_special_tokens=False, encode_special_tokens=True).ids
 
 
-class Loaded(NamedTuple):
-    """A tokenizer in tokshard's hands, and as a person would use it."""
-
-    encode: Encoder
-    reference: Callable[[str], list[int]]
-    info: TokenizerInfo
-
-
 @pytest.fixture(scope="session")
-def tokenizers(tmp_path_factory) -> Callable[[str], Loaded]:
-    """The tokenizer of each kind, loaded once."""
+def tokenizers(tmp_path_factory) -> Callable[[str], tuple[Encoder, Callable[[str], list[int]], TokenizerInfo]]:
+    """The tokenizer of each kind, loaded once: in tokshard's hands, and as a person would use it."""
     root = tmp_path_factory.mktemp("tokenizers")
 
     @cache
-    def load(kind: str) -> Loaded:
+    def load(kind: str) -> Any:
         directory = write_vocabulary(root / kind.replace(" ", "-"), KINDS[kind][1]())
         found = read(directory, eos=EOS if kind.startswith("byte-level") else "</s>")
-        return Loaded(Encoder(found.content), reference_of(directory / "tokenizer.json"), found.info)
+        return Encoder(found.content), reference_of(directory / "tokenizer.json"), found.info
 
     return load
 
@@ -196,15 +182,9 @@ def test_a_token_for_unknown_pieces_is_text_even_where_it_is_flagged_special(tmp
     assert documents(["the 数"], tmp_path / ".WordPiece") == [[3, 0, 2]]
 
 
-PARSED = "parse=<|im_end|>,<|im_start|>"
-
-
-@pytest.fixture
-def chat_tokenizer(tmp_path) -> Path:
-    return write_vocabulary(tmp_path / ".chat", KINDS["byte-level BPE with chat tokens"][1](), {"eos_token": EOS})
-
-
-def test_special_tokens_that_are_asked_for_are_read_where_a_text_spells_them(chat_tokenizer, tmp_path):
+def test_special_tokens_that_are_asked_for_are_read_where_a_text_spells_them(tmp_path):
+    kind = KINDS["byte-level BPE with chat tokens"][1]()
+    chat_tokenizer = write_vocabulary(tmp_path / ".chat", kind, {"eos_token": EOS})
     meant = [f"<|im_start|>user\n{number} ü<|im_end|>\n<|im_start|><|im_start|>x" for number in range(50)]
     others = [f"{EOS} <s> <tool> <|im_start <|im_ end|>", "<|IM_START|>"]
     texts = [*meant, *others, f"<|im_start|>{EOS}"]
@@ -214,7 +194,9 @@ def test_special_tokens_that_are_asked_for_are_read_where_a_text_spells_them(cha
     assert all({16384, 16385} <= {*ids} for ids in expected[:50])
     assert 16387 in expected[50], "an added token that is not special"
     expected.append([16384, *as_text(EOS)])
-    assert documents(texts, chat_tokenizer, special_tokens=PARSED) == [[*ids, 0] for ids in expected]
+    assert documents(texts, chat_tokenizer, special_tokens="parse=<|im_end|>,<|im_start|>") == [
+        [*ids, 0] for ids in expected
+    ]
     with open_corpus(tmp_path / "out") as corpus:
         assert corpus.manifest.tokenizer.special_ids == {EOS: 0, "<s>": 16386}
         assert corpus.manifest.records.with_special_text == 2

@@ -9,7 +9,8 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,16 +32,14 @@ from tokshard.store import PosixStore, open_store
 # the lock
 
 
-def without_locks(code: int) -> Any:
-    def flock(*_: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    return flock
+def failing(code: int) -> Mock:
+    """A call of the system that ends in an error."""
+    return Mock(side_effect=OSError(code, os.strerror(code)))
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
 def test_a_file_system_without_locks_builds_with_a_note(place, stop, monkeypatch, code):
-    monkeypatch.setattr(fcntl, "flock", without_locks(code))
+    monkeypatch.setattr(fcntl, "flock", failing(code))
     stop()
     assert read_status(place / "out").state == "unfinished"
     reports: list[Report] = []
@@ -51,7 +50,7 @@ def test_a_file_system_without_locks_builds_with_a_note(place, stop, monkeypatch
 
 
 def test_a_lock_that_fails_in_another_way_is_an_error_and_leaves_no_descriptor(place, monkeypatch):
-    monkeypatch.setattr(fcntl, "flock", without_locks(errno.EIO))
+    monkeypatch.setattr(fcntl, "flock", failing(errno.EIO))
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(BuildError, match=r"cannot write to"):
         build(place)
@@ -77,19 +76,13 @@ def test_a_lock_is_taken_on_the_file_that_is_there_and_not_on_one_that_was_remov
 # errors of the disk
 
 
-@pytest.mark.parametrize(
-    ("code", "way_out"),
-    [
-        (errno.ENOSPC, "make room, or give"),
-        (errno.EACCES, "check the disk and its permissions, or"),
-        (errno.ENOENT, "check the disk and its permissions, or"),  # a place that cannot be made
-        (errno.EMFILE, "raise the limit of open files"),
-    ],
-)
-def test_only_a_full_disk_asks_for_room(code, way_out):
-    error = lease.cannot_write("nowhere", OSError(code, os.strerror(code)))
-    assert error.problem == f"cannot write to nowhere: {os.strerror(code)}"
-    assert error.hint.startswith(way_out)
+def test_only_a_full_disk_asks_for_room():
+    ways_out = {errno.ENOSPC: "make room, or give", errno.EMFILE: "raise the limit of open files"}
+    ways_out |= dict.fromkeys((errno.EACCES, errno.ENOENT), "check the disk and its permissions, or")
+    for code, way_out in ways_out.items():
+        error = lease.cannot_write("nowhere", OSError(code, os.strerror(code)))
+        assert error.problem == f"cannot write to nowhere: {os.strerror(code)}"
+        assert error.hint.startswith(way_out)
 
 
 def test_a_saved_tokenizer_that_no_descriptor_is_left_for_is_not_called_damaged(place, monkeypatch):
@@ -120,10 +113,7 @@ def test_a_build_whose_files_another_process_removed_says_so(place):
 
 
 def test_an_input_that_cannot_be_read_is_named_and_not_taken_for_a_full_disk(place, monkeypatch):
-    def fail(*_: object) -> Any:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr("tokshard.pipeline.tasks.running.read_span", fail)
+    monkeypatch.setattr("tokshard.pipeline.tasks.running.read_span", failing(errno.EIO))
     with pytest.raises(TokshardError, match=r"a\.jsonl cannot be read: Input/output error"):
         build(place)
 

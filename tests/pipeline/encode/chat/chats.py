@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.pipeline.inputs import TOKENIZER, letters_of_bytes, special_token
+from tests.pipeline.vocabularies import numbered, tokenizer_json
 from tokshard.pipeline.encode.chat.records import ChatRecordError, conversation  # noqa: F401 - for other rooms
 from tokshard.pipeline.encode.chat.spans import (  # noqa: F401 - two are for other rooms
     NOT_RENDERED,
@@ -52,23 +53,15 @@ def byte_fallback(**parts: Any) -> Json:
     """A BPE in the manner of Llama 2: a token for each byte, and a few words."""
     words = ["▁", *"abcdefghijklmnopqrstuvwxyz", "th", "the", "▁the", "▁▁", "er", "▁a", "字"]
     tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
-    return {
-        "version": "1.0",
-        "added_tokens": [special_token(0, "<unk>"), *_added(len(tokens))],
-        "normalizer": None,
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": None,
-        "model": {
-            "type": "BPE",
-            "unk_token": "<unk>",
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "vocab": {token: n for n, token in enumerate(tokens)},
-            "merges": ["t h", "th e", "▁ the", "▁ ▁", "e r", "▁ a"],
-        },
-        **parts,
+    model = {
+        "type": "BPE",
+        "unk_token": "<unk>",
+        "fuse_unk": True,
+        "byte_fallback": True,
+        "vocab": numbered(*tokens),
+        "merges": ["t h", "th e", "▁ the", "▁ ▁", "e r", "▁ a"],
     }
+    return tokenizer_json(model, added=[special_token(0, "<unk>"), *_added(len(tokens))], **parts)
 
 
 def metaspace(scheme: str) -> Json:

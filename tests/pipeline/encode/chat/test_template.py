@@ -7,15 +7,9 @@ import resource
 import pytest
 
 from tests.pipeline.encode.chat.chats import said, template
-from tests.pipeline.encode.chat.templates import CHATML
 from tokshard.pipeline.encode.chat import sandbox
 from tokshard.pipeline.encode.chat.records import conversation
 from tokshard.pipeline.encode.chat.template import own_template, template_variables
-
-
-def test_spans_are_characters_of_the_text():
-    made = template(CHATML).render(conversation(said("q", "ü", "r", "")).values)
-    assert [made.text[start:stop] for start, stop in made.spans] == ["ü<|im_end|>", "<|im_end|>"]
 
 
 @pytest.mark.slow
