@@ -63,6 +63,17 @@ def mistyped(directory: Path) -> None:
         tokenizer_file.read_tokenizer("tok/typo", eos=None, bos=None)
 
 
+def in_a_directory_that_is_gone(directory: Path) -> None:
+    tokenizer, source = write_byte_tokenizer(directory / "tok"), write(directory / "a.jsonl", ["a"])
+    (directory / "gone").mkdir()
+    os.chdir(directory / "gone")
+    (directory / "gone").rmdir()
+    try:
+        build_corpus(source, tokenizer=tokenizer, out=directory / "out")
+    finally:
+        os.chdir(directory)
+
+
 def beside(directory: Path) -> None:
     """The name of the tokenizer is not UTF-8."""
     odd = os.fsdecode(b"odd\xff")
@@ -157,6 +168,7 @@ CALLS: dict[str, Call] = {
     "another iterator than the one that a stopped build has read": with_another_stream,
     "a name that is not a path, and a hub that does not answer": mistyped,
     "a tokenizer whose name is not UTF-8": beside,
+    "a working directory that is gone": in_a_directory_that_is_gone,
     "an --out that is not UTF-8": lambda _: build_corpus("a.jsonl", tokenizer="tok", out=os.fsdecode(b"odd\xff")),
     "an --out with a zero byte": lambda _: build_corpus("a.jsonl", tokenizer="tok", out="o\0dd"),
     "an option with a value that is not one of the choices": lambda _: build_corpus(
