@@ -87,7 +87,8 @@ def discover(
         labels.append(listing.label)
         is_path = not (listing.is_read_once or listing.is_pinned)
         place = absolute_location(str(argument)) if is_path else ""
-        folders.append(os.path.dirname(without_secrets(place) if is_uri(place) else place).split("/"))
+        above = os.path.dirname(without_secrets(place) if is_uri(place) else place)
+        folders.append(above.split("/"))
         roots.append(listing.root)
         if isinstance(argument, RecordSource):
             if any(other is argument.records for other in iterables):
