@@ -69,7 +69,7 @@ def bytes_text(number: float) -> str:
         if number < 999.5:
             return f"{number:.3g} {prefix}B" if prefix else f"{number:.0f} B"
         number /= 1000
-    return f"{number:.3g} EB"
+    return f"{number:.3g} EB" if number < 999.5 else f"{number:,.0f} EB"
 
 
 def count_text(number: float) -> str:
@@ -78,7 +78,7 @@ def count_text(number: float) -> str:
         if number < 999.5 or prefix == "T":
             break
         number /= 1000
-    return f"{number:.3g}{prefix}" if prefix else f"{number:.0f}"
+    return f"{number:.3g}{prefix}" if prefix and number < 999.5 else f"{number:,.0f}{prefix}"
 
 
 def as_typed(number: int) -> str:

@@ -77,6 +77,7 @@ def test_a_long_path_keeps_its_start_and_its_end():
         (20_100_000, "20.1 MB"),
         (3e15, "3 PB"),
         (8e18, "8 EB"),
+        (1e21, "1,000 EB"),
     ],
 )
 def test_bytes_are_shown_in_three_digits(number, text):

@@ -20,12 +20,13 @@ def export(*lengths: int, **options: Any) -> Call:
     def call(directory: Path) -> None:
         write_corpus(directory / "corpus", documents_of(lengths), tokenizer=TINY_TOKENIZER)
         with patch.object(MegatronFormat, "max_document_tokens", 600):
-            export_corpus(directory / "corpus", out=directory / "out", **options)
+            export_corpus(directory / "corpus", **{"out": directory / "out", **options})
 
     return call
 
 
 TOO_LONG = "document 1 of the export has 700 tokens; this format holds at most 600"
+A_PATH = "give a path or a URI; . is the working directory"
 OTHERS = "choose another --format"
 NOTHING = "every document holds nothing but its delimiters"
 OF_CALLS = [
@@ -33,6 +34,7 @@ OF_CALLS = [
     for what, call, problem, hint in [
         ("documents that are too long for Megatron-LM", export(3, 700, 2, format="megatron"), TOO_LONG, OTHERS),
         ("an unknown format", export(3, format="pickle"), "no format 'pickle'", "formats are " + ", ".join(FORMATS)),
+        ("an empty --out", export(3, format="mds", out=""), "a location is empty", A_PATH),
         ("documents of nothing but EOS", export(1, 1, format="mds", drop_eos=True), NOTHING, "write them: --keep-eos"),
     ]
 ]

@@ -32,10 +32,11 @@ from tokshard.format import names
 from tokshard.pipeline import adopt, jobs
 from tokshard.pipeline.jobs import JobResult
 from tokshard.pipeline.progress import Note, Report, StageStarted
+from tokshard.pipeline.request import Build
 from tokshard.pipeline.tasks import running
 from tokshard.pipeline.workspace import ownership
 from tokshard.pipeline.workspace.lease import running_job
-from tokshard.pipeline.workspace.places import open_workspace
+from tokshard.pipeline.workspace.places import HASH, WRITE, open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt
 from tokshard.store import open_store
 
@@ -229,6 +230,17 @@ def test_a_late_job_lists_a_folder_of_a_bucket_once_to_see_whether_sources_chang
     REQUESTS.clear()
     start(1, 2, bucket.location, task_bytes=1 << 20)
     assert (REQUESTS["list"], REQUESTS["stat"]) == (1, 0)
+
+
+def test_a_job_knows_of_what_stage_a_receipt_is_where_one_runs_again(start, monkeypatch):
+    def run_stages(build: Build, _: object, settled: Any) -> None:
+        for name in (HASH, WRITE, HASH):
+            settled.__self__.runs.observer(StageStarted(build=build, name=name, tasks=(), done=()))
+            settled.__self__.runs.observer(Receipt(key=(0, 0), inputs_digest=name))
+
+    monkeypatch.setattr(jobs, "run_stages", run_stages)
+    done = start(0, 1)
+    assert (len(done.receipts), done.written) == (2, [Receipt(key=(0, 0), inputs_digest=WRITE)])
 
 
 def test_an_import_does_not_depend_on_tokenizers(place, start):

@@ -63,6 +63,17 @@ def mistyped(directory: Path) -> None:
         tokenizer_file.read_tokenizer("tok/typo", eos=None, bos=None)
 
 
+def in_a_directory_that_is_gone(directory: Path) -> None:
+    tokenizer, source = write_byte_tokenizer(directory / "tok"), write(directory / "a.jsonl", ["a"])
+    (directory / "gone").mkdir()
+    os.chdir(directory / "gone")
+    (directory / "gone").rmdir()
+    try:
+        build_corpus(source, tokenizer=tokenizer, out=directory / "out")
+    finally:
+        os.chdir(directory)
+
+
 def beside(directory: Path) -> None:
     """The name of the tokenizer is not UTF-8."""
     odd = os.fsdecode(b"odd\xff")
@@ -162,6 +173,7 @@ CALLS: dict[str, Call] = {
     "another iterator than the one that a stopped build has read": with_another_stream,
     "a name that is not a path, and a hub that does not answer": mistyped,
     "a tokenizer whose name is not UTF-8": beside,
+    "a working directory that is gone": in_a_directory_that_is_gone,
     "an --out that is not UTF-8": asked(out=os.fsdecode(b"odd\xff")),
     "an --out with a zero byte": asked(out="o\0dd"),
     "an option with a value that is not one of the choices": asked(on_bad_source="ignore"),

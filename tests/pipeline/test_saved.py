@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contract import small
 from tests.pipeline.inputs import build, jsonl, texts_of
 from tests.pipeline.saved import save
-from tokshard.errors import UsageError
+from tokshard.errors import SourceError, UsageError
+from tokshard.store import Entry, PosixStore
 
 
 def test_a_saved_data_set_gives_its_rows_in_order_also_among_other_files(tmp_path):
@@ -23,6 +25,19 @@ def test_a_single_split_is_taken(tmp_path):
     save(tmp_path / "saved" / "train", [["a"]])
     (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train"]}')
     assert texts_of(build(tmp_path / "saved", tmp_path / "out")) == ["a"]
+
+
+def test_a_description_that_may_not_be_looked_at_is_not_taken_for_none(tmp_path, monkeypatch):
+    stat = PosixStore.stat
+
+    def refused(store: PosixStore, name: str) -> Entry:
+        if name.endswith("state.json"):
+            raise PermissionError(13, "Permission denied")
+        return stat(store, name)
+
+    small.on_disk(monkeypatch.setattr, stat=refused)
+    with pytest.raises(SourceError, match="saved cannot be listed: Permission denied"):
+        build(save(tmp_path / "saved", [["a"]]), tmp_path / "out")
 
 
 @pytest.mark.interop

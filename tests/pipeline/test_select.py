@@ -10,6 +10,7 @@ import shutil
 import tomllib
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,13 @@ def test_cells_of_many_columns_have_the_values_of_their_documents(tmp_path):
     for value, num_tokens in (("a", 3), ("b", 4)):
         with open_corpus(tmp_path / "cells" / "/".join(f"{name}={value}" for name in columns)) as cell:
             assert cell.num_tokens == num_tokens
+
+
+def test_equal_numbers_have_one_cell(tmp_path):
+    source = Source(documents=documents_of([3] * 4), path="a.jsonl", metadata={"score": [0.0, -0.0, nan, -nan]})
+    write_corpus(tmp_path / "corpus", sources=[source], columns={"score": "float64"})
+    select_corpus(tmp_path / "corpus", out=tmp_path / "cells", by="score")
+    assert sorted(path.name for path in (tmp_path / "cells").glob("*=*")) == ["score=0", "score=nan"]
 
 
 def test_cells_that_share_a_folder_on_a_file_system_that_ignores_case_are_refused(tmp_path, monkeypatch):

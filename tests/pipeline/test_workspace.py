@@ -19,7 +19,7 @@ from tests.pipeline.inputs import patch_chunk_bytes, texts_of
 from tests.pipeline.places import TEXTS, at, build, interrupt, write
 from tokshard import open_corpus
 from tokshard.cli.main import run
-from tokshard.errors import BuildError, TokshardError
+from tokshard.errors import BuildError, StoreError, TokshardError
 from tokshard.format import names
 from tokshard.pipeline.progress import Note, Progress, Report, StageEnded, StageStarted
 from tokshard.pipeline.status import read_status
@@ -160,8 +160,25 @@ def test_the_status_names_the_search_for_duplicates(place, monkeypatch, capsys):
     status = read_status(place / "out")
     assert (status.stage, status.tasks_done, status.num_tasks) == ("finding duplicates", 1, 0)
     assert (status.passes, status.passes_done) == (2, 1)
+    found = place / "out" / names.WORK / FIND
+    for number in (9, 10):
+        shutil.copytree(found, found.with_name(f"{FIND}-{number}"))
+    (receipt,) = found.with_name(f"{FIND}-9").rglob("*.receipt")
+    receipt.write_bytes(b"damaged, if this is taken for the newest stage")
     assert run(["status", str(place / "out")]) == 0
     assert "tasks 1 done" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_build_that_succeeded_may_leave_its_files_in_a_store_that_fails(place, monkeypatch):
+    delete = PosixStore.delete
+
+    def refuse(store: PosixStore, *found: str) -> None:
+        if LOCK in found:
+            raise StoreError("access denied", hint="ask for access")
+        delete(store, *found)
+
+    small.on_disk(monkeypatch.setattr, delete=refuse)
+    assert texts_of(open_corpus(build(place))) == TEXTS
 
 
 def test_a_stream_goes_on_behind_its_last_segment_and_is_one_task(place, stop, monkeypatch):

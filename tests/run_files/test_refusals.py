@@ -140,6 +140,7 @@ REFUSALS = [
     of_value("train.steps=0", "Expected `int` >= 1"),
     of_value("optimizer.lr=nan", "Expected `float` >= 0.0"),
     of_value("optimizer.lr=inf", "Expected `float` <= 1e+38"),
+    of_value("train.peak_tflops=inf", "Expected `float` <= 1e+38"),
     of_value("optimizer.beta1=1.5", "Expected `float` < 1.0"),
     of_value("optimizer.beta2=1", "Expected `float` < 1.0"),
     of_value("optimizer.eps=-1e-8", "Expected `float` >= 0.0"),

@@ -52,8 +52,8 @@ def _slurm_job(count: int | None) -> Job:
 def _variables(scheduler: str, *names: str, hint: str) -> list[int]:
     """Numbers from the environment."""
     values = {name: os.environ.get(name, "") for name in names}
-    wrong = [name for name, value in values.items() if not value.isdecimal()]
+    wrong = [name for name, value in values.items() if not value.isdecimal() or len(value) > 18]
     if wrong:
-        told = ", ".join(f"{name} is {values[name]!r}" if values[name] else f"{name} is not set" for name in wrong)
+        told = ", ".join(f"{name} is {values[name]!r:.60}" if values[name] else f"{name} is not set" for name in wrong)
         raise UsageError(f"--job-index {scheduler}: {told}", hint=hint or "leave the variables of Slurm as they are")
     return [int(value) for value in values.values()]

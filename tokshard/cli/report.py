@@ -38,7 +38,7 @@ _WIDTH = 400
     metavar="K",
     help="Show K documents of each corpus, or K samples of a mix, token by token.",
 )
-@click.option("--full", is_flag=True, help="Count all tokens and read all document lengths, for any size.")
+@click.option("--full", is_flag=True, help="Of corpora: count all tokens and read all document lengths, for any size.")
 @click.option(
     "--tokens", type=POSITIVE_COUNT, metavar="N", help="Number of tokens to train on a mix; see 'tokshard plan'."
 )
@@ -81,6 +81,8 @@ def _page(targets: list[str], out: str, *, num_samples: int, is_full: bool, num_
     run = metrics_of(alone[0]) if alone else None
     if num_tokens is not None and (run is not None or not alone):
         raise UsageError("--tokens is for the page of a plan", hint="give a mix.toml, or leave --tokens out")
+    if is_full and alone:
+        raise UsageError("--full is for the page of corpora", hint="give corpora, or leave --full out")
     if run is not None:
         return run_page(run)
     if alone:

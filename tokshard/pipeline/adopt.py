@@ -182,7 +182,7 @@ def _checked_manifest(build: Build, output: Output) -> Manifest:
     """The manifest of a complete corpus that the same command wrote."""
     with open_corpus(output.store.location, generation=0) as corpus:
         manifest, sources = corpus.manifest, corpus.sources()
-    report = _report(output.store)
+    report = read_report(output.store)
     before = msgspec.structs.replace(
         build,
         config=msgspec.structs.replace(manifest.build, split=None),
@@ -215,7 +215,7 @@ class _ReportedSource(msgspec.Struct, frozen=True):
 
 
 @decodable
-class _Report(msgspec.Struct, frozen=True):
+class BuildReport(msgspec.Struct, frozen=True):
     """The part of ``build-report.json`` that a later build reads. No hash covers it: all of it may be missing.
 
     Args:
@@ -230,7 +230,7 @@ class _Report(msgspec.Struct, frozen=True):
     source_times_sha256: str | None = None
 
 
-def _inputs_at_build(sources: Iterable[SourceInfo], report: _Report, request: Request) -> InputTable:
+def _inputs_at_build(sources: Iterable[SourceInfo], report: BuildReport, request: Request) -> InputTable:
     """The inputs that a corpus was made from.
 
     Places and versions are in no manifest; an input that moved is the same if its size and version are.
@@ -252,14 +252,9 @@ def _inputs_at_build(sources: Iterable[SourceInfo], report: _Report, request: Re
     return input_table(rows, report.roots if sorted(report.roots) == sorted(now.roots) else now.roots)
 
 
-def _report(store: Store) -> _Report:
+def read_report(store: Store) -> BuildReport:
     """The report of the build of a corpus; an empty one if it is gone or is not a report."""
     try:
-        return msgspec.json.decode(store.get(names.REPORT), type=_Report)
+        return msgspec.json.decode(store.get(names.REPORT), type=BuildReport)
     except (OSError, *UNDECODABLE):
-        return _Report()
-
-
-def roots_at_build(store: Store) -> list[str]:
-    """Where each argument of the build of a corpus was, by its report; empty if that is gone."""
-    return _report(store).roots
+        return BuildReport()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -18,15 +18,15 @@ from tokshard.format.loss import kept_columns
 from tokshard.format.manifest import Generation, Manifest, content_fingerprint, manifest_hash
 from tokshard.format.opening import open_corpus, read_generations, read_manifest
 from tokshard.format.tables import SourceInfo, read_sources
-from tokshard.pipeline.adopt import finished_corpora, roots_at_build
+from tokshard.pipeline.adopt import BuildReport, finished_corpora, read_report
 from tokshard.pipeline.options import TEXT, kept_settings
 from tokshard.pipeline.request import Build, changes, load_request, settings_of
 from tokshard.pipeline.sources.corpora import share_documents
-from tokshard.pipeline.sources.inputs import location_of, read_once_name
+from tokshard.pipeline.sources.inputs import PINNED, location_of, read_once_name
 from tokshard.pipeline.tasks.duplicates import EarlierTexts
 from tokshard.pipeline.workspace.ownership import complete_outputs
 from tokshard.pipeline.workspace.places import Output, Workspace
-from tokshard.store import is_uri, real_location, side_by_side
+from tokshard.store import is_uri, look_at, real_location, side_by_side
 
 
 def next_generation(build: Build) -> Build:
@@ -198,6 +198,9 @@ _KEPT = ("sha256", "template", "loss_spans")
 def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> list[int]:
     """Refuse sources that an earlier generation has read. A file that grew would repeat its first texts.
 
+    A file that was moved is known by its name, size and time, if there is none at its old place. Another name, or a
+    generation of more sources than a report lists, hides it.
+
     Returns:
         The generations without a record of where their sources were.
     """
@@ -206,29 +209,40 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> l
         return []
     real_place = _real_places()
     inputs = build.inputs.absolute()
-    numbers = (number for number in range(len(inputs)) if number not in inputs.once)
-    sizes = {real_place(inputs[number].location): inputs[number].num_bytes for number in numbers}
+    sizes: dict[str, int] = {}
+    versions: dict[tuple[str, str], str] = {}
+    for one in (one for one in inputs if one.index not in inputs.once):
+        location = real_place(one.location)
+        sizes[location], versions[os.path.basename(one.location), one.version] = one.num_bytes, location
     # a file may have several names: inodes of old files are looked up only if a new file has several
     linked = {inode: location for location in sizes if (inode := _inode_of(location, min_links=2)) is not None}
 
-    def read(number: int) -> tuple[Sequence[str], Sequence[SourceInfo]]:
+    def read(number: int) -> tuple[BuildReport, Sequence[SourceInfo]]:
         store = corpus.corpus.below(names.generation_folder(number)) if number else corpus.corpus
-        return roots_at_build(store), read_sources(store, manifests[number])
+        return read_report(store), read_sources(store, manifests[number])
 
     unknown = []
-    for number, (roots, sources) in enumerate(side_by_side(corpus.corpus, read, range(len(manifests)))):
-        if len(roots) != len(manifests[number].arguments):
+    for number, (report, sources) in enumerate(side_by_side(corpus.corpus, read, range(len(manifests)))):
+        if len(report.roots) != len(manifests[number].arguments):
             unknown.append(number)
             continue
+        before = {(one.argument, one.path): one.version for one in report.sources}
         for source in sources:
-            location = real_place(location_of(roots[source.argument], source.path))
+            location = old = real_place(location_of(report.roots[source.argument], source.path))
             if location not in sizes:
                 location = linked.get(_inode_of(location) or (0, 0), "") if linked else ""
+            moved = "" if location else _moved(versions, old, before.get((source.argument, source.path)))
+            location = location or moved
             if not location:
                 continue
             problem = f"{location} is in {corpus.corpus.location} already, in generation {number}"
+            hint = "give only new sources, or --dedup exact to leave out the texts that are there"
+            if moved:
+                raise UsageError(
+                    f"{problem}: it has the name, size and time of {old}, which is gone",
+                    hint=f"{hint}; if it holds other texts, 'touch' it",
+                )
             if source.num_bytes == sizes[location]:
-                hint = "give only new sources, or --dedup exact to leave out the texts that are there"
                 raise UsageError(problem, hint=hint)
             raise UsageError(
                 f"{problem}, of {source.num_bytes:,} bytes then and {sizes[location]:,} now",
@@ -236,6 +250,12 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> l
                 "give --dedup exact to leave out the texts that are there",
             )
     return unknown
+
+
+def _moved(versions: Mapping[tuple[str, str], str], old: str, version: str | None) -> str:
+    """Where a file is now that is gone from its place, by its name and version; empty if nothing tells."""
+    place = versions.get((os.path.basename(old), version), "") if version and version != PINNED else ""
+    return place if place and look_at(old) is None else ""
 
 
 def _inode_of(location: str, *, min_links: int = 1) -> tuple[int, int] | None:

@@ -37,7 +37,7 @@ from tokshard.format.manifest import (
 )
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import FORMAT_VERSION
-from tokshard.pipeline.adopt import roots_at_build
+from tokshard.pipeline.adopt import read_report
 from tokshard.pipeline.append import in_its_corpus
 from tokshard.pipeline.encode.chat.spans import NOTHING_TO_LEARN
 from tokshard.pipeline.encode.chat.texts import CUT_SHORT, CUT_TOKENS, STAYED
@@ -351,5 +351,5 @@ def _original_roots(build: Build) -> list[str]:
     roots: list[str] = []
     for location, generation in build.corpora:
         with open_corpus(location, generation=generation) as corpus:
-            roots += (root for store, _ in corpus.generations for root in roots_at_build(store))
+            roots += (root for store, _ in corpus.generations for root in read_report(store).roots)
     return roots if len(roots) == len(build.arguments) else []

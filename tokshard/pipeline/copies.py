@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
@@ -24,7 +23,7 @@ from tokshard.pipeline.request import Request, config_of, versions_here
 from tokshard.pipeline.sources.corpora import contents, share_documents
 from tokshard.pipeline.sources.inputs import InputTable, input_table
 from tokshard.pipeline.sources.selected import Rules
-from tokshard.store import NotRegularFileError, absolute_location, locate, real_location
+from tokshard.store import NotRegularFileError, absolute_location, locate, real_location, working_directory
 
 T = TypeVar("T")
 
@@ -112,7 +111,7 @@ def _request(
     return Request(
         options=options,
         sources=list(locations),
-        directory=os.getcwd(),
+        directory=working_directory(),
         config=config_of(
             options,
             text_field="",

@@ -109,13 +109,13 @@ def run_job(sources: Sequence[Any], options: BuildOptions, job: Job, observer: O
     started = time.monotonic()
     options = checked_options(options)
     _check_job(options, job)
-    receipts: dict[str, list[Receipt]] = {}
+    receipts: dict[str, dict[Key, Receipt]] = {}
 
     def observe(report: Report) -> None:
         if isinstance(report, StageStarted):
-            receipts.setdefault(report.name, [])
+            receipts[report.name] = receipts.pop(report.name, {})  # a stage may run again after a later one
         elif isinstance(report, Receipt):
-            receipts[[*receipts][-1]].append(report.without_details())
+            receipts[[*receipts][-1]][report.key] = report.without_details()
         observer(report)
 
     build = _prepared(sources, options, job, Spooler(sources, observer))
@@ -133,8 +133,8 @@ def run_job(sources: Sequence[Any], options: BuildOptions, job: Job, observer: O
     build.workspace.run.end()
     return JobResult(
         directory=options.out,
-        receipts=[receipt for stage in receipts.values() for receipt in stage],
-        written=receipts.get(WRITE, []),
+        receipts=[receipt for stage in receipts.values() for receipt in stage.values()],
+        written=list(receipts.get(WRITE, {}).values()),
         seconds=time.monotonic() - started,
     )
 

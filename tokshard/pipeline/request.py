@@ -39,7 +39,7 @@ from tokshard.pipeline.sources.inputs import InputTable, read_once_name
 from tokshard.pipeline.sources.records import RecordSpec, parse_columns
 from tokshard.pipeline.workspace.lease import TOO_MANY_FILES
 from tokshard.pipeline.workspace.places import INPUTS, REQUEST, TOKENIZER, Output, Workspace, has_request
-from tokshard.store import is_uri, present
+from tokshard.store import is_uri, present, working_directory
 from tokshard.version import __version__
 
 _MAX_SHOWN = 5
@@ -270,7 +270,7 @@ def load_request(workspace: Workspace) -> Request | None:
             f"{workspace.store.where(REQUEST)} is damaged, so nothing says which files the build wrote: {error}",
             hint=f"remove {workspace.out}, or give another --out",
         ) from error
-    if request.directory == os.getcwd():
+    if request.directory == working_directory():
         return request
     found, once = request.inputs, request.inputs.read_once
     roots = [root if is_uri(root) or root in once else os.path.join(request.directory, root) for root in found.roots]
@@ -394,7 +394,7 @@ def _other_sources(before: Request, now: Request) -> Iterator[str]:
 
 def is_same_command(saved: Request, sources: Iterable[object], options: BuildOptions) -> bool:
     """Whether a command equals the saved one to the letter, in the same directory."""
-    is_here = saved.directory == os.getcwd()
+    is_here = saved.directory == working_directory()
     return (
         is_here
         and [*map(str, sources)] == saved.sources

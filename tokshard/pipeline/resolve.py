@@ -44,7 +44,7 @@ from tokshard.pipeline.sources.records import FILE, Records, check_field_name, p
 from tokshard.pipeline.tasks.planning import default_task_bytes, round_task_bytes
 from tokshard.pipeline.workspace.lease import cannot_write
 from tokshard.pipeline.workspace.places import open_workspace
-from tokshard.store import look_at, open_store, real_location
+from tokshard.store import look_at, open_store, real_location, working_directory
 
 
 def resolve(sources: Sequence[str | RecordSource], options: BuildOptions) -> tuple[Build, bytes]:
@@ -172,7 +172,7 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
         sources=[
             label if isinstance(source, str) and source.startswith(SCHEME) else str(source) for source, label in labels
         ],
-        directory=os.getcwd(),
+        directory=working_directory(),
         config=config_of(
             options,
             keep_field={

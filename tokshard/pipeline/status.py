@@ -166,7 +166,8 @@ def _newest_stage(workspace: Workspace, first: str) -> str:
     order = list(_PASSES)
     begun = [name.rstrip("/") for name in present(workspace.store, names.WORK)]
     known = [name for name in begun if name.partition("-")[0] in order and receipt_keys(workspace.store, name)]
-    return max(known, key=lambda name: (order.index(name.partition("-")[0]), name), default=first)
+    # numbers as numbers: deal-10 comes after deal-9
+    return max(known, key=lambda name: (order.index(name.partition("-")[0]), len(name), name), default=first)
 
 
 def _left_out(receipts: list[Receipt]) -> dict[str, int]:

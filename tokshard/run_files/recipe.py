@@ -26,7 +26,7 @@ from tokshard.forking import decodable
 from tokshard.format.corpus import Corpus
 from tokshard.numbers import read_count
 from tokshard.run_files.checkpoint_directory import is_checkpoint, state_of
-from tokshard.run_files.model_shape import Model, Positive, model_shape
+from tokshard.run_files.model_shape import Model, Positive, Real, model_shape
 from tokshard.run_files.plan_file import TrainerData as Data
 from tokshard.run_files.strict_toml import change_paths, convert, key, path_beside, read_toml
 from tokshard.runtime.bytes.corpus import CorpusSource
@@ -154,7 +154,7 @@ class Train:
     skip: list[StepRange] = field(default_factory=list)
     profile_steps: StepRange | None = None
     profile_ranks: list[Count] = field(default_factory=lambda: [0])
-    peak_tflops: Annotated[float, Meta(gt=0)] | None = None
+    peak_tflops: Real | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,7 @@ __all__ = [
     "side_by_side",
     "temporary_file",
     "without_secrets",
+    "working_directory",
     "written",
 ]
 
@@ -88,9 +89,21 @@ def open_store(location: str | os.PathLike[str]) -> Store:
 
 
 def _working_directory() -> str:
-    with contextlib.suppress(FileNotFoundError):  # it was removed
-        return os.getcwd()
+    with contextlib.suppress(UsageError):
+        return working_directory()
     return ""
+
+
+def working_directory() -> str:
+    """The working directory of the process.
+
+    Raises:
+        UsageError: it was removed.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the current directory does not exist any more", hint="change to one that does") from None
 
 
 def _opener(uri: str) -> Callable[[str], Store]:

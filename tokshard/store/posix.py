@@ -45,10 +45,7 @@ class PosixStore:
     root: str = field(default="", compare=False)
 
     def where(self, name: str) -> str:
-        path = os.path.join(self.location, name) if name and self.location != "." else name or self.location
-        if "\0" in path:  # Python raises ValueError, which nobody expects of a file
-            raise OSError(errno.EINVAL, "no path has a zero byte", path)
-        return path
+        return os.path.join(self.location, name) if name and self.location != "." else name or self.location
 
     def below(self, folder: str) -> PosixStore:
         return replace(self, location=self.where(folder))
@@ -121,7 +118,14 @@ class PosixStore:
             _remove_empty(self, folder)
 
     def local_path(self, name: str) -> str:
-        return os.path.join(self.root, self.where(name))
+        path = os.path.join(self.root, self.where(name))
+        if "\0" in path:  # Python raises ValueError, which nobody expects of a file
+            raise OSError(errno.EINVAL, "no path has a zero byte", path)
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError as error:
+            raise OSError(errno.EINVAL, "no path has a character that is half of one", path) from error
+        return path
 
     def spool(self, name: str) -> Spool:
         """A file next to its final place, or in the scratch folder of an attempt, until it is renamed."""

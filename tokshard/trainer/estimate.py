@@ -209,8 +209,8 @@ def main(arguments: list[str]) -> int:
     sizes = [argument.removeprefix("ranks=") for argument in given if argument.startswith("ranks=")] or ["1"]
 
     def run() -> int:
-        if not sizes[-1].isdecimal() or int(sizes[-1]) < 1:
-            raise UsageError(f"ranks is {sizes[-1]!r}, expected a number", hint="write ranks=64")
+        if not sizes[-1].isdecimal() or len(sizes[-1]) > 18 or int(sizes[-1]) < 1:
+            raise UsageError(f"ranks is {sizes[-1]!r:.60}, expected a number", hint="write ranks=64")
         settings = load_config(given[0], [argument for argument in given[1:] if not argument.startswith("ranks=")])
         with errors_in_keys():
             found = estimate(settings, ranks=int(sizes[-1]))

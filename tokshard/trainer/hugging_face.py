@@ -147,7 +147,7 @@ def export(path: str, out: str, *, dtype: str = "fp32", corpus: str = "", tokeni
         path: a checkpoint of the trainer.
         out: a directory that does not exist, or is empty; it appears when it is complete.
         dtype: ``"fp32"`` or ``"bf16"``.
-        corpus: a corpus that the model was trained on; default: the first one of the checkpoint's recipe.
+        corpus: a corpus that the model was trained on; default: the one of the recipe whose path comes first.
         tokenizer: a folder with the same tokenizer, whose chat template and settings are copied; default: the one whose
             weights the run began with.
 
@@ -420,8 +420,8 @@ def main(arguments: list[str]) -> int:
         "--corpus",
         default="",
         metavar="CORPUS",
-        help="the corpus whose tokenizer is written, and whose vocabulary the weights are cut to; default: the first "
-        "one of the run",
+        help="the corpus whose tokenizer is written, and whose vocabulary the weights are cut to; default: the one "
+        "of the run whose path comes first",
     )
     parser.add_argument(
         "--tokenizer",

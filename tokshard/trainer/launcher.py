@@ -73,11 +73,14 @@ def rank_of(environment: Mapping[str, str]) -> int | None:
     """The rank that torchrun gave this process; None: it was started alone.
 
     Raises:
-        UsageError: another launcher started it, or variables are missing.
+        UsageError: another launcher started it, or variables are missing or wrong.
     """
     if "RANK" in environment:
         if missing := [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in environment]:
             raise UsageError(f"RANK is set, {', '.join(missing)} not", hint="start the job with torchrun")
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):
+            if not (value := environment.get(name, "0")).isdecimal() or len(value) > 9:
+                raise UsageError(f"{name} is {value!r:.60}, expected a number", hint="start the job with torchrun")
         return int(environment["RANK"])
     for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
         if (tasks := environment.get(name, "1")) not in ("", "0", "1"):

@@ -155,7 +155,7 @@ def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str)
             first, last = (_as_words(prefix, f"{'#' * has_ids}{one}") for one in (0, corpus.num_documents - 1))
             with_ids = "" if has_ids else "; it was built without --id-field, so it keeps no ids"
             raise UsageError(
-                f"{corpus_name} has no document {key!r}: it has {corpus.num_documents:,}, counted from 0",
+                f"{corpus_name} has no document {key!r:.60}: it has {corpus.num_documents:,}, counted from 0",
                 hint=f"give {first} to {last}{with_ids}"
                 if corpus.num_documents
                 else "give a corpus that has documents",
@@ -171,7 +171,7 @@ def document_numbers(corpus: Corpus, key: str, *, corpus_name: str, prefix: str)
         first_of_batch += len(ids)
     if not found and not by_number:
         raise UsageError(
-            f"{corpus_name} has no document with id {key!r}",
+            f"{corpus_name} has no document with id {key!r:.60}",
             hint=f"{_as_words(prefix, '#0')} is its first document, by number",
         )
     if len(found) > _MAX_DOCUMENTS:
@@ -190,7 +190,8 @@ def column_parts(corpus: Corpus, name: str) -> Iterator[pa.Array]:
 
 def _number(text: str) -> int | None:
     """The number of a document as a user copies it, such as 1821 or 1,821."""
-    return int(text.replace(",", "")) if re.fullmatch(r"[0-9]+|[0-9]{1,3}(,[0-9]{3})+", text) else None
+    is_number = len(text) < 100 and re.fullmatch(r"[0-9]+|[0-9]{1,3}(,[0-9]{3})+", text)
+    return int(text.replace(",", "")) if is_number else None
 
 
 def _as_words(prefix: str, key: str) -> str:

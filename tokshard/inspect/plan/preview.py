@@ -288,11 +288,18 @@ def _packing(run: Run, number: int) -> Packing:
     )
 
 
+def _above(number: float, limit: float) -> str:
+    """A number with as many digits as show that it is above a limit."""
+    digits = next((digits for digits in range(1, 17) if round(number, digits) > limit), 17)
+    return f"{number:,.{digits}f}"
+
+
 def _warnings(run: Run, corpora: Sequence[CorpusPlan], max_epochs_warn: float) -> Iterator[str]:
     if run.unread_mix:
         yield f"{run.unread_mix} is not read: the corpora are weighted by their tokens"
     yield from _few(
-        f"corpus {corpus.name!r} is read {corpus.epochs:,.1f} times, more than --max-epochs-warn {max_epochs_warn:g}"
+        f"corpus {corpus.name!r} is read {_above(corpus.epochs, max_epochs_warn)} times, "
+        f"more than --max-epochs-warn {max_epochs_warn:g}"
         for corpus in corpora
         if corpus.epochs > max_epochs_warn
     )

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import UNDECODABLE, UsageError
+from tokshard.errors import UNDECODABLE, PlanMismatchError, UsageError
 from tokshard.forking import cached_property, decodable
 from tokshard.format.corpus import Corpus
 from tokshard.format.names import MIX
@@ -314,7 +314,11 @@ def open_run(
         for name, file in lists:
             listing = plan.masking(listing, name, file)
         files = [*mask_files, *(mask.file for mask in listing.masks)]
-        cursor, done = load_state(plan, {"cursor": state.cursor}, mask_files=files, **changes), state.step
+        try:
+            cursor, done = load_state(plan, {"cursor": state.cursor}, mask_files=files, **changes), state.step
+        except PlanMismatchError as error:  # its hint is for a program that resumes
+            hint = "give the mix.toml or recipe, and the values, that the checkpoint was made with"
+            raise PlanMismatchError(error.problem, hint=hint) from error
         record = _NO_RECORD if done is None else _read_record(checkpoint, done, cursor.sample)
     for name, file in lists:
         cursor = plan.masking(cursor, name, file)  # from here on, unless they were masked before

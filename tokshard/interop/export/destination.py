@@ -40,7 +40,7 @@ def new_place(out: str, *, is_marked: bool) -> Iterator[Store]:
 
 @contextlib.contextmanager
 def _in_directory(out: str) -> Iterator[Store]:
-    path = os.path.abspath(out)
+    path = os.path.abspath(open_store(out).location)  # refuses an empty one
     _refuse_what_is_there(path, out)
     folder, name = os.path.split(path)
     partial = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.partial")

@@ -24,6 +24,8 @@ from tokshard.store import Store, is_uri, locate, look_at, open_store, real_loca
 _FILES = ("tokenizer.json", "tokenizer.model")
 """The files that are looked for in a directory, in this order."""
 _CONFIG = "tokenizer_config.json"
+_SPECIAL = "special_tokens_map.json"
+"""Older folders name their special tokens only here."""
 _TEMPLATE = "chat_template.jinja"
 _FOREIGN_SUFFIXES = (".model", ".tiktoken", ".bpe")
 """File names of SentencePiece models and tiktoken ranks."""
@@ -43,7 +45,7 @@ class TokenizerFile:
         content: the bytes of ``tokenizer.json``.
         info: its entry in the manifest.
         notes: notes for the user, a line each.
-        config: content of ``tokenizer_config.json``.
+        config: content of ``tokenizer_config.json``, with the tokens that only ``special_tokens_map.json`` names.
         template: content of the ``chat_template.jinja`` next to it; None if there is none.
         has_plain_ids: each added token has the id of the vocabulary, or the next free one, as libraries number them.
         normalizer: steps that change text before it is encoded, such as ``NFKC, Lowercase``; None if there are none.
@@ -61,7 +63,8 @@ class TokenizerFile:
 def read_tokenizer(location: str, *, eos: str | None, bos: str | None, needs_eos: bool = True) -> TokenizerFile:
     """Read a tokenizer, and determine its delimiters.
 
-    EOS and BOS come from `eos` and `bos`, else from ``tokenizer_config.json`` in the same directory.
+    EOS and BOS come from `eos` and `bos`, else from ``tokenizer_config.json`` in the same directory, else from
+    ``special_tokens_map.json``.
 
     Args:
         location: a ``tokenizer.json``, a directory that holds one, or a model of the hub. If a local path has the name
@@ -193,10 +196,12 @@ def read_config(folder: Store) -> tuple[dict[str, Any], str | None]:
     Raises:
         TokenizerError: one of them cannot be read.
     """
-    config = _read_json(folder, _CONFIG)[1] if _has(folder, _CONFIG) else {}
-    name = _CONFIG
+    config: dict[str, Any] = {}
     try:
-        json.dumps(config, ensure_ascii=False).encode()
+        for name in (_SPECIAL, _CONFIG):
+            if _has(folder, name):
+                config |= _read_json(folder, name)[1]
+                json.dumps(config, ensure_ascii=False).encode()
         name = _TEMPLATE
         return config, folder.get(name).decode() if _has(folder, name) else None
     except UnicodeError as error:

@@ -20,7 +20,16 @@ from tokshard.pipeline.sources.inputs import PINNED, InputRow, InputTable, Recor
 from tokshard.pipeline.sources.listing import Listing, is_glob, listing_of
 from tokshard.pipeline.sources.opening import needed_names, with_needed
 from tokshard.pipeline.sources.protocol import Format
-from tokshard.store import Entry, NotRegularFileError, Store, is_uri, look_at, real_location
+from tokshard.store import (
+    Entry,
+    NotRegularFileError,
+    Store,
+    absolute_location,
+    is_uri,
+    look_at,
+    real_location,
+    without_secrets,
+)
 
 COMPRESSIONS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 
@@ -30,7 +39,8 @@ class Discovery:
     """The inputs of a build.
 
     Args:
-        arguments: the label of each argument: its last part, or a hub id with its revision.
+        arguments: the label of each argument: its last part, with as many folders as tell it from the others; or a hub
+            id with its revision.
         ignored: suffix to count of files in directories whose format is not known; `HIDDEN` to the count of hidden
             entries.
         notes: notes for the user, a line each.
@@ -66,6 +76,7 @@ def discover(
     omitted = [form.omitted for form in formats if form.omitted]
     roots: list[str] = []
     labels: list[str] = []
+    folders: list[list[str]] = []
     iterables: list[Any] = []
     ignored: Counter[str] = Counter()
     identities = array("q")  # a hash for each file
@@ -74,6 +85,10 @@ def discover(
         passed_over: Counter[str] = Counter()
         listing = listing_of(argument, omitted=omitted, ignored=passed_over)
         labels.append(listing.label)
+        is_path = not (listing.is_read_once or listing.is_pinned)
+        place = absolute_location(str(argument)) if is_path else ""
+        above = os.path.dirname(without_secrets(place) if is_uri(place) else place)
+        folders.append(above.split("/"))
         roots.append(listing.root)
         if isinstance(argument, RecordSource):
             if any(other is argument.records for other in iterables):
@@ -111,7 +126,21 @@ def discover(
     inputs = input_table(found, roots)
     _check_distinct(inputs, identities)
     notes = tuple(map(read_once_note, dict.fromkeys(inputs.read_once)))
-    return Discovery(inputs=inputs, arguments=tuple(labels), ignored=dict(sorted(ignored.items())), notes=notes)
+    told_apart = _told_apart(labels, folders)
+    return Discovery(inputs=inputs, arguments=told_apart, ignored=dict(sorted(ignored.items())), notes=notes)
+
+
+def _told_apart(labels: Sequence[str], folders: Sequence[list[str]]) -> tuple[str, ...]:
+    """Labels of which equal ones begin with the last of the folders above them."""
+    found = list(labels)
+    while any(folders):
+        counts = Counter(found)
+        equal = [index for index, label in enumerate(found) if counts[label] > 1 and folders[index]]
+        if not equal:
+            break
+        for index in equal:
+            found[index] = "/".join(filter(None, [folders[index].pop(), found[index]]))
+    return tuple(found)
 
 
 def _chosen(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokshard.errors import SourceError, UsageError
-from tokshard.store import Store
+from tokshard.store import NotRegularFileError, Store
 from tokshard.wording import first_line
 
 SCHEME = "hf://"
@@ -216,7 +216,7 @@ def saved_files(store: Store, folder: str) -> frozenset[str] | None:
 def _is_file(store: Store, name: str) -> bool:
     try:
         store.stat(name)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, NotRegularFileError):
         return False
     return True
 
@@ -238,6 +238,9 @@ def _description(store: Store, name: str) -> dict[str, Any]:
         parsed = json.loads(store.get(name))
         if not isinstance(parsed, dict):
             raise TypeError(f"it holds a {type(parsed).__name__}, expected an object")
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except OSError as error:
+        problem = f"{store.where(name)} cannot be read: {error.strerror or error}"
+        raise SourceError(problem, hint="check the file and its permissions") from error
+    except (ValueError, TypeError, RecursionError) as error:
         raise SourceError(f"{store.where(name)} is damaged: {error}", hint="fetch the directory again") from error
     return parsed

@@ -85,7 +85,9 @@ def _labels(columns: Sequence[pa.Array]) -> tuple[list[str], NDArray[np.int64]]:
 
     labels, of_document = [list[str | None]()], np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        encoded = column.cast(pa.string()).dictionary_encode()
+        is_float = pa.types.is_floating(column.type)
+        told = pc.add(column, 0.0) if is_float else column  # -0.0 equals 0.0
+        encoded = told.cast(pa.string()).dictionary_encode()
         known = [*encoded.dictionary.to_pylist(), None]
         # at most documents times documents, so many columns overflow nothing
         codes = of_document * len(known) + numbers_of(pc.fill_null(encoded.indices, len(known) - 1))

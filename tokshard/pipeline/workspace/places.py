@@ -7,7 +7,7 @@ import os
 import secrets
 from dataclasses import dataclass
 
-from tokshard.errors import UsageError
+from tokshard.errors import StoreError, UsageError
 from tokshard.format import names
 from tokshard.store import Attempt, Store, open_store, present, without_secrets
 
@@ -97,7 +97,7 @@ class Workspace:
 
     def remove(self) -> None:
         """Remove the folder: the request near the end, and the lock last, so that no other build begins in it."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StoreError):  # what was built is complete
             self.run.end()
             self.clear()
             for name in (REQUEST, INPUTS, LOCK):
