@@ -209,13 +209,10 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> l
         return []
     real_place = _real_places()
     inputs = build.inputs.absolute()
-    sizes: dict[str, int] = {}
-    versions: dict[tuple[str, str], str] = {}
-    for one in (one for one in inputs if one.index not in inputs.once):
-        location = real_place(one.location)
-        sizes[location], versions[os.path.basename(one.location), one.version] = one.num_bytes, location
+    files = {real_place(one.location): (one.num_bytes, one.version) for one in inputs if one.index not in inputs.once}
+    versions = {(os.path.basename(location), version): location for location, (_, version) in files.items()}
     # a file may have several names: inodes of old files are looked up only if a new file has several
-    linked = {inode: location for location in sizes if (inode := _inode_of(location, min_links=2)) is not None}
+    linked = {inode: location for location in files if (inode := _inode_of(location, min_links=2)) is not None}
 
     def read(number: int) -> tuple[BuildReport, Sequence[SourceInfo]]:
         store = corpus.corpus.below(names.generation_folder(number)) if number else corpus.corpus
@@ -229,7 +226,7 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> l
         before = {(one.argument, one.path): one.version for one in report.sources}
         for source in sources:
             location = old = real_place(location_of(report.roots[source.argument], source.path))
-            if location not in sizes:
+            if location not in files:
                 location = linked.get(_inode_of(location) or (0, 0), "") if linked else ""
             moved = "" if location else _moved(versions, old, before.get((source.argument, source.path)))
             location = location or moved
@@ -242,10 +239,11 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> l
                     f"{problem}: it has the name, size and time of {old}, which is gone",
                     hint=f"{hint}; if it holds other texts, 'touch' it",
                 )
-            if source.num_bytes == sizes[location]:
+            num_bytes, _ = files[location]
+            if source.num_bytes == num_bytes:
                 raise UsageError(problem, hint=hint)
             raise UsageError(
-                f"{problem}, of {source.num_bytes:,} bytes then and {sizes[location]:,} now",
+                f"{problem}, of {source.num_bytes:,} bytes then and {num_bytes:,} now",
                 hint="put added records into a new file, and other texts under another name; or "
                 "give --dedup exact to leave out the texts that are there",
             )
