@@ -37,11 +37,12 @@ def main(corpus, out, steps):
         dataset.sampler.load_state_dict(saved["loader"])  # of any number of ranks and workers
     for step, batch in zip(range(done + 1, steps + 1), loader, strict=False):  # none after the last step
         print(f"rank {distributed.get_rank()} samples {batch['sample_index'].tolist()}", flush=True)
-        logits = model(batch["input_ids"]).flatten(0, 1)
-        loss = nn.functional.cross_entropy(logits, batch["labels"].flatten(), reduction="sum")
-        # step_targets are of all ranks, which have different numbers of targets, and one of padding has none;
+        logits, labels = model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten()
+        losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+        weights = batch.get("loss_weights", batch["labels"] != -100).flatten()  # conversations have the key
+        # step_weight is of the targets of all ranks, which have different ones, and is 0 if there are none;
         # DistributedDataParallel divides the sum of gradients by the number of ranks
-        (loss / batch["step_targets"].clamp(min=1) * distributed.get_world_size()).backward()
+        ((losses * weights).sum() / (batch["step_weight"] or 1) * distributed.get_world_size()).backward()
         optimizer.step()
         optimizer.zero_grad()
         if step % 3 == 0:

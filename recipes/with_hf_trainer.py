@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 recipes/with_hf_trainer.py CORPUS OUT STEPS
 
 import sys
 
+import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
@@ -18,6 +19,11 @@ class Batches(StreamingLoader):
     def __iter__(self):
         for batch in super().__iter__():
             print(f"rank {args.process_index} samples {batch['sample_index'].tolist()}", flush=True)
+            if "loss_weights" in batch and not torch.equal(batch["loss_weights"], (batch["labels"] != -100).float()):
+                raise ValueError(
+                    "the model's own loss knows no weights of targets: build the corpus without --loss weighted, "
+                    "or train with Accelerate"
+                )
             inputs = {key: batch[key] for key in ("input_ids", "position_ids", "labels")}
             yield inputs | {"shift_labels": batch["labels"]}  # or the model would shift them a second time
 

@@ -17,16 +17,16 @@ from tokshard.runtime import NumpyLoader, StreamPlan
 GLOBAL_BATCH, SEQ_LEN, VOCABULARY, WIDTH = 12, 32, 2**14, 16
 
 
-def mean_loss(parameters, input_ids, labels):
+def mean_loss(parameters, input_ids, labels, weights):
     logits = parameters["embedding"][input_ids] @ parameters["head"]
-    targets = labels != -100
-    logs = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.where(targets, labels, 0)[..., None], axis=-1)[..., 0]
-    return -jnp.where(targets, logs, 0).sum() / jnp.maximum(targets.sum(), 1)  # over the global batch
+    logs = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
+    total = weights.sum()  # over the global batch; 0 if it has no targets
+    return -(logs * weights).sum() / jnp.where(total > 0, total, 1)
 
 
 @jax.jit
-def train_step(parameters, input_ids, labels):
-    loss, gradients = jax.value_and_grad(mean_loss)(parameters, input_ids, labels)
+def train_step(parameters, *rows):
+    loss, gradients = jax.value_and_grad(mean_loss)(parameters, *rows)
     return jax.tree.map(lambda value, gradient: value - 0.1 * gradient, parameters, gradients), loss
 
 
@@ -54,11 +54,10 @@ def main(corpus, out, steps):
     parameters = jax.tree.map(lambda value: jax.make_array_from_process_local_data(everywhere, value), parameters)
     for step, batch in zip(range(done + 1, steps + 1), loader, strict=False):  # none after the last step
         print(f"rank {rank} samples {batch['sample_index'].tolist()}", flush=True)
+        weights = batch.get("loss_weights", batch["labels"] != -100)  # conversations have the key
         # astype copies: the loader uses the memory of a batch again, and JAX on the CPU would go on reading it
-        rows = [
-            jax.make_array_from_process_local_data(by_rows, batch[key].astype(np.int32))
-            for key in ("input_ids", "labels")
-        ]
+        parts = batch["input_ids"].astype(np.int32), batch["labels"].astype(np.int32), weights.astype(np.float32)
+        rows = [jax.make_array_from_process_local_data(by_rows, part) for part in parts]
         parameters, loss = train_step(parameters, *rows)
         if step % 3 == 0 and rank == 0:  # one copy: state and parameters are the same in every process
             arrays = {name: np.asarray(value) for name, value in parameters.items()}

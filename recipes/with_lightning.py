@@ -25,10 +25,12 @@ class Model(lightning.LightningModule):
     def training_step(self, batch, _):
         print(f"rank {self.global_rank} samples {batch['sample_index'].tolist()}", flush=True)
         logits, labels = self.layers(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten()
-        loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
-        # step_targets are of all ranks, which have different numbers of targets, and one of padding has none; Lightning
+        losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+        weights = batch.get("loss_weights", batch["labels"] != -100).flatten()  # conversations have the key
+        # step_weight is of the targets of all ranks, which have different ones, and is 0 if there are none; Lightning
         # averages gradients over ranks
-        return loss / batch["step_targets"].clamp(min=1) * self.trainer.world_size
+        total = torch.where(batch["step_weight"] > 0, batch["step_weight"], 1)
+        return (losses * weights).sum() / total * self.trainer.world_size
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)

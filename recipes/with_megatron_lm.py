@@ -31,10 +31,15 @@ class Batches:
 
     def __next__(self):
         batch = next(self._batches)
+        weights = batch.get("loss_weights", (batch["labels"] != -100).float())  # conversations have the key
+        if weights.frac().any():  # it divides by the sum of a micro-batch, rounded down
+            raise SystemExit(
+                "Megatron-LM takes only whole weights of targets: build the corpus with 1 and 2 for 0.5 and 1"
+            )
         return {
             "tokens": batch["input_ids"],
             "labels": batch["labels"].clamp(min=0),
-            "loss_mask": (batch["labels"] != -100).float(),
+            "loss_mask": weights,
             "position_ids": batch["position_ids"],
             **self._documents(batch),
         }

@@ -40,6 +40,10 @@ class PlanLoader(DataLoaderBase):
     def _iter_batches(self):
         for batch in self._loader:
             print(f"rank {self.dp_rank} samples {batch['sample_index'].tolist()}", flush=True)
+            if "loss_weights" in batch and not torch.equal(batch["loss_weights"], (batch["labels"] != -100).float()):
+                raise ValueError(
+                    "OLMo-core's loss knows no weights of targets: build the corpus without --loss weighted"
+                )
             yield {key: batch[key] for key in ("input_ids", "labels")}  # its own labels would cross documents
 
     def state_dict(self):

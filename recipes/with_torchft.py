@@ -56,10 +56,11 @@ def begin(corpus):
 
 
 def loss_of(model, batch):
-    """The part of this replica in the loss of a step: step_targets are of all replicas, however many there are."""
-    logits = model(batch["input_ids"]).flatten(0, 1)
-    loss = nn.functional.cross_entropy(logits, batch["labels"].flatten(), reduction="sum")
-    return loss / batch["step_targets"].clamp(min=1)
+    """The part of this replica in the loss of a step: step_weight is of all replicas, however many there are."""
+    logits, labels = model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten()
+    losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+    weights = batch.get("loss_weights", batch["labels"] != -100).flatten()  # conversations have the key
+    return (losses * weights).sum() / (batch["step_weight"] or 1)  # 0 in a step without targets
 
 
 def train(corpus, out, lighthouse, number, kills):

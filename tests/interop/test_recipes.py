@@ -12,10 +12,11 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.corpora import Source, documents_of, write_corpus
@@ -24,8 +25,10 @@ from tests.ranks import free_port
 from tests.spec.order import WORD, G, mix
 from tests.trainer.runs import as_toml, configuration, corpora, steps_of
 from tokshard.format.loss import LOSS, LOSS_COLUMNS, WEIGHTS
+from tokshard.runtime import StreamPlan
 
 GLOBAL_BATCH = 12  # of the recipes
+WRAPPERS = {"torchtitan": [ROOT / "tests/interop/torchtitan_on_cpu.py"]}
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
@@ -38,10 +41,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("corpus") / "corpus")
 
 
-def write(path: Path, *, with_spans: bool = False) -> Path:
+def write(path: Path, *, weights: Sequence[float] = ()) -> Path:
     """A corpus; or one with loss spans, the second half of each document, whose rows are packed whole."""
     lengths = [2 + 7 * index % 83 for index in range(300)]
-    spans = {LOSS: [[length // 2, length] for length in lengths]} if with_spans else {}
+    spans = {LOSS: [[length // 2, length] for length in lengths], WEIGHTS: [[of] for of in weights]} if weights else {}
     source = Source(documents=documents_of(lengths, vocab_size=500), metadata=spans)
     return write_corpus(path, sources=[source], columns={name: LOSS_COLUMNS[name] for name in spans})
 
@@ -94,9 +97,8 @@ def test_a_recipe_reads_the_plan_on_any_number_of_ranks_and_resumes_exactly(
 ) -> None:
     """A framework that also saves at the end of a run has checkpoints whose names begin with `saves`."""
     pytest.importorskip(package)
-    out = tmp_path / "out"  # the recipe makes it
-    wrapper = [ROOT / "tests/interop/torchtitan_on_cpu.py"] if recipe == "torchtitan" else []
-    script = [*wrapper, ROOT / f"recipes/with_{recipe}.py", write(tmp_path / "corpus", with_spans=with_spans), out]
+    corpus, out = write(tmp_path / "corpus", weights=[1.0] * 300 * with_spans), tmp_path / "out"  # the recipe makes it
+    script = [*WRAPPERS.get(recipe, ()), ROOT / f"recipes/with_{recipe}.py", corpus, out]
 
     def start(ranks: int, steps: int) -> Steps:
         return samples_of(run(*TORCHRUN, f"--nproc-per-node={ranks}", *script, steps, cwd=tmp_path).stdout)
@@ -112,21 +114,46 @@ def test_a_recipe_reads_the_plan_on_any_number_of_ranks_and_resumes_exactly(
         assert start(1, 6) == {}, "all steps are done"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, which torchtitan imports
-def test_the_recipe_for_torchtitan_refuses_weights_of_targets(tmp_path: Path) -> None:
-    pytest.importorskip("torchtitan")
-    loader = runpy.run_path(str(ROOT / "recipes/with_torchtitan.py"))["Loader"]
+SPY = """import runpy, sys, torch
+if __name__ == "__main__":  # not in the workers of a DataLoader
+    backward, sys.argv = torch.Tensor.backward, sys.argv[1:]
+    torch.Tensor.backward = lambda loss: print("loss", loss.item(), flush=True) or backward(loss)
+    torch.manual_seed(17)
+    runpy.run_path(sys.argv[0], run_name="__main__")"""
+PACKAGES = {"dataloader": "torchdata.stateful_dataloader", "hf_trainer": "accelerate"}
+REFUSE = ("hf_trainer", "olmo_core", "torchtitan")
 
-    def first(weight: float) -> object:
-        metadata = {LOSS: [[2, 9]] * 40, WEIGHTS: [[weight]] * 40}
-        source = Source(documents=documents_of([20] * 40, vocab_size=500), metadata=metadata)
-        path = write_corpus(tmp_path / str(weight), sources=[source], columns=LOSS_COLUMNS)
-        config = loader.Config(dataset_path=str(path))
-        return next(iter(loader(config, dp_rank=0, dp_world_size=1, seq_len=32, local_batch_size=2)))
 
-    first(1.0)
-    with pytest.raises(ValueError, match="knows no weights"):
-        first(0.5)
+@pytest.mark.parametrize("recipe", ["torch", "dataloader", "accelerate", "lightning", "jax", "torchft", *REFUSE])
+def test_the_losses_of_all_ranks_are_the_weighted_mean_or_weights_are_refused(recipe: str, tmp_path: Path) -> None:
+    torch, _ = pytest.importorskip("torch"), pytest.importorskip(PACKAGES.get(recipe, recipe))
+    (tmp_path / "spy.py").write_text(SPY)
+    corpus, script = write(tmp_path / "corpus", weights=[4e-4, 1e-4] * 150), ROOT / f"recipes/with_{recipe}.py"
+    words, size = [*WRAPPERS.get(recipe, ()), script, corpus, tmp_path / "out", 1], 2**14
+    on_two_ranks = [*TORCHRUN, "--nproc-per-node=2", tmp_path / "spy.py", *words, 2]
+    if recipe in REFUSE:
+        with pytest.raises(AssertionError, match="loss knows no weights of targets"):
+            run(*on_two_ranks)
+        return
+    torch.manual_seed(17)
+    model = torch.nn.Sequential(torch.nn.Embedding(size, 16), torch.nn.Linear(16, size))
+    embedding, head, bias = (parameter.detach().numpy() for parameter in model.parameters())
+    if recipe == "torchft":
+        functions = runpy.run_path(str(script))
+        with functions["begin"](corpus)[0] as loader:
+            said = f"loss {functions['loss_of'](model, next(iter(loader)))}"
+    elif recipe == "jax":
+        rng = np.random.default_rng(17)
+        embedding, head, bias = rng.normal(size=(size, 16)), rng.normal(size=(16, size)).T, 0 * bias
+        said = run(*words, f"localhost:{free_port()}", 1, 0, env=environment(JAX_PLATFORMS="cpu")).stdout
+    else:
+        said = run(*on_two_ranks).stdout
+    rows = list(map(StreamPlan(corpus, seq_len=32, seed=17).sample, range(16 if recipe == "torchft" else GLOBAL_BATCH)))
+    ids, labels, weights = (np.hstack([row[key] for row in rows]) for key in ("input_ids", "labels", "loss_weights"))
+    logits = embedding[ids] @ head.T + bias
+    losses = np.logaddexp.reduce(logits, axis=1) - logits[range(len(labels)), labels]
+    found = [float(loss) for loss in re.findall(r"loss ([\d.]+)", said)]
+    assert np.mean(found) == pytest.approx(np.average(losses, weights=weights), abs=1e-4)
 
 
 # torchft
@@ -247,7 +274,7 @@ def test_the_recipe_for_ray_train(tmp_path: Path) -> None:
 def test_a_hugging_face_model_keeps_documents_apart_unless_it_has_a_cache(corpus: Path, attention: str) -> None:
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
-    from tokshard.runtime import StreamingLoader, StreamPlan
+    from tokshard.runtime import StreamingLoader
 
     loader = StreamingLoader(StreamPlan(corpus, seq_len=128, seed=17), global_batch_size=4)
     batch = next(iter(loader))

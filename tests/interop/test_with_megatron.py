@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,17 @@ def test_the_recipe_reads_the_plan_on_every_group_of_ranks_and_resumes_on_other_
             for batch, rows in zip(rank["read"], samples, strict=True):
                 assert set(batch) == {"tokens", "labels", "loss_mask", "position_ids", *EXTRAS.get(each["name"], ())}
                 check_batch(batch, rows, plan)
+
+
+def test_the_recipe_passes_on_whole_weights_of_targets_and_refuses_fractions():
+    torch = pytest.importorskip("torch")
+    recipe = runpy.run_path(str(ROOT / "recipes/with_megatron_lm.py"))
+    ones = dict.fromkeys(("input_ids", "labels", "position_ids"), torch.ones(2))
+    read = iter([{**ones, "loss_weights": torch.tensor(weights)} for weights in ([2.0, 1.0], [0.5, 1.0])])
+    batches = Namespace(_batches=read, _documents=lambda _: {})
+    assert recipe["Batches"].__next__(batches)["loss_mask"].tolist() == [2.0, 1.0]
+    with pytest.raises(SystemExit, match="whole weights"):
+        recipe["Batches"].__next__(batches)
 
 
 def check_batch(batch: dict[str, Any], samples: list[int], plan: Any) -> None:
