@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.corpora import TINY_TOKENIZER, change_table, documents_of, write_corpus
+from tests.corpora import TINY_TOKENIZER, Source, change_table, documents_of, write_corpus
 from tokshard.errors import UsageError
+from tokshard.format.loss import LOSS, LOSS_COLUMNS
 from tokshard.inspect.plan.preview import report_plan
 from tokshard.inspect.plan.run import Run, open_run
 from tokshard.inspect.plan.trace import DocumentReader, trace_samples, trace_steps
@@ -143,3 +144,13 @@ def test_a_document_of_a_source_that_does_not_exist_is_traced(finite, corpus):
         plan = StreamPlan({"a": str(corpus)}, seq_len=3, epochs=1, allow_small_blocks=True)
         rows = next(trace_samples(Run(plan=plan, global_batch_size=2, cursor=plan.cursor()), range(1)))
         assert {row.document.source for row in rows} == {"unknown"}
+
+
+def test_a_masked_piece_has_no_targets(tmp_path):
+    source = Source(documents=documents_of([9, 9]), metadata={LOSS: [[1, 9], [1, 9]]})
+    corpus = write_corpus(tmp_path / "corpus", sources=[source], columns={LOSS: LOSS_COLUMNS[LOSS]})
+    (tmp_path / "out.txt").write_text("1\n")
+    plan = StreamPlan({"a": str(corpus)}, seq_len=9, epochs=1, allow_small_blocks=True)
+    run = Run(plan=plan, global_batch_size=1, cursor=plan.masking(plan.cursor(), "a", str(tmp_path / "out.txt")))
+    (rows,) = trace_samples(run, range(plan.num_samples))
+    assert {(row.document.document, row.masked, row.num_targets) for row in rows} == {(0, None, 8), (1, "labels", 0)}
