@@ -147,6 +147,19 @@ def test_other_threads_and_another_loader_that_read_anywhere_change_nothing(
             assert list(asked) == [None] * 4
 
 
+def test_a_thread_that_reads_between_two_steps_of_another_changes_nothing() -> None:
+    plan = plan_of(PeriodicSource(3 * FULL, 9))
+    reader, expected = plan.readers[0], plan.sample(0)
+
+    class Compared(list[Any]):
+        def __eq__(self, other: object) -> bool:
+            reader._last = [], []  # as another thread replaces it
+            return list.__eq__(self, other)
+
+    reader._last = Compared(reader._last[0]), reader._last[1]
+    assert plan.sample(0)["input_ids"].tolist() == expected["input_ids"].tolist()
+
+
 class BrokenSource(ListSource):
     """A source of which some blocks cannot be read for a while."""
 

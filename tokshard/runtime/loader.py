@@ -277,9 +277,9 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             )
         with self._exclusive():
             self._position.jump(cursor, plan)
-            self._discard()
             if plan is not self._plan:
                 self._plan, self._memory = plan, None
+            self._discard()
 
     def set_weights(self, weights: Weights) -> None:
         """Read with other weights from the next batch on, also where the plan has later changes: a warning names them.
@@ -443,10 +443,10 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         )
 
     def _discard(self) -> None:
-        """Drop the batches that were made ahead."""
-        if self._prefetch is not None and not self._prefetch.close():
-            self._memory = None  # the thread hangs, and may go on to use it
-        self._prefetch = None
+        """Drop the batches that were made ahead, also if Ctrl-C ends the wait for the thread."""
+        (prefetch, self._prefetch), (memory, self._memory) = (self._prefetch, None), (self._memory, None)
+        if prefetch is None or prefetch.close():  # else the thread hangs, and may go on to use the memory
+            self._memory = memory
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
