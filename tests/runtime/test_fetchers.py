@@ -36,7 +36,7 @@ def test_tasks_run_side_by_side_and_answer_or_raise() -> None:
     assert fetchers.start(lambda: 5, is_urgent=True).result() == 5, "a failure ends no thread"
 
 
-def test_where_the_system_starts_no_more_threads_a_task_waits_for_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_more_threads_can_be_started_a_task_waits_for_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -431,9 +431,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     def _started(self) -> Prefetch[tuple[Batch, int, int]]:
         if self._pid != os.getpid():
             self._plan, self._pid, self._memory = self._plan.copy(reopened=True), os.getpid(), None
-        if self._memory is None:
-            self._memory = self._plan.copy(), Recycler(self._depth + HELD_BATCHES)
-        reader, recycler = self._memory
+        memory = self._memory or (self._plan.copy(), Recycler(self._depth + HELD_BATCHES))
+        (reader, recycler), self._memory = memory, memory
         steps = partial(narrow_batches, reader, self._ranks, self._position.cursor, self._position.stop.sample)
         return Prefetch(
             partial(_batches, steps, self._finish, recycler),  # without this object, which could then not be freed
