@@ -160,6 +160,14 @@ def test_a_state_within_lists_of_lists_is_found_at_once(tmp_path: Path) -> None:
     assert read_state(str(tmp_path / "ck.pt")).cursor == cursor()["cursor"]
 
 
+def test_a_state_that_is_older_than_its_checkpoint_is_refused(tmp_path: Path) -> None:
+    loader = {"_snapshot": cursor(), "_steps_since_snapshot": 2}
+    torch.save({"loader": loader}, tmp_path / "ck.pt")
+    for path in (str(tmp_path / "ck.pt"), saved(tmp_path / "ck", loader=loader)):
+        with pytest.raises(UsageError, match="has a state of a StatefulDataLoader from 2 steps before it was saved"):
+            read_state(path)
+
+
 def test_a_value_that_would_execute_something_is_refused_and_does_not(tmp_path: Path) -> None:
     path = saved(tmp_path / "ck", **{"other.cursor": Hostile(tmp_path / "executed")})
     for read in (read_state, lambda path: load_checkpoint({"other.cursor": None}, path, no_dist=True)):

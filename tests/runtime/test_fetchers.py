@@ -36,6 +36,18 @@ def test_tasks_run_side_by_side_and_answer_or_raise() -> None:
     assert fetchers.start(lambda: 5, is_urgent=True).result() == 5, "a failure ends no thread"
 
 
+def test_where_no_more_threads_can_be_started_a_task_waits_for_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    fetchers, is_open = Fetchers(4), threading.Event()
+    fetchers.start(lambda: is_open.wait(60), is_urgent=True)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    task = fetchers.start(lambda: 5, is_urgent=True)
+    is_open.set()
+    assert task.result(60) == 5
+
+
 def test_what_is_waited_for_comes_before_what_is_read_ahead() -> None:
     fetchers, is_open, order = Fetchers(1), threading.Event(), list[str]()
     fetchers.start(lambda: is_open.wait(60), is_urgent=False)

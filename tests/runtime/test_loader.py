@@ -262,6 +262,8 @@ def test_a_plan_says_how_many_steps_read_a_window_over_all_streams() -> None:
             corpora, weights={"big": 0.75, "small": 0.25, "off": 0}, seq_len=4096, num_streams=num_streams
         )
         assert steps_per_window(plan, 1024) == {"big": pytest.approx(64 / 3), "small": math.inf, "off": math.inf}
+    least = StreamPlan(corpora, weights={"big": 1, "small": 1, "off": 5e-324}, seq_len=1)
+    assert steps_per_window(least, 1)["off"] == math.inf
 
 
 # passes that end

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from unittest.mock import PropertyMock
 
 import numpy as np
 import pytest
@@ -145,6 +146,15 @@ def test_other_threads_and_another_loader_that_read_anywhere_change_nothing(
             assert rows_of(take(one, 100)) == expected[:400]
             assert rows_of(take(other, 100)) == expected[400:]
             assert list(asked) == [None] * 4
+
+
+def test_a_thread_that_reads_between_two_steps_of_another_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(PeriodicSource(3 * FULL, 9))
+    expected = plan.sample(0)["input_ids"].tolist()
+    of_another: Any = [], []
+    seen = PropertyMock(side_effect=[plan.readers[0]._last, of_another])
+    monkeypatch.setattr(PieceReader, "_last", seen, raising=False)
+    assert plan.sample(0)["input_ids"].tolist() == expected
 
 
 class BrokenSource(ListSource):

@@ -115,6 +115,24 @@ def test_a_loader_that_another_thread_closes_wakes_the_one_that_waits(
     assert found == ["the loader was closed while a batch was awaited"]
 
 
+def test_ctrl_c_while_a_change_waits_for_the_thread_leaves_no_batch_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    source = ListSource([5, 9, 30, 12, 7] * 40)
+    other = StreamPlan(source, seq_len=4, block_tokens=32, window_blocks=2)
+    loader, state = NumpyLoader(StreamPlan(source, seq_len=4), global_batch_size=2), state_after(other, 100)
+    changes = (lambda: loader.skip(98), loader.plan), (lambda: loader.load_state_dict(state), other)
+    for change, plan in changes:
+        take(loader, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(prefetch.Prefetch, "close", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                change()
+        assert rows_of(take(loader, 1)) == expected_rows(plan, range(100, 102))
+    loader.close()
+
+
 def test_a_loader_whose_thread_cannot_be_started_says_what_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

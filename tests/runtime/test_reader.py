@@ -220,7 +220,7 @@ def test_a_moved_and_renamed_corpus_resumes_from_its_new_place(tmp_path: Path) -
 
     sizes: dict[str, Any] = {"seq_len": 8, "block_tokens": 32, "window_blocks": 3, "seed": 4}
     corpus = write(tmp_path / "before", ListSource([9, 4, 30, 1, 12, 3]), shard_tokens=20)
-    with NumpyLoader(StreamPlan(corpus, **sizes), global_batch_size=2) as loader:
+    with NumpyLoader(StreamPlan({"not UTF-8: \udcff": corpus}, **sizes), global_batch_size=2) as loader:
         rows, state = rows_of(take(loader, 3)), loader.state_dict()
     plan = StreamPlan({"renamed": corpus.rename(tmp_path / "after")}, **sizes)
     with NumpyLoader(plan, global_batch_size=2) as loader:

@@ -13,6 +13,7 @@ from tokshard.extras import extra_module
 from tokshard.run_files.checkpoint_directory import STATE_FILE, is_checkpoint, refuse_uri
 
 _KEY = "cursor"
+_SINCE = "_steps_since_snapshot"
 _MARK = '{"tokshard_cursor":'
 _HINT = "give a checkpoint of the trainer, one that torch saved with the loader's state in it, or the state as JSON"
 
@@ -37,11 +38,11 @@ def read_state(path: str) -> SavedState:
     or with only the cursor. Only files of torch need torch.
 
     Raises:
-        UsageError: the checkpoint lacks a state, or holds several that differ.
+        UsageError: the checkpoint lacks a state, or holds several that differ, or one that is older than it.
         LoaderError: a directory that torch wrote is damaged, or could only be read by executing what is in it.
     """
     saved = _read(path)
-    cursors = sorted(set(_cursors(saved)))
+    cursors = sorted(set(_cursors(saved, path)))
     if len(cursors) != 1:
         found = "no state" if not cursors else f"{len(cursors)} states, of several loaders or workers,"
         raise UsageError(f"{path} holds {found} of a tokshard loader", hint=_HINT)
@@ -64,13 +65,17 @@ def _read(path: str) -> Any:
         extra_module("torch", f"{path} was saved by torch, which is not installed", extra="torch")
         from tokshard.run_files.torch_checkpoints import read_values
 
-        return read_values(path, _KEY)
+        return read_values(path, (_KEY, _SINCE))
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"{path} is not a checkpoint: {str(error).splitlines()[0]}", hint=_HINT) from error
 
 
-def _cursors(saved: Any) -> Iterator[str]:
-    """Every cursor in nested values, as a line of JSON."""
+def _cursors(saved: Any, path: str) -> Iterator[str]:
+    """Every cursor in nested values, as a line of JSON.
+
+    Raises:
+        UsageError: one is older than the values around it.
+    """
     waiting, seen = [saved], set[int]()
     while waiting:
         value = waiting.pop()
@@ -81,6 +86,11 @@ def _cursors(saved: Any) -> Iterator[str]:
             if value.startswith(_MARK):
                 yield value
         elif isinstance(value, Mapping):
+            if since := [value[name] for name in value if str(name).endswith(_SINCE) and value[name]]:
+                raise UsageError(
+                    f"{path} has a state of a StatefulDataLoader from {since[0]} steps before it was saved",
+                    hint="give one that was saved with snapshot_every_n_steps=1",
+                )
             if "tokshard_cursor" in value:
                 yield json.dumps(value, separators=(",", ":"))
             else:

@@ -103,8 +103,8 @@ def load_checkpoint(state: dict[str, Any], path: str, *, no_dist: bool = False) 
         raise LoaderError(f"{path} cannot be loaded: {'; '.join(causes)}", hint=_HINT) from error
 
 
-def read_values(path: str, ending: str) -> Any:
-    """The content of a file of torch.save; of a checkpoint directory, the values whose names have an ending, by name.
+def read_values(path: str, endings: tuple[str, ...]) -> Any:
+    """The content of a file of torch.save; of a checkpoint directory, the values with some endings of names, by name.
 
     Raises:
         OSError, ValueError: it is neither, or a file that is damaged or holds what would have to be executed.
@@ -123,7 +123,7 @@ def read_values(path: str, ending: str) -> Any:
     found: dict[str, Any] = {
         name: None
         for name, entry in entries.items()
-        if isinstance(entry, BytesStorageMetadata) and name.endswith(ending)
+        if isinstance(entry, BytesStorageMetadata) and name.endswith(endings)
     }
     load_checkpoint(found, path, no_dist=True)
     return found

@@ -277,9 +277,9 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             )
         with self._exclusive():
             self._position.jump(cursor, plan)
-            self._discard()
             if plan is not self._plan:
                 self._plan, self._memory = plan, None
+            self._discard()
 
     def set_weights(self, weights: Weights) -> None:
         """Read with other weights from the next batch on, also where the plan has later changes: a warning names them.
@@ -431,9 +431,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     def _started(self) -> Prefetch[tuple[Batch, int, int]]:
         if self._pid != os.getpid():
             self._plan, self._pid, self._memory = self._plan.copy(reopened=True), os.getpid(), None
-        if self._memory is None:
-            self._memory = self._plan.copy(), Recycler(self._depth + HELD_BATCHES)
-        reader, recycler = self._memory
+        memory = self._memory or (self._plan.copy(), Recycler(self._depth + HELD_BATCHES))
+        (reader, recycler), self._memory = memory, memory
         steps = partial(narrow_batches, reader, self._ranks, self._position.cursor, self._position.stop.sample)
         return Prefetch(
             partial(_batches, steps, self._finish, recycler),  # without this object, which could then not be freed
@@ -443,10 +442,10 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         )
 
     def _discard(self) -> None:
-        """Drop the batches that were made ahead."""
-        if self._prefetch is not None and not self._prefetch.close():
-            self._memory = None  # the thread hangs, and may go on to use it
-        self._prefetch = None
+        """Drop the batches that were made ahead, also if Ctrl-C ends the wait for the thread."""
+        (prefetch, self._prefetch), (memory, self._memory) = (self._prefetch, None), (self._memory, None)
+        if prefetch is None or prefetch.close():  # else the thread hangs, and may go on to use the memory
+            self._memory = memory
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:

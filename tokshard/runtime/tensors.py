@@ -142,7 +142,8 @@ class StreamDataset(Dataset[Batch]):
 
     The sampler runs in the process of the loop. It sends each step with its weights and masks, so any worker can make
     any step. A plain DataLoader does not tell which steps the loop received, so it has no state: a second loop is
-    refused unless the first reached the end of a pass. `StreamingLoader` and StatefulDataLoader continue.
+    refused unless the first took all steps of a pass. Workers take the last ones before the loop receives them, so a
+    loop that is left among these is not noticed. `StreamingLoader` and StatefulDataLoader continue.
 
     Args:
         plan, global_batch_size, dp_rank, dp_world_size, dp_mesh, compact, uneven, deal: as for `StreamingLoader`.

@@ -91,12 +91,16 @@ class Fetchers:
         with queue.changed:
             if queue.is_closed:
                 raise CancelledError
-            (queue.urgent if is_urgent else queue.ahead)[future] = work
-            if len(queue.urgent) + len(queue.ahead) > queue.num_free and len(queue.threads) < queue.num_threads:
+            if len(queue.urgent) + len(queue.ahead) >= queue.num_free and len(queue.threads) < queue.num_threads:
                 thread = threading.Thread(target=queue.run, name="tokshard-fetch", daemon=True)
-                thread.start()
-                queue.threads.append(thread)
-                queue.num_free += 1
+                try:
+                    thread.start()
+                    queue.threads.append(thread)
+                    queue.num_free += 1
+                except RuntimeError:  # the system starts no more: those that run do the work
+                    if not queue.threads:
+                        raise
+            (queue.urgent if is_urgent else queue.ahead)[future] = work
             queue.changed.notify()
         return future
 

@@ -448,8 +448,9 @@ class PieceReader:
 
     def _windows(self, windows: list[Window], known: Sequence[_Kept] = ()) -> list[_Kept]:
         """Put windows into few tables, after the known ones."""
-        if windows == self._last[0] and not known:
-            return self._last[1]
+        last, found = self._last  # at once: another thread may replace both
+        if windows == last and not known:
+            return found
         with self._lock.now:
             found = [*known, *map(self._window, windows)]
             if len(tables := {id(one.table) for one in found}) > _CUT_APART:

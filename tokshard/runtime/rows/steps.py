@@ -223,8 +223,8 @@ def steps_per_window(corpora: Sequence[CorpusOrder], weights: Sequence[float], s
     shares = [weight / largest for weight in weights]  # weights go up to 1e308, so products of them overflow
     total, found = sum(shares), []
     for corpus, share in zip(corpora, shares, strict=True):
-        is_endless, window_tokens = corpus.num_windows == 1 or not share, corpus.num_parts * corpus.window_tokens
-        found.append(math.inf if is_endless else window_tokens / (step_tokens * share / total))
+        read, window_tokens = step_tokens * share / total, corpus.num_parts * corpus.window_tokens
+        found.append(math.inf if corpus.num_windows == 1 or not read else window_tokens / read)
     return found
 
 
