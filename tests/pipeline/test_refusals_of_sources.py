@@ -133,7 +133,8 @@ def _fields(file: str, encode: Callable[[pa.Table], bytes]) -> dict[str, Call]:
     }
 
 
-FIELDS = {what: call for file, encode in TABLES.items() for what, call in _fields(file, encode).items()}
+HEADER = {"a text field that is not in a csv of Latin-1": built({"a.csv": "gr\u00f6\u00dfe\n1\n".encode("latin-1")})}
+FIELDS = HEADER | {what: call for file, encode in TABLES.items() for what, call in _fields(file, encode).items()}
 
 # what is in them
 

@@ -23,6 +23,7 @@ from tokshard.pipeline.sources.records import (
     RecordSpec,
     admit_rows,
     batches,
+    content_of,
     counted,
     field_hint,
     value_bytes,
@@ -106,7 +107,11 @@ def _places(input_: Input, header: Sequence[str], spec: RecordSpec) -> list[int]
     path = next((path for path in wanted if header.count(path) != 1), None)
     if path is None:
         return list(map(header.index, wanted))
-    problem = f"{input_.location} has {header.count(path)} columns {path!r}; its header is {', '.join(header)}"
+    shown = ", ".join(header).encode("utf-8", "surrogateescape")
+    if seems := content_of(shown):
+        raise damaged(input_, seems)
+    problem = f"{input_.location} has {header.count(path)} columns {path!r}; its header is "
+    problem += shown.decode(errors="backslashreplace")
     hint = field_hint(path, spec, "column")
     if len(header) == 1 and (found := [mark for mark in ";\t|," if mark in header[0]]):
         known = "tabs" if input_.format == TSV.name else "commas"
