@@ -169,6 +169,11 @@ def _condition(text: str, columns: Mapping[str, str]) -> Condition:
         check_type(name, kind)
         if sign not in _COMPARED or (sign != "in" and re.match("[=!<>~]", given)):
             raise _unknown_sign(text, name, sign, given)
+        if sign != "in" and re.fullmatch(r"""(["']).*\1""", given):
+            raise UsageError(
+                f"{text!r} has quotes around the value",
+                hint=f"give {shlex.quote(name + sign + given[1:-1])}; '{name} in VALUE' takes a value with quotes of its own",
+            )
         if sign[0] in "<>" and kind == "bool":
             raise UsageError(f"{text!r}: column {name} is bool, which has no order", hint=f"give {name}=true or false")
         values = [_value(name, part.strip(), kind) for part in (given.split(",") if sign == "in" else [given])]
