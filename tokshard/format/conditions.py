@@ -172,7 +172,7 @@ def _condition(text: str, columns: Mapping[str, str]) -> Condition:
         if sign != "in" and re.fullmatch(r"""(["']).*\1""", given):
             raise UsageError(
                 f"{text!r} has quotes around the value",
-                hint=f"give {shlex.quote(name + sign + given[1:-1])}; '{name} in VALUE' takes a value with quotes of its own",
+                hint=f"give {shlex.quote(name + sign + given[1:-1])}; '{name} in VALUE' takes a value that has quotes",
             )
         if sign[0] in "<>" and kind == "bool":
             raise UsageError(f"{text!r}: column {name} is bool, which has no order", hint=f"give {name}=true or false")
