@@ -14,6 +14,12 @@ def test_of_the_columns_that_a_condition_may_begin_with_the_one_with_the_longest
     assert (name, sign, value.to_pylist()) == ("a<b", "<", [3])
 
 
+@pytest.mark.parametrize("condition", ["c=0", "c=-0", "c in 0,7", "c in -0"])
+def test_zeros_of_either_sign_are_equal(condition):
+    zeros, conditions = pa.array([0.0, -0.0, 1.0, None]), parse_conditions([condition], {"c": "float64"})
+    assert are_met(conditions, {"c": zeros}, 4).tolist() == [True, True, False, False]
+
+
 def of_texts(condition: str, texts: list[str | None]) -> list[str | None]:
     met = are_met(parse_conditions([condition], {"c": "string"}), {"c": pa.array(texts, pa.string())}, len(texts))
     return [text for text, is_met in zip(texts, met.tolist(), strict=True) if is_met]

@@ -132,6 +132,7 @@ TOKEN_ROWS: list[dict[str, Any]] = [
     {"loss_mask": [0, 3, 1]},
     {"loss_mask": [0, 1]},
     {"loss_mask": [0.0, 1.5, -1.0]},
+    {"loss_mask": [0.0, 1.5, 1e300]},
     {"attention_mask": [1, 0, 1]},
     {"attention_mask": [1, 1]},
     {"attention_mask": [1, 3, 3]},
@@ -168,6 +169,9 @@ def _of_tokens() -> Iterator[BadRecord]:
         yield BadRecord(f"{bad} in a.jsonl", "a.jsonl", jsonl([labelled, bad, labelled]), run=import_corpus)
     content = jsonl([plain, labelled, plain])
     yield BadRecord("labels that the first line does not have", "a.jsonl", content, run=import_corpus)
+    for number in (b"1e999", b"7" * 5_000):
+        content = b"\n".join(b'{"input_ids": [5, %s]}' % last for last in (b"6", number, b"6"))
+        yield BadRecord(f"an id of {len(number)} characters", "a.jsonl", content, run=import_corpus)
     what = "a kept value of another type next to token ids"
     found = pa.table({"input_ids": [[5, 6]] * 3, "n": ["1", "one", "1"]})
     yield BadRecord(what, "a.parquet", parquet_bytes(found), A_NUMBER, run=import_corpus)

@@ -181,18 +181,25 @@ LITDATA_KINDS = {
 """Name of how ids are stored, with its code in the library, to what that is."""
 
 
-def litdata(folder: Path, chunks: Sequence[Documents], *, kind: str = "no_header_tensor:16") -> Path:
+def litdata(
+    folder: Path,
+    chunks: Sequence[Documents],
+    *,
+    kind: str = "no_header_tensor:16",
+    compress: tuple[str, Callable[[bytes], bytes]] | None = None,
+) -> Path:
     """``chunk-0-N.bin`` and ``index.json``, as they are written for ``TokensLoader``."""
     folder.mkdir(exist_ok=True)
     dtype = LITDATA_KINDS[kind]
     listed = []
     for number, documents in enumerate(chunks):
-        data, name = container([flat([document], dtype) for document in documents]), f"chunk-0-{number}.bin"
-        (folder / name).write_bytes(data)
+        data = container([flat([document], dtype) for document in documents])
+        name = f"chunk-0-{number}{f'.{compress[0]}' if compress else ''}.bin"
+        (folder / name).write_bytes(compress[1](data) if compress else data)
         tokens = sum(map(len, documents))
         listed.append({"chunk_bytes": len(data), "chunk_size": len(documents), "dim": tokens, "filename": name})
     config = {
-        "compression": None,
+        "compression": compress and compress[0],
         "data_format": [kind],
         "data_spec": "[1, {}]",
         "encryption": None,

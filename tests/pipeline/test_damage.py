@@ -99,6 +99,8 @@ def _of_text() -> Iterator[Damage]:
     yield row("frames.jsonl.zst", "something follows", followed)
     for name in ("plain.csv", "plain.tsv"):
         yield row(name, "it is empty", emptied, "the file is empty, expected a header line")
+        in_utf_16 = "this looks like UTF-16; save the file as UTF-8"
+        yield row(name, "it is UTF-16", lambda text: text.decode().encode("utf-16"), in_utf_16)
         yield row(name, "its header is open", lambda _: b'"text\na\n', "lines 1 to 2: unexpected end of data")
     yield row("stream.arrow", "its end is missing", without(8))
     yield row("stream.arrow", "it is cut between two batches", before_the_last_batch)
@@ -199,6 +201,7 @@ FOREIGN: dict[Write, list[tuple[str, Change | None, str]]] = {
     _mds(hashed="sha1"): [("shard.00001.mds", LAST_ID, "its sha1 is *, its index says *")],
     _mds(hashed="blake2b", compress=GZ): [
         ("shard.00001.mds.gz", _zipped(LAST_ID), "its blake2b is *, its index says *"),
+        ("shard.00001.mds.gz", at(10, b"\7"), "it cannot be decompressed: * invalid block type"),
         ("shard.00001.mds.gz", _zipped(emptied), "it ends after 0 bytes, its index says 117"),
         ("index.json", _twice, "it lists shard.00000.mds twice"),
         ("index.json", _index(b"{"), "it is no JSON: *"),

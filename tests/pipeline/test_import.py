@@ -113,6 +113,7 @@ FORMS = {
     },
     "MDS that is kept compressed and plain": Form(_packed_and_plain),
     **{f"litdata of {kind}": Form(_singly(foreign.litdata, kind=kind), MANY) for kind in foreign.LITDATA_KINDS},
+    "litdata in zstd of a level": Form(_singly(foreign.litdata, compress=("zstd:9", zstd)), MANY),
     "fms-fsdp": Form(foreign.fms),
     "a data set that datasets saved": Form(_file("saved", _halves(save, field="input_ids"))),
     **{

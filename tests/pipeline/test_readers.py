@@ -28,7 +28,7 @@ from tokshard.errors import BadRecordError
 from tokshard.pipeline.sources.discover import discover
 from tokshard.pipeline.sources.division import INDIVISIBLE, LINES, Divisibility, Span
 from tokshard.pipeline.sources.formats import read_stream
-from tokshard.pipeline.sources.records import RecordSpec, parse_columns
+from tokshard.pipeline.sources.records import TOO_LONG, RecordSpec, parse_columns
 from tokshard.pipeline.tasks import planning as tasks
 from tokshard.pipeline.tasks.planning import plan_tasks
 
@@ -268,6 +268,16 @@ def test_a_csv_field_too_long_to_be_held_is_one_bad_record_whatever_its_rest_loo
     assert [(reject["record"], reject["detail"]) for reject in rejects[1:]] == [
         (record, f"{place}: {detail}") for record, place, detail in expected
     ]
+
+
+def test_a_csv_that_another_thread_reads_with_a_lower_limit_takes_nothing_from_a_longer_document(tmp_path):
+    (tmp_path / "a.csv").write_text("\n".join(["text", *["ok"] * 200_000, "x" * 1_200_000]))
+    (source,) = discover([str(tmp_path / "a.csv")], input_format=None).inputs
+    large, small = (RecordSpec(text_field="text", columns={}, max_document_bytes=most) for most in (1 << 21, 10))
+    chunks = read_stream(source, large, task_bytes=1 << 20)
+    next(chunks)
+    assert [bad.reason for _, chunk in read_stream(source, small, task_bytes=1) for bad in chunk.bad] == [TOO_LONG]
+    assert [bad for _, chunk in chunks for bad in chunk.bad] == []
 
 
 # plans of tasks

@@ -147,6 +147,7 @@ LARGE = np.full(3, 1 << 63, np.uint64)
 CALLS: dict[str, Call] = {
     "joined columns of no documents": joining({"name": ["a"]}),
     "joined columns by id, of a corpus without ids": joining({"id": ["a"]}),
+    "joined columns by ids that are not texts or integers": joining({"id": [1.0, 2.0, None]}),
     "joined columns by numbers that are not integers": joining({"document": [0.0, 1.0, 2.0]}),
     "joined columns by numbers, one of which is missing": joining({"document": [0, 1, None]}),
     "joined columns of some documents of a corpus that is not named": joining({"document": [0, 1]}),

@@ -130,10 +130,14 @@ def _fields(file: str, encode: Callable[[pa.Table], bytes]) -> dict[str, Call]:
         f"a kept field with nanoseconds in {file}": built(
             {file: encode(pa.table({"text": ["t"], "meta": meta}))}, keep_field=["meta"]
         ),
+        f"a kept field in a time zone that nobody knows in {file}": built(
+            {file: encode(pa.table({"text": ["t"], "at": pa.array([0], pa.timestamp("s", "Mars"))}))}, keep_field=["at"]
+        ),
     }
 
 
-FIELDS = {what: call for file, encode in TABLES.items() for what, call in _fields(file, encode).items()}
+HEADER = {"a text field that is not in a csv of Latin-1": built({"a.csv": "gr\u00f6\u00dfe\n1\n".encode("latin-1")})}
+FIELDS = HEADER | {what: call for file, encode in TABLES.items() for what, call in _fields(file, encode).items()}
 
 # what is in them
 

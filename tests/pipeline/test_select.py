@@ -158,7 +158,7 @@ LISTS: dict[str, Callable[[Path], object]] = {
     "ids.jsonl.gz": lambda path: path.write_bytes(gzip.compress(lines([{"id": name, "why": []} for name in NAMES]))),
     "numbers.jsonl": lambda path: path.write_bytes(lines([{"document": number} for number in DROPPED])),
     "ids.parquet": lambda path: parquet.write_table(pa.table({"url": ["x"] * 4, "id": NAMES}), path),
-    "ids.csv": lambda path: path.write_text("why,id\n" + "".join(f'"a,\nb",{name}\n' for name in NAMES)),
+    "ids.csv": lambda path: path.write_text("why,id\n" + "".join(f'"a,\n{"b" * 140_000}",{name}\n' for name in NAMES)),
 }
 
 
@@ -205,7 +205,8 @@ def test_columns_are_joined_by_id_or_by_number_and_documents_without_a_row_have_
     days = pa.array(order, pa.int32()).cast(pa.date32())  # from the first one of 1970 on
     # a table of somebody else has a column that no condition can compare
     others = {"vector": [[0.5, 0.5]] * 50, "price": tenths.cast(pa.decimal128(5, 1))}
-    by_id = {"id": [f"doc-{number}" for number in order], "score": order / 50, "day": days, "tenths": tenths, **others}
+    named = pa.array([f"doc-{number}" for number in order], pa.string_view())
+    by_id = {"id": named, "score": order / 50, "day": days, "tenths": tenths, **others}
     parquet.write_table(pa.table(by_id), tmp_path / "scores.parquet")
     with open_corpus(with_ids) as opened:
         metadata = {"fingerprint": opened.fingerprint}

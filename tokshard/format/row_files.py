@@ -15,6 +15,8 @@ from tokshard.format.schema import ARROW_ERRORS
 from tokshard.store import local_file, locate
 
 _ROWS_AT_ONCE = 65_536
+_MAX_FIELD = 1 << 24
+"""The most characters of a value in csv, of which Python allows 131,072: a row may hold a document."""
 _COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 
@@ -47,6 +49,14 @@ def read_rows(
         raise UsageError(f"{location} cannot be read{where}: {reason}", hint=hint) from error
 
 
+def _wanted(names: Sequence[str], columns: Sequence[str] | None) -> list[str]:
+    """The columns of a table to read. Those that are asked for may be there once."""
+    wanted = [name for name in names if columns is None or name in columns]
+    if twice := next((name for name in columns or () if wanted.count(name) > 1), None):
+        raise ValueError(f"it has several columns {twice!r}")
+    return wanted
+
+
 def _rows(path: str, name: str, columns: Sequence[str] | None, of_line: str) -> Iterator[Mapping[str, Any]]:
     stem, _, suffix = name.rpartition(".")
     compression = _COMPRESSION.get(f".{suffix}".lower())
@@ -56,7 +66,7 @@ def _rows(path: str, name: str, columns: Sequence[str] | None, of_line: str) -> 
 
         with parquet.ParquetFile(path) as table:
             known = table.schema_arrow.names
-            wanted = [column for column in known if columns is None or column in columns]
+            wanted = _wanted(known, columns)
             if not wanted:
                 raise ValueError(f"it has the columns {', '.join(known)}")
             for batch in table.iter_batches(_ROWS_AT_ONCE, columns=wanted):
@@ -68,7 +78,10 @@ def _rows(path: str, name: str, columns: Sequence[str] | None, of_line: str) -> 
         io.TextIOWrapper(io.BufferedReader(stream), "utf-8-sig", newline="" if is_table else None) as lines,
     ):
         if is_table:
-            for row in csv.DictReader(lines, delimiter="\t" if kind == "tsv" else ",", strict=True):
+            csv.field_size_limit(max(csv.field_size_limit(), _MAX_FIELD))
+            rows = csv.DictReader(lines, delimiter="\t" if kind == "tsv" else ",", strict=True)
+            _wanted(rows.fieldnames or (), columns)
+            for row in rows:
                 if None in row:
                     raise csv.Error("the next row has more values than there are columns; quote a value with commas")
                 yield row

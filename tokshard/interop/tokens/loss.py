@@ -138,9 +138,10 @@ def weights_of(
         is_wrong = (values != IGNORED) & (values != tokens)
         expected = f"expected {IGNORED} or the id itself, {{id}}: labels are not shifted"
     else:
-        weights = values.astype(np.float32)
+        with np.errstate(over="ignore"):  # infinity is refused
+            weights = values.astype(np.float32)
         is_wrong = ~(np.isfinite(weights) & (weights >= 0)) if field.is_weighted else (values != 0) & (values != 1)
-        expected = f"expected {'a weight of 0 or more' if field.is_weighted else '0 or 1'}"
+        expected = f"expected {'a weight of 0 or more that float32 holds' if field.is_weighted else '0 or 1'}"
     lengths = np.diff(ends, prepend=0)
     if field.is_shifted:
         lasts = ends[lengths > 0] - 1

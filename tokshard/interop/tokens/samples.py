@@ -11,6 +11,7 @@ import bz2
 import gzip
 import hashlib
 import math
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -113,7 +114,8 @@ def read_litdata(store: Store, name: str, start: int, stop: int | None, spec: To
     if not code.isdecimal() or int(code) not in codes or config.get("encryption"):
         raise damaged(store, index, f"its samples are {kinds}, expected arrays of integers that are not encrypted")
     dtype = stored_dtype(codes[int(code)])
-    file = _SampleFile(store, name, str(config.get("compression")), entry.get("chunk_bytes"), None)
+    compression = str(config.get("compression")).partition(":")[0]  # "zstd:9" names the level, too
+    file = _SampleFile(store, name, compression, entry.get("chunk_bytes"), None)
     for samples in file.samples(entry.get("chunk_size")):
         if (np.diff(samples.offsets) % dtype.itemsize).any():
             raise samples.damaged(f"a sample is not an array of {dtype.name}")
@@ -187,7 +189,7 @@ class _SampleFile:
     def _read(self, file: Any, count: int) -> bytes:
         try:
             return bytes(file.read(count))
-        except (zstandard.ZstdError, OSError, EOFError) as error:
+        except (zstandard.ZstdError, zlib.error, OSError, EOFError) as error:
             if self._unpack is None:
                 raise
             raise self._damaged(f"it cannot be decompressed: {error}") from error

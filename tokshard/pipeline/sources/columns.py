@@ -148,17 +148,17 @@ class Columns:
                 found = self._values(path, array.dictionary.take(used))
             known = dict(zip(used.to_pylist(), found, strict=True))
             return [known.get(index) for index in array.indices.to_pylist()]
-        if pa.types.is_temporal(array.type):
-            array = array.cast(pa.string())  # Python lacks nanoseconds and years above 9999
         if pa.types.is_float32(array.type):
             array = as_written(array)
         try:
+            if pa.types.is_temporal(array.type):
+                array = array.cast(pa.string())  # Python lacks nanoseconds and years above 9999
             # with pandas installed, nested nanoseconds become types of pandas, which would be kept as other text
             if (kind := _in_microseconds(array.type)) != array.type:
                 array = array.cast(kind)
             values: Sequence[Any] = array.to_pylist()
-        except (ValueError, OverflowError, pa.ArrowNotImplementedError) as error:  # inside of a struct or list
-            problem = f"Nanoseconds in it: {error}" if isinstance(error, pa.ArrowInvalid) else str(error)
+        except (ValueError, OverflowError, pa.ArrowNotImplementedError) as error:
+            problem = f"Nanoseconds in it: {error}" if "lose data" in str(error) else str(error)
             raise SourceError(
                 f"{self._input.location}: field {path!r} cannot be read: {problem}", hint="leave it out of --keep-field"
             ) from error

@@ -23,6 +23,7 @@ from tokshard.pipeline.sources.records import (
     RecordSpec,
     admit_rows,
     batches,
+    content_of,
     counted,
     field_hint,
     value_bytes,
@@ -30,8 +31,8 @@ from tokshard.pipeline.sources.records import (
 
 
 def _chunks(input_: Input, _: Span, spec: RecordSpec) -> Iterator[tuple[None, Records]]:
-    # a longer field raises an error; the default limit would refuse long documents
-    csv.field_size_limit(spec.max_line_bytes)
+    # the default limit would refuse long documents; never lowered, as all threads of the process share it
+    csv.field_size_limit(max(csv.field_size_limit(), spec.max_line_bytes))
     with open_bytes(input_) as stream:
         raw = io.BufferedReader(_Raw(stream), ceil_div(CHUNK_BYTES, 16))  # what is read ahead counts as read
         lines = _Lines(io.TextIOWrapper(raw, "utf-8", "surrogateescape", newline=""), spec.max_line_bytes)
@@ -106,7 +107,11 @@ def _places(input_: Input, header: Sequence[str], spec: RecordSpec) -> list[int]
     path = next((path for path in wanted if header.count(path) != 1), None)
     if path is None:
         return list(map(header.index, wanted))
-    problem = f"{input_.location} has {header.count(path)} columns {path!r}; its header is {', '.join(header)}"
+    shown = ", ".join(header).encode("utf-8", "surrogateescape")
+    if seems := content_of(shown):
+        raise damaged(input_, seems)
+    problem = f"{input_.location} has {header.count(path)} columns {path!r}; its header is "
+    problem += shown.decode(errors="backslashreplace")
     hint = field_hint(path, spec, "column")
     if len(header) == 1 and (found := [mark for mark in ";\t|," if mark in header[0]]):
         known = "tabs" if input_.format == TSV.name else "commas"
@@ -131,6 +136,8 @@ def _rows(
             row = next(rows) or [""] * len(header)  # an empty line is an empty record
             if len(row) != len(header):
                 detail = f"{len(row)} fields, the header has {len(header)}"
+            if max(map(len, row)) > spec.max_line_bytes:
+                detail = _FIELD_TOO_LARGE
         except StopIteration:
             return
         except csv.Error as error:

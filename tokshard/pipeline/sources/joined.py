@@ -113,6 +113,12 @@ class Joined:
                 raise UsageError(f"{self.file} has several columns {name!r}", hint="rename them")
         if self.by_id and ID not in schema.names:
             raise UsageError(f"{self.file} has the columns {', '.join(schema.names) or 'none'}", hint=_HINT)
+        of_ids = schema.field(ID).type if self.by_id else pa.string()
+        if not (pa.types.is_decimal(of_ids) or _kind(of_ids) in {"string", "int64"}):  # 1.0 is not the id 1
+            raise UsageError(
+                f"{self.file}: the column 'id' has type {of_ids}, expected texts or integers",
+                hint="convert it to the texts that --id-field kept",
+            )
         if self.by_id and ID not in corpus.manifest.columns:
             raise UsageError(
                 f"{self.file} lists ids, and the corpus has no column 'id'",
@@ -194,7 +200,7 @@ class Joined:
             )
         self._check_version()
         with self._opened() as file:
-            table = file.read_row_groups(groups.tolist(), columns=[*self._keys, *names])
+            table = _without_views(file.read_row_groups(groups.tolist(), columns=[*self._keys, *names]))
             if FINGERPRINT in table.schema.names:
                 import pyarrow.compute as pc
 
@@ -260,6 +266,12 @@ def _hashes(ids: list[str | int | None]) -> NDArray[np.bytes_]:
     encoded = (None if value is None else str(value).encode("utf-8", "surrogatepass") for value in ids)
     digests = (_NO_ID if value is None else hashlib.blake2b(value, digest_size=_ID_BYTES).digest() for value in encoded)
     return np.frombuffer(b"".join(digests), f"S{_ID_BYTES}")
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """A table with its texts as strings: Arrow does not take some of views."""
+    fields = (field.with_type(pa.string()) if field.type == pa.string_view() else field for field in table.schema)
+    return table.cast(pa.schema(fields))
 
 
 def _cast(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:

@@ -23,7 +23,7 @@ from tokshard.pipeline.sources import json_lines
 from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.lines import lines_of
-from tokshard.pipeline.sources.records import MISSING_IDS, Problem, Records, RecordSpec
+from tokshard.pipeline.sources.records import MALFORMED, MISSING_IDS, Problem, Records, RecordSpec
 
 _MAX_FIRST_BYTES = 1 << 30
 """The most bytes of the line in which an import looks for its fields."""
@@ -41,8 +41,8 @@ def batch(records: Records, spec: RecordSpec) -> TokenBatch:
             record = msgspec.json.decode(text)
             found[position] = _document(record, spec.tokens)
             said[position] = _said(record, spec.tokens)
-        except _RecordError as error:
-            problems[position] = error.problem
+        except (_RecordError, *UNDECODABLE) as error:  # as a number that is out of range
+            problems[position] = error.problem if isinstance(error, _RecordError) else (MALFORMED, str(error))
             found[position] = none
     lengths = np.fromiter((len(ids) for ids, _ in found), np.int64, len(found))
     columns: dict[str, list[Any]] = {name: [None] * records.count for name in spec.columns}

@@ -45,6 +45,15 @@ def test_a_template_gets_what_it_takes():
     ]
 
 
+@pytest.mark.parametrize("thinking", ["why so", [{"type": "text", "text": "why"}, " so"]])
+def test_thinking_in_a_part_is_a_text_or_has_parts_of_its_own(thinking):
+    parts = [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": "a"}]
+    (message,) = conversation({"messages": [{"role": "assistant", "content": parts}]}).values["messages"]
+    assert message == {**ANSWERED, "thinking": "why so", "reasoning_content": "why so"}
+    with pytest.raises(ChatRecordError, match="has a part"):
+        conversation({"messages": [{"role": "assistant", "content": [{"type": "reasoning", "summary": ["s"]}]}]})
+
+
 @pytest.mark.parametrize("weight", [float("nan"), float("inf")])
 def test_a_weight_that_is_no_number_of_json_is_refused(weight):
     with pytest.raises(ChatRecordError, match="expected one number from 0 to"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
@@ -353,8 +353,12 @@ def _text(turn: _Turn) -> tuple[str | list[str] | None, str]:
     for part in parts:
         kind = str(part.get("type", "text")) if isinstance(part, dict) else "text"
         text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
-        if kind in _PARTS_OF_THINKING:
-            thoughts.append(_string(part.get(kind, text)))
+        thought = part.get(kind, text) if kind in _PARTS_OF_THINKING else None
+        if isinstance(thought, str | list):
+            inner, deeper = _text(replace(turn, found={"content": thought}))
+            thoughts += [*(inner or ""), deeper]
+        elif kind in _PARTS_OF_THINKING and part.keys() == {"type"}:
+            continue  # it holds nothing
         elif kind in _PARTS_OF_TEXT and isinstance(text, str):
             texts.append(text)
         elif any(medium in kind.lower() for medium in _KINDS_OF_MEDIA):
@@ -367,10 +371,6 @@ def _text(turn: _Turn) -> tuple[str | list[str] | None, str]:
                 "in messages of the role tool"
             )
     return texts, "".join(thoughts)
-
-
-def _string(value: Any) -> str:
-    return value if isinstance(value, str) else ""
 
 
 def _listed(text: str | list[str] | None) -> Any:
