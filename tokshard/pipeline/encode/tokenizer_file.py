@@ -200,7 +200,8 @@ def read_config(folder: Store) -> tuple[dict[str, Any], str | None]:
     try:
         for name in (_SPECIAL, _CONFIG):
             if _has(folder, name):
-                config |= _read_json(folder, name)[1]
+                found = _read_json(folder, name)[1]
+                config |= {key: value for key, value in found.items() if value is not None or key not in config}
                 json.dumps(config, ensure_ascii=False).encode()
         name = _TEMPLATE
         return config, folder.get(name).decode() if _has(folder, name) else None
