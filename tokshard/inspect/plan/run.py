@@ -97,6 +97,11 @@ class Run:
         )
 
     @property
+    def batch_sizes(self) -> list[int]:
+        """The samples of a step, at first and after each change."""
+        return [self.global_batch_size, *(size for _, size in self.ramp)]
+
+    @property
     def corpora(self) -> dict[str, Corpus]:
         """The corpora by their names in the plan."""
         return corpora_of(self.plan)
