@@ -141,7 +141,7 @@ def notes_of(run: Run, steps: range | None) -> list[str]:
         counting = f"{run.checkpoint} does not say its step: steps are counted with {each} each"
         return [f"{counting}, which is right if all batches had that size; --sample is right in any case"]
     notes, left_out = list[str](), [] if steps is None else run.left_out(steps)
-    if steps is not None and 0 < len(left_out) < len(steps):
+    if steps is not None and 0 < len(left_out) < steps.stop - steps.start:
         notes = [f"left out of the run, and not shown: {', '.join(f'step {step}' for step in left_out)}"]
     if not (run.step and run.had_other_batch_size) or (steps and steps[0] > run.step):
         return notes
