@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,8 +21,12 @@ from hypothesis import strategies as st
 from tests.format.test_damage import in_buffer
 from tests.inspect.pages import write_leaks
 from tests.refusals import tokshard
+from tokshard.errors import TokshardError
+from tokshard.format.corpus import Corpus
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus import ngrams
 from tokshard.inspect.corpus.ngrams import Grams, grams_of
+from tokshard.inspect.corpus.workers import in_order
 
 ROOT = Path(__file__).parents[2]
 EOS = 0
@@ -129,6 +134,21 @@ def test_a_scan_that_is_stopped_while_its_workers_start_says_only_that(leaks: Pa
         scan.terminate()
         assert scan.communicate(timeout=100)[1] == "terminated\n"
     assert scan.returncode == 143
+
+
+def killed(corpus: Corpus, part: int) -> list[int]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return [corpus.num_tokens, part]
+
+
+def test_a_worker_that_is_killed_is_an_error_with_a_way_out(leaks: Path) -> None:
+    with (
+        open_corpus(leaks / "leaky") as corpus,
+        pytest.raises(TokshardError, match="a worker process was killed") as refused,
+        in_order(corpus, range(2), killed, workers=2) as results,
+    ):
+        list(results)
+    assert "fewer --workers" in refused.value.hint
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 takes a shorter directory by itself")
