@@ -194,8 +194,12 @@ def _facts(history: _History, directory: str, checkpoints: Mapping[int, str]) ->
     yield "directory", directory
     yield "steps", f"{first:,} to {last:,}"
     yield "tokens", f"{np.nansum(values['tokens']):,.0f}"
-    if np.isfinite(values["loss"]).any():
-        yield "loss", f"{_last(values['loss']):.4f} in the last step, {np.nanmin(values['loss']):.4f} in the lowest"
+    if len(known := np.flatnonzero(np.isfinite(values["loss"]))):
+        lowest = np.nanmin(values["loss"])
+        yield (
+            "loss",
+            f"{values['loss'][known[-1]]:.4f} in step {history.steps[known[-1]]:,}, {lowest:.4f} in the lowest",
+        )
     for step, losses in list(history.evaluations.items())[-1:]:
         shown = ", ".join(
             f"{name} {('not finite' if of.targets else 'no targets') if of.loss is None else f'{of.loss:.4f}'}"
@@ -210,10 +214,6 @@ def _facts(history: _History, directory: str, checkpoints: Mapping[int, str]) ->
         yield "skipped", counted(len(history.skipped), "step")
     if checkpoints:
         yield "newest checkpoint", list(checkpoints.values())[-1]
-
-
-def _last(values: NDArray[np.float64]) -> float:
-    return float(values[np.isfinite(values)][-1])
 
 
 def _bins(history: _History) -> NDArray[np.int64]:
