@@ -20,7 +20,7 @@ from tokshard.format.shared import num_shared
 from tokshard.format.view import View
 from tokshard.inspect.corpus.documents import column_parts, origin_of
 from tokshard.run_files.plan_file import Mix
-from tokshard.runtime.plan import StreamPlan
+from tokshard.run_files.recipe import plan_of
 
 _MAX_NAMES = 10
 
@@ -108,7 +108,7 @@ def compare_mixes(first: Mix, second: Mix) -> Difference:
         PlanError: one of them is not a valid plan.
         CorpusError: a corpus cannot be read.
     """
-    plans = [StreamPlan(**mix.arguments()) for mix in (first, second)]
+    plans = [plan_of(mix) for mix in (first, second)]
     same_order = plans[0].fingerprint == plans[1].fingerprint
     same_weights = plans[0].cursor() == plans[1].cursor()
     # a recipe of the trainer says more, of how it loads a mix
