@@ -149,6 +149,19 @@ def test_the_planned_mix_is_shown_for_all_steps_of_a_run_whose_corpora_changed(p
     assert planned == {"a": [0.75, 0.5], "b": [0.25, None], "c": [None, 0.5]}
 
 
+def test_of_many_corpora_of_a_run_those_have_lines_that_were_read_most(page, tmp_path):
+    names = [f"{number}" for number in range(50)]
+    lines = [
+        {"step": n, "corpora": {name: {"tokens": n * int(name)} for name in names}, "loss_by_corpus": {"9": 1, "10": 1}}
+        for n in (1, 2)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = sections(page(tmp_path))
+    assert [trace["name"] for trace in found["Mix"]["traces"]] == names[10:]
+    assert [trace["name"] for trace in found["Loss in training"]["traces"]] == ["all", "10"]
+    assert found["Mix"]["note"].endswith("Of 50 corpora the 40 that were read most.")
+
+
 @pytest.mark.slow
 def test_the_browser_of_the_user_opens_a_page_with_the_library_in_it(tmp_path):
     pytest.importorskip("plotly")
