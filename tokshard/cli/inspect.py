@@ -169,7 +169,7 @@ def _show_document(corpora: tuple[str, ...], document: str, *, with_boundaries: 
         if as_json:
             print_json({"corpus": location}, view)
         else:
-            click.echo(("\n" if number else "") + _place(location, corpora) + view_text(view))
+            click.echo(("\n" if number else "") + _place(location, corpora) + view_text(view, is_whole=True))
 
 
 def _grep(
