@@ -63,6 +63,14 @@ def listed(words: Iterable[str], conjunction: str) -> str:
     return f"{', '.join(others)} {conjunction} {last}" if others else last
 
 
+def shorten(text: str, width: int) -> str:
+    """A line of at most `width` characters; a longer one loses its middle."""
+    if len(text) <= width:
+        return text
+    tail = (width - 3) // 2
+    return text[: width - 3 - tail] + "..." + text[len(text) - tail :]
+
+
 def bytes_text(number: float) -> str:
     """A number of bytes in three digits, such as ``20.1 MB``; decimal prefixes."""
     for prefix in ("", "k", "M", "G", "T", "P"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from tests.cli.transcripts import json_of
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
+from tests.refusals import tokshard
 from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.runtime import NumpyLoader, StreamPlan
@@ -111,7 +113,8 @@ def test_the_work_of_ranks_is_that_of_their_batches():
             mean.append(sum(pairs) / 4)
         return float(np.mean(np.array(most) / mean)), sum(most)
 
-    found = report_of("mix.toml", "--dp-world-size", 4, "--hidden", 8, "--layers", 2)["balance"]
+    four, of_16 = ["--dp-world-size", 4], ["--global-batch-size", 16]
+    found = report_of("mix.toml", *four, "--hidden", 8, "--layers", 2)["balance"]
     (in_order, pairs_in_order), (by_cost, pairs_by_cost) = work("order"), work("cost")
     assert (found["num_ranks"], found["rows_per_rank"], found["num_steps"]) == (4, 2, 32)
     assert (found["in_order"], found["by_cost"]) == (pytest.approx(in_order), pytest.approx(by_cost))
@@ -120,6 +123,22 @@ def test_the_work_of_ranks_is_that_of_their_batches():
         per_token = 12 * 8 + corpus.vocab_size / 2  # the weights that a token is multiplied with, in the same unit
     weights = 32 * 2 * 64 * per_token
     assert found["saved"] == pytest.approx(1 - (weights + pairs_by_cost) / (weights + pairs_in_order))
+    Path("ramp.toml").write_text(f"[data]\n{MIX}{SIZES}batch_ramp = [[1, 16], [30, 28]]\n")
+    grown, same = (report_of(*given)["balance"] for given in (["ramp.toml", *four], ["mix.toml", *four, *of_16]))
+    assert (grown["num_steps"], grown["rows_per_rank"]) == (29, same["rows_per_rank"])
+    assert grown["in_order"] == pytest.approx(same["in_order"], rel=0.1)
+    assert tokshard("plan", "ramp.toml", "--dp-world-size", 8).problem.startswith(
+        "8 ranks do not divide a global batch of 28"
+    )
+
+
+@pytest.mark.parametrize("line", ['corpora.more = "code"', "block_tokens = 64"])
+def test_a_hint_about_a_key_can_be_typed_into_the_mix(line):
+    mix = f'seq_len = 64\nglobal_batch_size = 8\ncorpora.code = "code"\n{line}\n'
+    Path("other.toml").write_text(mix)
+    hint = tokshard("plan", "other.toml").hint.rpartition("or ")[2].removeprefix("give ")
+    Path("other.toml").write_text(f"{mix}{hint}\n")
+    assert report_of("other.toml")["num_steps"] > 0
 
 
 def test_a_terminal_without_line_drawing_gets_ascii(monkeypatch):

@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tokshard.cli.corpus_text import length_histogram, summary_text
-from tokshard.cli.tables import shorten
 from tokshard.format.manifest import DocumentLengths
 from tokshard.format.opening import open_corpus
-from tokshard.wording import bytes_text, one_line, printable
+from tokshard.wording import bytes_text, one_line, printable, shorten
 
 
 @given(width=st.integers(80, 200))

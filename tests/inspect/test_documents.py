@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cli.transcripts import shell
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tokshard.errors import TokenizerError, UsageError
 from tokshard.format.opening import open_corpus
@@ -47,6 +48,15 @@ def test_a_long_document_of_little_text_is_an_excerpt(tmp_path):
     with open_corpus(write_corpus(tmp_path / "corpus", [[2, *[1] * 600, 3, 0]], tokenizer=tokenizer)) as corpus:
         found = view_document(corpus, corpus.sources(), corpus.decode, 0, excerpt=300)
     assert (found.is_excerpt, found.text) == (True, "two ... <eos>")
+
+
+def test_a_long_value_of_a_column_is_shown_whole_only_with_its_document(tmp_path):
+    source = Source(documents=documents_of([9]), metadata={"id": ["x" * 10**5]})
+    place = write_corpus(tmp_path / "corpus", sources=[source], columns={"id": "string"}, tokenizer=TINY_TOKENIZER)
+    commands = [("inspect", place), ("inspect", place, "--grep", "one"), ("inspect", place, "--document", 0)]
+    (tmp_path / "mix.toml").write_text(f'corpora = {{ a = "{place}" }}\nseq_len = 4\nglobal_batch_size = 1\n')
+    commands.append(("trace", tmp_path / "mix.toml", "--document", "a:0"))
+    assert [len(shell(*command)[1]) > 10**5 for command in commands] == [False, False, True, False]
 
 
 @pytest.mark.parametrize(("number", "error"), [(16, ""), (17, "17 documents of it have id 'a'")])

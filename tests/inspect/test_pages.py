@@ -129,11 +129,13 @@ def test_steps_that_stand_out_are_listed_up_to_a_limit_and_a_note_counts_them(pa
 )
 def test_a_run_with_figures_at_the_limits_has_a_page(page, tmp_path, figures):
     lines = [json.dumps({"step": step, "grad_norm": 1.0, "lr": 1.0, **figures}) for step in range(1, 2_501)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 2501, "lo']))  # it is being written
+    lines += ['{"step": 2501, "skipped": "loss is nan"}', '{"step": 2502, "lo']  # it is being written
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     found = sections(page(tmp_path))
     assert found["Loss in training"]["traces"][0]["y"] == [pytest.approx(figures["loss"])] * 2_000
     known = dict(found["Training"]["rows"])
-    assert (known["steps"], "nan" in known.get("speed", "")) == ("1 to 2,500", False)
+    assert (known["steps"], "nan" in known.get("speed", "")) == ("1 to 2,501", False)
+    assert " in step 2,500, " in known["loss"]
 
 
 def test_the_planned_mix_is_shown_for_all_steps_of_a_run_whose_corpora_changed(page, tmp_path):
@@ -145,6 +147,19 @@ def test_the_planned_mix_is_shown_for_all_steps_of_a_run_whose_corpora_changed(p
     found = {trace["name"]: trace["y"] for trace in sections(page(tmp_path))["Mix"]["traces"]}
     planned = {name: found.get(f"{name}, planned") for name in "abc"}
     assert planned == {"a": [0.75, 0.5], "b": [0.25, None], "c": [None, 0.5]}
+
+
+def test_of_many_corpora_of_a_run_those_have_lines_that_were_read_most(page, tmp_path):
+    names = [f"{number}" for number in range(50)]
+    lines = [
+        {"step": n, "corpora": {name: {"tokens": n * int(name)} for name in names}, "loss_by_corpus": {"9": 1, "10": 1}}
+        for n in (1, 2)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = sections(page(tmp_path))
+    assert [trace["name"] for trace in found["Mix"]["traces"]] == names[10:]
+    assert [trace["name"] for trace in found["Loss in training"]["traces"]] == ["all", "10"]
+    assert found["Mix"]["note"].endswith("Of 50 corpora the 40 that were read most.")
 
 
 @pytest.mark.slow

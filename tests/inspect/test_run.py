@@ -112,12 +112,13 @@ def test_streams_are_advised_for_the_weights_that_the_run_has_now():
     corpora = {"large": PeriodicSource(10**9), "small": PeriodicSource(10**6)}
     now, later = {"large": 1.0, "small": 0.0}, {"large": 0.0, "small": 1.0}
 
-    def advised(**options):
+    def advised(ramp=(), **options):
         plan = StreamPlan(corpora, seq_len=64, **options)
-        return advise(Run(plan=plan, global_batch_size=8, cursor=plan.cursor()), 4)
+        return advise(Run(plan=plan, global_batch_size=8, ramp=ramp, cursor=plan.cursor()), 4)
 
     assert advised(weights=now, schedule=[(100, later)]) == advised(weights=now)
     assert advised(weights=now) != advised(weights=later)
+    assert (advised(weights=now).num_streams, advised([(9, 6)], weights=now).num_streams) == (4, 2)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])

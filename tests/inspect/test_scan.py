@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,11 +18,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cli.transcripts import json_of
 from tests.format.test_damage import in_buffer
 from tests.inspect.pages import write_leaks
 from tests.refusals import tokshard
+from tokshard.errors import TokshardError
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus import ngrams
 from tokshard.inspect.corpus.ngrams import Grams, grams_of
+from tokshard.inspect.corpus.workers import in_order
 
 ROOT = Path(__file__).parents[2]
 EOS = 0
@@ -109,6 +114,13 @@ def test_damage_stops_a_scan_and_leaves_no_list(leaks: Path, workers: str) -> No
     assert not (leaks / "leaked.jsonl").exists()
 
 
+def test_an_item_with_an_empty_text_is_one_that_is_too_short(leaks: Path) -> None:
+    rows = [{"text": "", "messages": [{"content": "one"}]}, {"text": "two"}, {"text": ""}]
+    (leaks / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (found,) = json_of("scan", leaks / "leaky", "--against", leaks / "some.jsonl", "--ngram", 2)
+    assert found["benchmarks"][0]["not_scanned"] == 3
+
+
 def test_a_list_that_goes_to_stdout_is_alone_there(leaks: Path) -> None:
     command = [sys.executable, "-m", "tokshard", *SCAN, "--out", "/dev/stdout", "--json"]
     done = subprocess.run(
@@ -129,6 +141,21 @@ def test_a_scan_that_is_stopped_while_its_workers_start_says_only_that(leaks: Pa
         scan.terminate()
         assert scan.communicate(timeout=100)[1] == "terminated\n"
     assert scan.returncode == 143
+
+
+def killed(*_: object) -> list[int]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return []
+
+
+def test_a_worker_that_is_killed_is_an_error_with_a_way_out(leaks: Path) -> None:
+    with (
+        open_corpus(leaks / "leaky") as corpus,
+        pytest.raises(TokshardError, match="a worker process was killed") as refused,
+        in_order(corpus, range(2), killed, workers=2) as results,
+    ):
+        list(results)
+    assert "fewer --workers" in refused.value.hint
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 takes a shorter directory by itself")

@@ -109,6 +109,14 @@ def test_a_search_takes_conditions_with_any_number_of_workers(kept, workers, whe
     assert (code, shown) == (0, [f"{number}" for number in expected[:7]])
 
 
+def test_a_condition_has_the_type_of_its_column_in_each_corpus(kept, tokenizer, tmp_path):
+    source = Source(documents=[encode("main")] * 2, metadata={"score": ["2", "x"]})
+    texts = write_corpus(tmp_path / "texts", sources=[source], columns={"score": "string"}, tokenizer=tokenizer)
+    for places in ((kept, texts), (texts, kept)):
+        found = json_of("inspect", *places, "--grep", "main", "--where", "score<0.05", "--where", "score!=2")
+        assert [one["id"] for one in found] == ["d0", "d1", "d2"]
+
+
 def test_an_id_leads_to_its_document_in_whatever_shard_and_batch_it_is(kept):
     with open_corpus(kept) as opened:
         found = [document_numbers(opened, f"d{number}", corpus_name="kept", prefix="") for number in range(60)]
@@ -139,6 +147,16 @@ def test_the_first_document_that_differs_is_found_wherever_it_is_and_however_sha
     if change != "fewer documents":
         place = f"{number}, from token {1 if change == 'a token' else 4} on"
         assert difference.notes[1].startswith(f"the first document that differs is {place}")
+
+
+def test_documents_are_compared_by_the_batch_and_not_one_by_one(tmp_path):
+    for name, count in (("a", 9), ("b", 10)):
+        write_corpus(tmp_path / name, documents_of([5] * count), tokenizer=TINY_TOKENIZER, shard_tokens=count)
+    corpora = [open_corpus(tmp_path / name) for name in "ab"]
+    for corpus in corpora:
+        corpus.document = None
+    found = compare_corpora(*corpora)
+    assert found.notes[1] == "the first 9 documents are equal; one corpus continues"
 
 
 def test_damaged_corpora_are_not_reported_as_equal(tmp_path):

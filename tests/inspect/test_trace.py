@@ -42,6 +42,13 @@ def test_the_last_sample_and_step_of_a_pass_are_traced_and_those_after_them_refu
         list(trace_steps(finite, range(4, 6)))
 
 
+@pytest.mark.timeout(20)
+def test_the_first_step_of_a_range_is_shown_at_once_however_long_it_is(corpus):
+    plan = StreamPlan({"a": str(corpus)}, seq_len=3, allow_small_blocks=True)
+    run = Run(plan=plan, global_batch_size=2, cursor=plan.cursor())
+    assert {row.step for row in next(trace_steps(run, range(1, 10**12)))} == {1}
+
+
 def test_a_finished_pass_has_done_the_step_that_was_padded(corpus, tmp_path):
     mix = tmp_path / "mix.toml"
     mix.write_text(

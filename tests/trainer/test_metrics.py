@@ -105,3 +105,6 @@ def test_the_line_of_a_step_says_how_long_it_waited_for_data_if_that_matters(
     record |= {"tokens": 2_000, "tokens_per_second": 1_000.0, "mfu": None, "memory_bytes": 5e8}
     line = progress_line({**record, "loader_wait_seconds": 0.01, **changes}, 100)
     assert line == f"step   9/100  loss 1.500 (a 1.250)  grad 2.00  lr 1.0e-03  {end}"
+    of_cells = {"loss_by_corpus": {f"{number}": 2.0 for number in range(1_000)}, "loader_wait_seconds": 0.01}
+    assert "(0 2.000, 1 2.000, " in (line := progress_line(record | of_cells, 100))
+    assert ", 7 2.000, and 992 more)" in line

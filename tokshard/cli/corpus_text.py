@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tokshard.cli.document_text import view_text
-from tokshard.cli.tables import bars, shorten, table
+from tokshard.cli.tables import bars, table
 from tokshard.format import names
 from tokshard.format.manifest import DocumentLengths, Manifest, TemplateDrop, TokenizerInfo
 from tokshard.format.tables import ShardInfo, SourceInfo
@@ -22,7 +22,7 @@ from tokshard.inspect.corpus.report import (
 from tokshard.inspect.corpus.statistics import NUM_FREQUENT, Lengths, TokenCounts
 from tokshard.numbers import ceil_div
 from tokshard.pipeline.options import settings_text
-from tokshard.wording import LABEL_WIDTH, aligned, bytes_text, counted, one_line, printable
+from tokshard.wording import LABEL_WIDTH, aligned, bytes_text, counted, one_line, printable, shorten
 
 
 class Line(NamedTuple):

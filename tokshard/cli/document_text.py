@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokshard.cli.tables import table
-from tokshard.inspect.corpus.documents import DocumentView, Match, TokenPiece
-from tokshard.wording import counted, one_line, printable
+from tokshard.inspect.corpus.documents import COLUMN_CHARACTERS, DocumentView, Match, TokenPiece
+from tokshard.wording import counted, one_line, printable, shorten
 
 if TYPE_CHECKING:
     from tokshard.inspect.corpus.difference import Difference  # imports plans, too
@@ -22,8 +22,12 @@ _OPEN, _CLOSE = "\u27e6", "\u27e7"
 """Around targets."""
 
 
-def view_text(view: DocumentView) -> str:
-    """A document, its control characters escaped; if it was split into tokens, with a bar after each."""
+def view_text(view: DocumentView, *, is_whole: bool = False) -> str:
+    """A document, its control characters escaped; if it was split into tokens, with a bar after each.
+
+    Args:
+        is_whole: long values of kept columns are shown as they are.
+    """
     place = f"record {view.record_number:,} of {one_line(view.source)}"
     lines = [f"document {view.document:,}: {counted(view.num_tokens, 'token')}, {place}"]
     if view.loss_spans is not None:
@@ -31,7 +35,10 @@ def view_text(view: DocumentView) -> str:
         marks = f", between {_OPEN} and {_CLOSE}" if view.pieces and view.loss_spans else ""
         lines.append(f"targets: {num_targets:,} in {counted(len(view.loss_spans), 'loss span')}{marks}")
     kept = {name: value for name, value in view.metadata.items() if value is not None}
-    lines += [f"{one_line(name)}: {one_line(str(value))}" for name, value in kept.items()]
+    texts = {name: one_line(str(value)) for name, value in kept.items()}
+    lines += [
+        f"{one_line(name)}: {text if is_whole else shorten(text, COLUMN_CHARACTERS)}" for name, text in texts.items()
+    ]
     more = " ..." if view.is_excerpt else ""
     lines.append(printable(bounded_text(view.pieces) + more if view.pieces else view.text))
     return "\n".join(lines)
@@ -49,7 +56,7 @@ def bounded_text(pieces: Iterable[TokenPiece]) -> str:
 def match_text(match: Match) -> str:
     """Two lines: where the match is, and its context, with the match in angle quotes."""
     more = "" if match.count == 1 else f", {match.count:,} places"
-    name = "" if match.id is None else f" ({one_line(str(match.id))})"
+    name = "" if match.id is None else f" ({shorten(one_line(str(match.id)), COLUMN_CHARACTERS)})"
     return (
         f"document {match.document:,}{name}: record {match.record_number:,} of {one_line(match.source)}{more}\n"
         f"    {one_line(match.before)}\u00bb{one_line(match.text)}\u00ab{one_line(match.after)}"

@@ -169,7 +169,7 @@ def _show_document(corpora: tuple[str, ...], document: str, *, with_boundaries: 
         if as_json:
             print_json({"corpus": location}, view)
         else:
-            click.echo(("\n" if number else "") + _place(location, corpora) + view_text(view))
+            click.echo(("\n" if number else "") + _place(location, corpora) + view_text(view, is_whole=True))
 
 
 def _grep(
@@ -182,11 +182,13 @@ def _grep(
     workers: int | None,
     as_json: bool,
 ) -> None:
-    normalizers, columns, num_found = dict[str, None](), dict[str, str](), 0
+    normalizers, num_found, columns_of = dict[str, None](), 0, dict[str, dict[str, str]]()
     for location in corpora if where else ():
         with open_corpus(location) as corpus:
-            columns |= kept_columns(corpus.manifest.columns)
-    conditions = parse_conditions(where, columns)
+            columns_of[location] = kept_columns(corpus.manifest.columns)
+    every = {name: kind for columns in columns_of.values() for name, kind in columns.items()}
+    # a column may have another type in each corpus, and be missing in some
+    conditions = {location: parse_conditions(where, every | columns) for location, columns in columns_of.items()}
     for location in corpora:
         with open_corpus(location) as corpus, byte_progress(f"grep {location}", unit="tokens") as on_progress:
             normalizers |= dict.fromkeys(load_vocabulary(corpus).normalizers)
@@ -194,7 +196,7 @@ def _grep(
             for match in search(
                 corpus,
                 wanted,
-                conditions=conditions,
+                conditions=conditions.get(location, ()),
                 limit=None if limit is None else limit - num_found,
                 workers=workers or most,
                 on_progress=on_progress,

@@ -70,8 +70,9 @@ def check_ranks(run: Run, pads: str) -> None:
     Raises:
         PlanError: the world size does not divide the batch, and ranks are not padded; or streams do not divide it.
     """
-    run.ranks()
-    try:
-        run.ranks(rank=0)
-    except PlanError as error:
-        raise PlanError(error.problem, hint=f"give another --dp-world-size, or {pads}") from error
+    for size in run.batch_sizes:
+        run.ranks(size)
+        try:
+            run.ranks(size, rank=0)
+        except PlanError as error:
+            raise PlanError(error.problem, hint=f"give another --dp-world-size, or {pads}") from error

@@ -15,7 +15,7 @@ from tokshard.cli.options import debug_option, json_line, json_option
 from tokshard.cli.output_file import Write, is_stdout, output_file
 from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import POSITIVE_COUNT
-from tokshard.cli.tables import shorten, table
+from tokshard.cli.tables import table
 from tokshard.errors import UsageError
 from tokshard.forking import cpu_count
 from tokshard.format.corpus import Corpus
@@ -32,7 +32,7 @@ from tokshard.inspect.corpus.scan import (
 )
 from tokshard.pipeline.encode.encoder import Encoder, EncodingError
 from tokshard.pipeline.sources.chats import COMPLETION, MESSAGES, PROMPT, TURNS
-from tokshard.wording import counted, one_line
+from tokshard.wording import counted, one_line, shorten
 
 _DEFAULT_NGRAM = 13
 _SHOWN_ITEMS = 10

@@ -7,14 +7,6 @@ from collections.abc import Sequence
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def shorten(text: str, width: int) -> str:
-    """A line of at most `width` characters; a longer one loses its middle."""
-    if len(text) <= width:
-        return text
-    tail = (width - 3) // 2
-    return text[: width - 3 - tail] + "..." + text[len(text) - tail :]
-
-
 def table(rows: Sequence[Sequence[str]], *, width: int | None, left: Sequence[int] = (0,)) -> str:
     """A table with a line per row.
 

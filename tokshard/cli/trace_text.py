@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from tokshard.cli.plan_text import step_text
 from tokshard.cli.tables import table, table_line
-from tokshard.inspect.corpus.documents import ID
+from tokshard.inspect.corpus.documents import COLUMN_CHARACTERS, ID
 from tokshard.inspect.plan.occurrences import DocumentOccurrences, current_epoch
 from tokshard.inspect.plan.run import Run
 from tokshard.inspect.plan.trace import DocumentFacts, TraceRow
-from tokshard.wording import aligned, counted, one_line, wrapped
+from tokshard.wording import aligned, counted, one_line, shorten, wrapped
 
 _HEADER = ("step", "rank", "row", "sample", "corpus", "document", "tokens", "shard", "record")
 _LEFT = (4, 7, 8)
@@ -104,7 +104,10 @@ def _details(row: TraceRow) -> Iterator[str]:
 def _metadata_text(facts: DocumentFacts) -> str:
     """Id and metadata of a document in a line; empty if it has none."""
     values = {ID: facts.id, **facts.metadata}
-    return ", ".join(f"{one_line(name)} {one_line(str(value))}" for name, value in values.items() if value is not None)
+    known = {
+        name: shorten(one_line(str(value)), COLUMN_CHARACTERS) for name, value in values.items() if value is not None
+    }
+    return ", ".join(f"{one_line(name)} {text}" for name, text in known.items())
 
 
 def occurrences_text(found: DocumentOccurrences, run: Run, *, width: int) -> str:
@@ -141,7 +144,7 @@ def notes_of(run: Run, steps: range | None) -> list[str]:
         counting = f"{run.checkpoint} does not say its step: steps are counted with {each} each"
         return [f"{counting}, which is right if all batches had that size; --sample is right in any case"]
     notes, left_out = list[str](), [] if steps is None else run.left_out(steps)
-    if steps is not None and 0 < len(left_out) < len(steps):
+    if steps is not None and 0 < len(left_out) < steps.stop - steps.start:
         notes = [f"left out of the run, and not shown: {', '.join(f'step {step}' for step in left_out)}"]
     if not (run.step and run.had_other_batch_size) or (steps and steps[0] > run.step):
         return notes

@@ -27,6 +27,7 @@ from tokshard.format.corpus import Corpus
 from tokshard.numbers import read_count
 from tokshard.run_files.checkpoint_directory import is_checkpoint, state_of
 from tokshard.run_files.model_shape import Model, Positive, Real, model_shape
+from tokshard.run_files.plan_file import Mix
 from tokshard.run_files.plan_file import TrainerData as Data
 from tokshard.run_files.strict_toml import change_paths, convert, key, path_beside, read_toml
 from tokshard.runtime.bytes.corpus import CorpusSource
@@ -271,12 +272,23 @@ def saved_form(settings: Config) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def errors_in_keys() -> Iterator[None]:
-    """Raise errors of plans and loaders, whose hints name arguments of Python, with the keys of a recipe."""
+def errors_in_keys(prefix: str = "data.") -> Iterator[None]:
+    """Raise errors of plans and loaders, whose hints name arguments of Python, with the keys of a recipe or a mix."""
     try:
         yield
     except (PlanError, PlanMismatchError) as error:
-        raise type(error)(error.problem, hint=in_keys(error.hint)) from error
+        raise type(error)(error.problem, hint=in_keys(error.hint, prefix)) from error
+
+
+def plan_of(mix: Mix) -> StreamPlan:
+    """The plan of a file.
+
+    Raises:
+        PlanError: a value is refused; the hint is in keys of the file.
+        CorpusError: a corpus cannot be opened.
+    """
+    with errors_in_keys("data." if isinstance(mix, Data) else ""):
+        return StreamPlan(**mix.arguments())
 
 
 def check_ranks(settings: Config, num_ranks: int) -> None:
@@ -337,12 +349,12 @@ def changed_keys(before: Mapping[str, Mapping[str, Any]], settings: Config) -> I
                 yield f"{section}.{name} " + " -> ".join("not given" if one is None else f"{one}" for one in (old, new))
 
 
-def in_keys(text: str) -> str:
-    """A message in which arguments of Python are keys of a recipe."""
+def in_keys(text: str, prefix: str = "data.") -> str:
+    """A message in which arguments of Python are keys of a recipe, or of a mix, which have no prefix."""
     text = _ON_RESUME.sub(lambda found: f'data.on_resume = ["{found[1]}"]', text)
 
     def in_toml(found: re.Match[str]) -> str:
-        return f"data.{found[1]} = " + found[2].replace("': ", "' = ").replace("'", '"').replace("True", "true")
+        return f"{prefix}{found[1]} = " + found[2].replace("': ", "' = ").replace("'", '"').replace("True", "true")
 
     return _ARGUMENT.sub(in_toml, text)
 

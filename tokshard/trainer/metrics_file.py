@@ -20,6 +20,10 @@ _LONG_WAIT = 0.01
 """The share of a step's time that the loader may take without a note in the step's line."""
 
 
+_MAX_LOSSES = 8
+"""Corpora whose losses are in the line for people: a mix may have a thousand cells."""
+
+
 @decodable
 class Line(msgspec.Struct, frozen=True):
     """The fields of a line that are read back."""
@@ -128,7 +132,9 @@ def progress_line(record: Mapping[str, Any], num_steps: int) -> str:
     step = f"step {record['step']:>{len(str(num_steps))}}/{num_steps}"
     if "skipped" in record:
         return f"{step}  skipped: {record['skipped']}"
-    by_corpus = ", ".join(f"{name} {loss:.3f}" for name, loss in record["loss_by_corpus"].items() if loss is not None)
+    losses = [f"{name} {loss:.3f}" for name, loss in record["loss_by_corpus"].items() if loss is not None]
+    more = [f"and {len(losses) - _MAX_LOSSES} more"] if len(losses) > _MAX_LOSSES else []
+    by_corpus = ", ".join(losses[:_MAX_LOSSES] + more)
     mfu = f"  MFU {record['mfu']:.1%}" if record["mfu"] is not None else ""
     waited = record["loader_wait_seconds"] * record["tokens_per_second"] / max(1, record["tokens"])
     wait = f"  waiting for data {waited:.0%}" if waited >= _LONG_WAIT else ""

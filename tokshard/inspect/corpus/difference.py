@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from tokshard.errors import DamagedCorpusError
 from tokshard.format.corpus import Corpus
@@ -19,7 +20,7 @@ from tokshard.format.shared import num_shared
 from tokshard.format.view import View
 from tokshard.inspect.corpus.documents import column_parts, origin_of
 from tokshard.run_files.plan_file import Mix
-from tokshard.runtime.plan import StreamPlan
+from tokshard.run_files.recipe import plan_of
 
 _MAX_NAMES = 10
 
@@ -107,7 +108,7 @@ def compare_mixes(first: Mix, second: Mix) -> Difference:
         PlanError: one of them is not a valid plan.
         CorpusError: a corpus cannot be read.
     """
-    plans = [StreamPlan(**mix.arguments()) for mix in (first, second)]
+    plans = [plan_of(mix) for mix in (first, second)]
     same_order = plans[0].fingerprint == plans[1].fingerprint
     same_weights = plans[0].cursor() == plans[1].cursor()
     # a recipe of the trainer says more, of how it loads a mix
@@ -248,9 +249,34 @@ def _first_differing(first: Corpus, second: Corpus) -> tuple[int, bool] | None:
     shared = min(first.num_documents, second.num_documents)
     document = int(first.shards.first_documents[_same_shards(first, second)])
     while document < shared:
-        if not np.array_equal(first.document(document), second.document(document)):
-            return document, False
-        if has_spans and not np.array_equal(first.target_weights(document), second.target_weights(document)):
-            return document, True
-        document += 1
+        (starts, tokens), (others, other_tokens) = (_from(corpus, document) for corpus in (first, second))
+        count = min(shared - document, len(starts) - 1, len(others) - 1)
+        ends, other_ends = (of[1 : count + 1] - of[0] for of in (starts, others))
+        num_equal = _first_of(ends != other_ends, count)
+        stop = int(ends[num_equal - 1]) if num_equal else 0
+        is_other = tokens[starts[0] : starts[0] + stop] != other_tokens[others[0] : others[0] + stop]
+        num_equal = int(np.searchsorted(ends[:num_equal], _first_of(is_other, stop), "right"))
+        for number in range(document, document + num_equal if has_spans else document):
+            if not np.array_equal(first.target_weights(number), second.target_weights(number)):
+                return number, True
+        if num_equal < count:
+            return document + num_equal, False
+        document += count
     return None
+
+
+def _first_of(found: NDArray[np.bool_], otherwise: int) -> int:
+    """The place of the first True."""
+    return int(found.argmax()) if found.any() else otherwise
+
+
+def _from(corpus: Corpus, document: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Bounds of the documents from one on, to the end of its record batch, and the tokens of the batch."""
+    index, row = corpus.shards.find(document)
+    shard = corpus.shard(index)
+    for batch in range(shard.num_batches):
+        offsets, tokens = shard.batch(batch)
+        if row < len(offsets) - 1:
+            return offsets[row:], tokens
+        row -= len(offsets) - 1
+    raise AssertionError("every document is in a batch")

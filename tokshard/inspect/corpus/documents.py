@@ -37,6 +37,9 @@ _EXCERPT_LINE = 40
 EXCERPT_CHARACTERS = 300
 """Length of an excerpt on a terminal."""
 
+COLUMN_CHARACTERS = 300
+"""The most of a kept column that is shown beside the start of a document."""
+
 ID = "id"
 """The column of the ids that ``--id-field`` stores."""
 

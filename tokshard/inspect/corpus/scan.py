@@ -108,7 +108,8 @@ def read_benchmarks(
             of_field = {field: list(_texts_of(found, field)) for field in fields}
             missing -= {field for field in fields if of_field[field]}
             own = [text for some in of_field.values() for text in some]
-            own = own or [text for field in other_fields for text in _texts_of(found, field)]
+            if not any(own):  # an empty text is too short, as others are
+                own += (text for field in other_fields for text in _texts_of(found, field))
             if not own:
                 known = ", ".join(map(str, found)) or "none"
                 raise UsageError(
@@ -137,7 +138,7 @@ def _strings(value: Any, path: Sequence[str]) -> Iterator[str]:
         for item in value:
             yield from _strings(item, path)
     elif isinstance(value, Mapping):
-        for item in value.values() if not path else filter(None, [value.get(path[0])]):
+        for item in value.values() if not path else [value.get(path[0])]:
             yield from _strings(item, path[1:])
     elif isinstance(value, str) and not path:
         yield value

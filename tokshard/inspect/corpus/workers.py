@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
@@ -37,6 +38,9 @@ def in_order(
     Args:
         work: is sent to the workers, as the parts are.
         workers: processes.
+
+    Raises:
+        TokshardError: a process cannot be started, or was killed.
     """
     workers = min(workers, len(parts))
     if workers <= 1:
@@ -47,6 +51,10 @@ def in_order(
         pool = ProcessPoolExecutor(workers, context, _begin, (corpus.location, corpus.num_generations - 1, work))
     try:
         yield _results(pool, parts, workers * _TASKS_PER_WORKER)
+    except BrokenProcessPool as error:
+        raise TokshardError(
+            "a worker process was killed", hint="if memory ran out, give fewer --workers; run the same command again"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 

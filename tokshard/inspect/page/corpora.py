@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.inspect.corpus.documents import DocumentView
+from tokshard.inspect.corpus.documents import COLUMN_CHARACTERS, DocumentView
 from tokshard.inspect.corpus.places import short_names
 from tokshard.inspect.corpus.report import CorpusReport
 from tokshard.inspect.corpus.statistics import Lengths, TokenCounts
 from tokshard.inspect.page.page import Facts, Section, chart, facts, heading, lines, render_page, table, token_section
-from tokshard.wording import counted
+from tokshard.wording import counted, shorten
 
 MAX_SHARDS = 20_000
 """Limit for the table of shards; a page with more rows is slow to open."""
@@ -126,7 +126,8 @@ def _title(view: DocumentView) -> str:
     title = f"document {view.document:,}: {counted(view.num_tokens, 'token')}{shown}"
     if view.loss_spans is not None:
         title += f", {sum(stop - start for start, stop in view.loss_spans):,} of them targets"
-    kept = "".join(f", {name} {value}" for name, value in view.metadata.items() if value is not None)
+    known = {name: str(value) for name, value in view.metadata.items() if value is not None}
+    kept = "".join(f", {name} {shorten(text, COLUMN_CHARACTERS)}" for name, text in known.items())
     return f"{title}, record {view.record_number:,} of {view.source}{kept}"
 
 

@@ -18,6 +18,7 @@ from tokshard.numbers import ceil_div
 from tokshard.runtime.order.windows import CorpusOrder
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import used_up
+from tokshard.wording import counted
 
 _STEPS = 200
 _WINDOWS = 8
@@ -64,9 +65,10 @@ def plan_page(run: Run, report: PlanReport, *, name: str, num_samples: int) -> s
 
 def _facts(run: Run, report: PlanReport) -> Facts:
     plan, size = run.plan, run.global_batch_size
+    later = "".join(f"; from step {step:,} on {counted(each, 'sample')}" for step, each in run.ramp)
     yield "fingerprint", plan.fingerprint
     yield "steps", f"{report.num_steps:,}, {report.num_tokens:,} tokens; --tokens shows more or fewer"
-    yield "a step", f"{size:,} samples of {plan.seq_len:,} tokens, {size * plan.seq_len:,} tokens"
+    yield "a step", f"{size:,} samples of {plan.seq_len:,} tokens, {size * plan.seq_len:,} tokens{later}"
     yield "block", f"{plan.shape.block_tokens:,} consecutive tokens, the unit of the global shuffle"
     yield "window", f"{plan.shape.window_blocks:,} blocks, whose documents are shuffled together"
     yield "seed", f"{plan.seed}"

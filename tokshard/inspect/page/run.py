@@ -32,6 +32,8 @@ NUM_SPREADS = 8.0
 """A step stands out if it exceeds the median of the steps before it by so many times their spread."""
 
 MAX_ROWS = 1_000
+_MAX_LINES = 40
+"""Corpora whose lines can be told apart: a mix may have a thousand cells."""
 _CHUNK = 8_192
 _SCALE = 64
 _SPREAD = 1.4826
@@ -81,6 +83,12 @@ class _History:
     values: Mapping[str, NDArray[np.float64]]
     evaluations: Mapping[int, Mapping[str, _Evaluated]]
     skipped: Mapping[int, tuple[str, tuple[int, int] | None]]
+
+    def largest(self) -> set[str]:
+        """The corpora that have lines of their own: those that were read most."""
+        read = {name: np.nan_to_num(of).max() for name, of in self.by_corpus("read").items()}
+        names = dict.fromkeys([*read, *self.by_corpus("loss_by_corpus")])
+        return set(sorted(names, key=lambda name: -read.get(name, 0.0))[:_MAX_LINES])
 
     def by_corpus(self, kind: str) -> dict[str, NDArray[np.float64]]:
         """The figures of one kind by corpus."""
@@ -194,8 +202,12 @@ def _facts(history: _History, directory: str, checkpoints: Mapping[int, str]) ->
     yield "directory", directory
     yield "steps", f"{first:,} to {last:,}"
     yield "tokens", f"{np.nansum(values['tokens']):,.0f}"
-    if np.isfinite(values["loss"]).any():
-        yield "loss", f"{_last(values['loss']):.4f} in the last step, {np.nanmin(values['loss']):.4f} in the lowest"
+    if len(known := np.flatnonzero(np.isfinite(values["loss"]))):
+        lowest = np.nanmin(values["loss"])
+        yield (
+            "loss",
+            f"{values['loss'][known[-1]]:.4f} in step {history.steps[known[-1]]:,}, {lowest:.4f} in the lowest",
+        )
     for step, losses in list(history.evaluations.items())[-1:]:
         shown = ", ".join(
             f"{name} {('not finite' if of.targets else 'no targets') if of.loss is None else f'{of.loss:.4f}'}"
@@ -210,10 +222,6 @@ def _facts(history: _History, directory: str, checkpoints: Mapping[int, str]) ->
         yield "skipped", counted(len(history.skipped), "step")
     if checkpoints:
         yield "newest checkpoint", list(checkpoints.values())[-1]
-
-
-def _last(values: NDArray[np.float64]) -> float:
-    return float(values[np.isfinite(values)][-1])
 
 
 def _bins(history: _History) -> NDArray[np.int64]:
@@ -239,17 +247,20 @@ def _over_steps(history: _History, title: str, note: str, traces: Sequence[Mappi
 
 def _loss_chart(history: _History, peaks: NDArray[np.int64]) -> Section:
     starts = _bins(history)
-    x, all_of = history.steps[starts].tolist(), {"all": history.values["loss"]}
+    found, largest = history.by_corpus("loss_by_corpus"), history.largest()
+    all_of = {"all": history.values["loss"]} | {name: of for name, of in found.items() if name in largest}
+    x = history.steps[starts].tolist()
     style = {"hovertemplate": "%{y:.4f}"}
-    traces = [
-        lines(name=name, x=x, y=_means(values, starts), **style)
-        for name, values in (all_of | history.by_corpus("loss_by_corpus")).items()
-    ]
+    traces = [lines(name=name, x=x, y=_means(values, starts), **style) for name, values in all_of.items()]
     if len(peaks):
         marked = {"x": history.steps[peaks].tolist(), "y": history.values["loss"][peaks].tolist()}
         traces.append({"type": "scatter", "mode": "markers", "name": "stands out", "size": 8, **marked, **style})
-    note = "Mean over the targets of a step, of all and of each corpus."
+    note = "Mean over the targets of a step, of all and of each corpus." + _of_how_many(found)
     return _over_steps(history, "Loss in training", note, traces, {"title": "nats, on a log scale", "type": "log"})
+
+
+def _of_how_many(corpora: Mapping[str, Any]) -> str:
+    return f" Of {len(corpora):,} corpora the {_MAX_LINES} that were read most." if len(corpora) > _MAX_LINES else ""
 
 
 def _evaluation_sections(history: _History) -> Iterator[Section]:
@@ -282,14 +293,15 @@ def _charts_of_data(history: _History) -> Iterator[Section]:
         with np.errstate(invalid="ignore"):
             weights = np.stack([history.values[f"weight/{name}"][starts] for name in read])
             planned, shares = weights / np.nansum(weights, 0), tokens / tokens.sum(0)
-        style = {"x": x, "shape": "hv", "hovertemplate": "%{y:.2%}"}
+        style, largest = {"x": x, "shape": "hv", "hovertemplate": "%{y:.2%}"}, history.largest()
         traces = [
             lines(name=f"{name}{kind}", y=_known(of), color=number, dash=dash, **style)
             for kind, dash, each in (("", "solid", shares), (", planned", "dash", planned))
             for number, (name, of) in enumerate(zip(read, each, strict=True))
-            if np.isfinite(of).any()
+            if np.isfinite(of).any() and name in largest
         ]
         note = "The share of each corpus in the tokens that were read; dashed: the share that its weight asks for."
+        note += _of_how_many(read)
         axis = {"title": "share of tokens", "tickformat": ".0%", "range": [0, 1]}
         yield _over_steps(history, "Mix", note, traces, axis)
     for name, title, note, form, unit in (

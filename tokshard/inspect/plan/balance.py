@@ -35,7 +35,7 @@ class Balance:
 
 
 def balance_of(run: Run, *, hidden: int | None = None, layers: int | None = None) -> Balance:
-    """Look at the next steps of a run, on its ranks. Reads the ends of documents, but no tokens.
+    """Look at the next steps of a run that have one size, on its ranks. Reads the ends of documents, but no tokens.
 
     Args:
         hidden, layers: the shape of a decoder. A layer multiplies each token by about 12 * hidden**2 weights, and
@@ -52,11 +52,14 @@ def balance_of(run: Run, *, hidden: int | None = None, layers: int | None = None
         raise UsageError(
             "the shape of a model needs --hidden and --layers, and one is missing", hint="give both, or neither"
         )
-    plan, ranks = run.plan, replace(run.ranks(rank=0), deal="cost")
-    size, rows = run.global_batch_size, ranks.rows_per_rank
+    plan, step = run.plan, 1 + (run.step or 0)
+    size = run.size_of(step)
+    ranks = replace(run.ranks(size, rank=0), deal="cost")
+    rows = ranks.rows_per_rank
     num_steps = max(1, min(_MAX_STEPS, _MAX_ROWS // (rows * run.world_size)))
     starts = np.arange(run.cursor.sample, run.cursor.sample + num_steps * size, size)
-    starts = starts[[run.stop.has_step(start) for start in starts.tolist()]]
+    alike = [run.size_of(step + n) == size and run.stop.has_step(start) for n, start in enumerate(starts.tolist())]
+    starts = starts[alike]
     if not len(starts):
         raise UsageError("the pass is over, so no step is left to look at", hint="leave out --checkpoint")
     samples = ranks.samples(starts, run.stop.sample, num_ranks=run.world_size)

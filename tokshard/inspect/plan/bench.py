@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from tokshard.extras import extra_module
 from tokshard.run_files.plan_file import Mix
-from tokshard.run_files.recipe import corpora_of
+from tokshard.run_files.recipe import corpora_of, plan_of
 from tokshard.runtime.plan import StreamPlan
 
 DOCUMENT_TOKENS = 1_000
@@ -117,7 +117,7 @@ def measure_speed(mix: Mix, *, seconds: float, on_stage: Callable[[str], None] =
     load = os.getloadavg()[0] / (os.cpu_count() or 1)  # the load is that of the machine
     extra_module("torch", "batches are tensors, and torch is not installed", extra="torch")
     import_module("tokshard.runtime.tensors")  # so that no reading pays for it
-    plan = StreamPlan(**mix.arguments())  # refuses a wrong mix before anything is measured
+    plan = plan_of(mix)  # refuses a wrong mix before anything is measured
     weights = plan.cursor().segments[0].weights
     shares = {name: weight / sum(weights) for name, weight in zip(plan.names, weights, strict=True)}
     corpora = {corpus: shares[name] for name, corpus in corpora_of(plan).items()}

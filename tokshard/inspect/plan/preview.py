@@ -68,7 +68,7 @@ class CorpusPlan:
         share: its share of all samples that are read.
         documents: about how many different documents are read, at least in part.
         bytes: size of the token ids that are read.
-        steps_per_window: None if the whole corpus is one window, or if it is not read.
+        steps_per_window: of the largest batch; None if the whole corpus is one window, or if it is not read.
         packing: None if it is not packed whole.
     """
 
@@ -221,7 +221,7 @@ def _change(run: Run, segment: Segment) -> WeightChange:
 
 def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
     plan, found = run.plan, []
-    windows = steps_per_window(plan, run.global_batch_size, run.cursor)
+    windows = steps_per_window(plan, max(run.batch_sizes), run.cursor)
     shares, corpora = run.shares(run.cursor.segments[0]), run.corpora
     read, left_out = run.cursor.tokens_of(counts, plan.seq_len), plan.left_out(replace(run.cursor, sample=samples))
     for number, (name, source, shuffled, most, count, tokens) in enumerate(

@@ -22,7 +22,7 @@ from tokshard.inspect.corpus.places import trained_on
 from tokshard.numbers import ceil_div
 from tokshard.run_files.checkpoint_directory import checkpoints_by_step, is_checkpoint, newest, state_of
 from tokshard.run_files.plan_file import Mix, TrainerData, load_mix
-from tokshard.run_files.recipe import corpora_of, evaluated_on
+from tokshard.run_files.recipe import corpora_of, evaluated_on, plan_of
 from tokshard.run_files.saved_state import read_state
 from tokshard.run_files.strict_toml import change_paths, path_beside, read_toml
 from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
@@ -95,6 +95,11 @@ class Run:
             num_streams=self.plan.num_streams,
             deal="order" if rank is None else self.deal,
         )
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """The samples of a step, at first and after each change."""
+        return [self.global_batch_size, *(size for _, size in self.ramp)]
 
     @property
     def corpora(self) -> dict[str, Corpus]:
@@ -294,7 +299,7 @@ def open_run(
     location, checkpoint = _newest_of_run(location), checkpoint and _newest_of_run(checkpoint)
     corpora = trained_on(location)
     mix, record = load_mix(location, {"corpora": corpora or None, **options}), _NO_RECORD
-    plan = StreamPlan(**mix.arguments())
+    plan = plan_of(mix)
     cursor, done = plan.cursor(), cast("int | None", 0)
     if checkpoint is None and is_checkpoint(location):
         checkpoint = location

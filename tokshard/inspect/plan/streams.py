@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,17 +41,17 @@ class StreamsAdvice:
 def advise(run: Run, num_nodes: int) -> StreamsAdvice:
     """The number of streams for a run on so many nodes. Only arithmetic.
 
-    It divides the global batch. Among the numbers with nearly the least reads it is the smallest, because more streams
-    have smaller windows.
+    It divides every global batch. Among the numbers with nearly the least reads it is the smallest, because more
+    streams have smaller windows.
 
     Raises:
         UsageError: there are more nodes than samples in a step.
     """
-    size, shares = run.global_batch_size, run.shares(run.cursor.segments[run.cursor.num_started - 1])
+    size, shares = math.gcd(*run.batch_sizes), run.shares(run.cursor.segments[run.cursor.num_started - 1])
     blocks = {name: corpus.num_full_blocks for name, corpus in zip(run.plan.names, run.plan.corpora, strict=True)}
     corpora = [(shares[name], num_blocks) for name, num_blocks in blocks.items()]
-    if num_nodes > size:
-        raise UsageError(f"{num_nodes} nodes share steps of {size} samples", hint="give at most as many --nodes")
+    if num_nodes > (least := min(run.batch_sizes)):
+        raise UsageError(f"{num_nodes} nodes share steps of {least} samples", hint="give at most as many --nodes")
     reads = {
         count: read_amplification(corpora, window_blocks_of(run.plan, count), num_nodes, count)
         for count in range(1, min(size, MAX_STREAMS, 4 * num_nodes) + 1)

@@ -138,9 +138,11 @@ def trace_steps(
     if not steps:
         raise UsageError(f"--step {steps.start}:{steps.stop} contains no step", hint="N:M is steps N to M - 1")
     left_out = set(run.left_out(steps))
-    shown = [step for step in steps if step not in left_out] or steps
-    run.start_of(shown[-1])  # refuses a range that is too long before anything is shown
-    for step in shown:
+    last = next((step for step in reversed(steps) if step not in left_out), steps[-1])
+    run.start_of(last)  # refuses a range that is too long, or left out, before anything is shown
+    for step in steps:
+        if step in left_out:
+            continue
         start = np.array([run.start_of(step)], np.int64)
         rows = run.ranks(run.size_of(step), rank)
         num_ranks = rows.num_dealt_together
