@@ -59,7 +59,7 @@ def balance_of(run: Run, *, hidden: int | None = None, layers: int | None = None
     num_steps = max(1, min(_MAX_STEPS, _MAX_ROWS // (rows * run.world_size)))
     starts = np.arange(run.cursor.sample, run.cursor.sample + num_steps * size, size)
     alike = [run.size_of(step + n) == size and run.stop.has_step(start) for n, start in enumerate(starts.tolist())]
-    starts = starts[alike]
+    starts = starts[: [*alike, False].index(False)]
     if not len(starts):
         raise UsageError("the pass is over, so no step is left to look at", hint="leave out --checkpoint")
     samples = ranks.samples(starts, run.stop.sample, num_ranks=run.world_size)
