@@ -239,7 +239,12 @@ class TaskRunner:
             try:
                 with self._writing(task.key, [] if self._build.corpora else inputs, run.max_documents) as work:
                     for index in inputs:
-                        self._take_all(work, index, self._reader.chunks(index, task.span))
+                        if work.is_full:
+                            break
+                        chunks = self._reader.chunks(index, task.span)
+                        self._take_all(work, index, chunks)
+                        for _ in chunks if self._build.corpora else ():
+                            pass  # to its end, behind which a shard is compared with its hashes
                     receipt = work.finish()
                 most = max(most, receipt.most_documents)
                 return msgspec.structs.replace(receipt, left_out=left_out, most_documents=most)
