@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_of, write_corpus
-from tests.damage import flipped
 from tests.examples import examples
 from tests.pipeline.places import StoppedError
 from tokshard import copy_corpus as copy_by_processes
@@ -281,13 +280,19 @@ def test_a_copy_may_leave_out_a_shard_that_is_damaged(corpus, tmp_path):
     with open_corpus(corpus) as opened:
         info = opened.shards[2]
         first, count = int(opened.shards.first_documents[2]), info.num_documents
+        first_token = opened.shards.batch_places(2)[0].values_position
     expected, shard = rows(corpus), corpus / info.name
-    shard.write_bytes(flipped(0.5)(shard.read_bytes()))
+    content = bytearray(shard.read_bytes())
+    content[first_token] ^= 1
+    shard.write_bytes(content)
     copy_corpus(corpus, out=tmp_path / "copy", on_bad_source="skip")
     assert rows(tmp_path / "copy") == expected[:first] + expected[first + count :]
     assert left_out(tmp_path / "copy")["damaged input"] == count
     (reject,) = [json.loads(line) for line in (tmp_path / "copy" / names.REJECTS).read_text().splitlines()]
     assert (reject["source"], reject["reason"]) == (f"{corpus}/{info.name}", "damaged input")
+    # a limit in that shard does not hide the damage before it
+    copy_corpus(corpus, out=tmp_path / "limited", on_bad_source="skip", max_documents=first + count - 1)
+    assert rows(tmp_path / "limited") == rows(tmp_path / "copy")[: first + count - 1]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from tests.corpora import rewrite_manifest
 from tests.pipeline.places import SPLIT, build, files, write
 from tokshard import open_corpus
-from tokshard.errors import ConfigurationChangedError, DamagedCorpusError
+from tokshard.errors import BuildError, ConfigurationChangedError, DamagedCorpusError
 from tokshard.format import names
 from tokshard.pipeline.sources.hub import HubFiles
 from tokshard.pipeline.status import read_status
@@ -47,6 +47,18 @@ def test_starting_over_removes_what_builds_make_and_no_other_file(place, stop, o
 
 
 # which command continues a build
+
+
+def test_a_corpus_that_is_replaced_while_an_append_lists_its_sources_stays_as_it_is(place, monkeypatch):
+    def replace(*_: object) -> None:
+        monkeypatch.undo()
+        build(place, place / "a.jsonl", force=True, max_documents=2)
+
+    build(place, place / "a.jsonl")
+    monkeypatch.setattr("tokshard.pipeline.build.check_directory", replace)
+    with pytest.raises(BuildError, match="was replaced by another build just now"):
+        build(place, write(place / "b.jsonl", ["b"]), append=True)
+    assert len(open_corpus(place / "out")) == 2
 
 
 @pytest.mark.parametrize("most_listed", [0, 10])

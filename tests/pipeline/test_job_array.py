@@ -32,8 +32,10 @@ from tokshard.format import names
 from tokshard.pipeline import adopt, jobs
 from tokshard.pipeline.jobs import JobResult
 from tokshard.pipeline.progress import Note, Report, StageStarted
-from tokshard.pipeline.request import Build
+from tokshard.pipeline.request import Build, load_request, placed
 from tokshard.pipeline.tasks import running
+from tokshard.pipeline.tasks.planning import StreamTask
+from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.workspace import ownership
 from tokshard.pipeline.workspace.lease import running_job
 from tokshard.pipeline.workspace.places import HASH, WRITE, open_workspace
@@ -128,13 +130,14 @@ def test_a_commit_that_comes_too_early_says_what_is_missing_and_the_command_for_
     sources = [place / "a.jsonl", write(place / "b.jsonl", TEXTS)]
     expected = files(build(place, *sources, out=place / "expected", task_bytes=64, dedup=dedup))
     killed(start, 1, 0, 2, *sources, dedup=dedup)
+    (place / "out").rename(place / "moved")
     with pytest.raises(BuildError, match=rf"tasks are not {what}, the first of which reads .*/a\.jsonl\n") as caught:
-        commit_corpus(place / "out")
+        commit_corpus(place / "moved")
     there, _, words = caught.value.hint.removeprefix("any job finishes the tasks of the others: ").partition(" && ")
     with contextlib.chdir(there.removeprefix("cd ")):
         assert tokshard(*shlex.split(words)[1:]).exit_code == 0
-    commit_corpus(place / "out")
-    assert files(place / "out") == expected
+    commit_corpus(place / "moved")
+    assert files(place / "moved") == expected
 
 
 def test_a_job_reads_nothing_again_that_is_done_before_it_began_or_since(place, start, reads):
@@ -153,6 +156,17 @@ def test_jobs_read_little_more_than_a_limit_asks_for(place, start, reads, limit)
     commit_corpus(place / "out")
     assert texts_of(open_corpus(place / "out")) == [f"text {number}" for number in range(limit)]
     assert len(reads) < 20  # of 134 tasks
+
+
+@pytest.mark.timeout(60)  # comparing each stream with all receipts took a quarter of an hour
+def test_a_job_finds_what_is_left_of_many_streams_at_once(place, start, monkeypatch):
+    start(0, 1)
+    workspace = open_workspace(place / "out")
+    monkeypatch.setattr(jobs, "receipt_keys", lambda *_: [(index, 0) for index in range(100_000)])
+    monkeypatch.setattr(jobs, "read_receipts", lambda _, __, keys: [Receipt(key=keys[0])])
+    share = jobs._Share(placed(load_request(workspace), workspace), jobs.Job(index=0, count=2), None)
+    streams = [StreamTask(key=(index, 0)) for index in range(100_001)]
+    assert share._missing(Stage(name=WRITE, tasks=streams)) == [(100_000, streams[-1])]
 
 
 @pytest.mark.timeout(60)

@@ -355,10 +355,12 @@ def test_cells_that_are_made_again_leave_what_others_put_beside_them(corpus, tmp
     (cells / "lang=en" / "notes.txt").write_text("mine")
     copy_corpus(corpus, out=tmp_path / "whole")
     (tmp_path / "whole").rename(cells / "lang=all")
+    shutil.copytree(cells / "lang=all", cells / "rate=1", ignore=lambda *_: {"shards.arrow"})
     select_corpus(corpus, out=cells, by="lang", where="lang=fr", force=True)
     assert os.listdir(cells / "lang=en") == ["notes.txt"]
     assert sorted(path.name for path in cells.glob("lang=*")) == ["lang=all", "lang=en", "lang=fr"]
     assert rows(cells / "lang=all") == rows(corpus)
+    assert {*os.listdir(cells / "lang=all")} - {*os.listdir(cells / "rate=1")} == {"shards.arrow"}
     select_corpus(corpus, out=tmp_path / "replaced", by="lang")
     copy_corpus(corpus, out=tmp_path / "replaced", force=True)
     assert verify_corpus(tmp_path / "replaced").is_ok

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, starmap
 
 import msgspec
@@ -12,7 +12,7 @@ import numpy as np
 from tokshard.errors import UNDECODABLE, BuildError, ConfigurationChangedError
 from tokshard.forking import decodable
 from tokshard.format import names
-from tokshard.format.manifest import Manifest, recipe_fingerprint
+from tokshard.format.manifest import Manifest, manifest_hash, recipe_fingerprint
 from tokshard.format.opening import open_corpus
 from tokshard.format.tables import SourceInfo
 from tokshard.pipeline.progress import BuiltCorpus
@@ -42,11 +42,13 @@ def adopt(build: Build, tokenizer: bytes, spooler: Spooler) -> tuple[Build, list
 
     Raises:
         ConfigurationChangedError: it holds an unfinished build with other settings, or of another stream.
-        BuildError: another build completed it.
+        BuildError: another build completed it, or replaced the corpus to which this one appends.
         SourceError: an input cannot be read to plan the tasks.
     """
     workspace = build.workspace
     workspace.run.take_over()  # from here on no other process changes anything here
+    if build.generation and previous_of(build.outputs, build.generation) != build.previous:
+        raise BuildError(f"{workspace.out} was replaced by another build just now", hint="run the command again")
     before, is_continued = load_request(workspace), False
     if build.options.force:
         if before is None:
@@ -70,6 +72,12 @@ def adopt(build: Build, tokenizer: bytes, spooler: Spooler) -> tuple[Build, list
     tasks = plan(build)
     save(workspace.store, TASKS, tasks)
     return build, tasks
+
+
+def previous_of(outputs: Sequence[Output], generation: int) -> list[str]:
+    """``manifest_sha256`` of the generation before one, in each corpus."""
+    name = names.in_folder(names.generation_folder(generation - 1), names.MANIFEST)
+    return [manifest_hash(output.corpus.get(name)) for output in outputs]
 
 
 def _has_results(build: Build, before: Request) -> bool:

@@ -15,10 +15,10 @@ from tokshard.format.content import join_contents
 from tokshard.format.corpus import Corpus
 from tokshard.format.files import file_sha256
 from tokshard.format.loss import kept_columns
-from tokshard.format.manifest import Generation, Manifest, content_fingerprint, manifest_hash
+from tokshard.format.manifest import Generation, Manifest, content_fingerprint
 from tokshard.format.opening import open_corpus, read_generations, read_manifest
 from tokshard.format.tables import SourceInfo, read_sources
-from tokshard.pipeline.adopt import BuildReport, finished_corpora, read_report
+from tokshard.pipeline.adopt import BuildReport, finished_corpora, previous_of, read_report
 from tokshard.pipeline.options import TEXT, kept_settings
 from tokshard.pipeline.request import Build, changes, load_request, settings_of
 from tokshard.pipeline.sources.corpora import share_documents
@@ -163,11 +163,10 @@ def _manifests(output: Output) -> tuple[Manifest, ...]:
 
 def _in_place(corpora: Sequence[Output], generation: int, last: Manifest, build: Build) -> Build:
     """A build as one generation of a corpus."""
-    name = names.in_folder(names.generation_folder(generation - 1), names.MANIFEST)
     config = msgspec.structs.replace(
         build.config, shard_tokens=last.build.shard_tokens, task_bytes=last.build.task_bytes
     )
-    previous = [manifest_hash(output.corpus.get(name)) for output in corpora]
+    previous = previous_of(corpora, generation)
     return msgspec.structs.replace(build, config=config, generation=generation, previous=previous)
 
 

@@ -11,8 +11,11 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -187,9 +190,10 @@ class _Share:
         missing = self._missing(stage)
         running = {index for index, count in running_jobs(self.build.workspace) if count == self.job.count}
         under_way = self.build.options.workers or cpu_count()
-        left: list[AnyTask] = []
-        for index in range(self.job.count):
-            theirs = [task for number, task in missing if number % self.job.count == index]
+        of_jobs, left = defaultdict[int, list[AnyTask]](list), list[AnyTask]()
+        for number, task in missing:
+            of_jobs[number % self.job.count].append(task)
+        for index, theirs in sorted(of_jobs.items()):
             left += theirs if index == self.job.index or index not in running else theirs[under_way:]
         # with a limit, in the order of the tasks, so that receipts show where it falls
         start = self.job.index * len(left) // self.job.count if stage.limit is None else 0
@@ -202,16 +206,18 @@ class _Share:
         if stage.limit is not None:  # most tasks may come after it: only receipts show where it falls
             wanted = {task.key for task in judged_on_disk(self.build, stage).missing()}
             return [(number, task) for number, task in enumerate(stage.tasks) if task.key in wanted]
-        keys, judge = set(receipt_keys(self.build.workspace.store, stage.name)), judge_of(self.build, stage)
-        found = ((number, task) for number, task in enumerate(stage.tasks) if not self._is_there(stage, task, keys))
+        keys, judge = receipt_keys(self.build.workspace.store, stage.name), judge_of(self.build, stage)
+        segments = {first: {segment for _, segment in same} for first, same in groupby(keys, itemgetter(0))}
+        found = ((number, task) for number, task in enumerate(stage.tasks) if not self._is_there(stage, task, segments))
         return [(number, task) for number, task in found if not judge.is_pointless(task)]
 
-    def _is_there(self, stage: Stage, task: AnyTask, keys: set[Key]) -> bool:
+    def _is_there(self, stage: Stage, task: AnyTask, segments: Mapping[int, set[int]]) -> bool:
+        first, segment = task.key
+        there = segments.get(first, set())
         if not isinstance(task, StreamTask):
-            return task.key in keys
-        segments = sorted(key for key in keys if key[0] == task.key[0])
-        last = (task.key[0], len(segments) - 1)
-        if segments[-1:] != [last]:  # none, or one was void
+            return segment in there
+        last = (first, len(there) - 1)
+        if max(there, default=0) != last[1]:  # none, or one was void
             return False
         for receipt in read_receipts(self.build.workspace.store, stage.name, [last]):
             # a stream that ends early has all documents that its job was to write

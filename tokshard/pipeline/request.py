@@ -39,7 +39,7 @@ from tokshard.pipeline.sources.inputs import InputTable, read_once_name
 from tokshard.pipeline.sources.records import RecordSpec, parse_columns
 from tokshard.pipeline.workspace.lease import TOO_MANY_FILES
 from tokshard.pipeline.workspace.places import INPUTS, REQUEST, TOKENIZER, Output, Workspace, has_request
-from tokshard.store import is_uri, present, working_directory
+from tokshard.store import absolute_location, is_uri, present, real_location, working_directory
 from tokshard.version import __version__
 
 _MAX_SHOWN = 5
@@ -270,11 +270,20 @@ def load_request(workspace: Workspace) -> Request | None:
             f"{workspace.store.where(REQUEST)} is damaged, so nothing says which files the build wrote: {error}",
             hint=f"remove {workspace.out}, or give another --out",
         ) from error
+    request = msgspec.structs.replace(request, options=_options_at(workspace.out, request))
     if request.directory == working_directory():
         return request
     found, once = request.inputs, request.inputs.read_once
     roots = [root if is_uri(root) or root in once else os.path.join(request.directory, root) for root in found.roots]
     return msgspec.structs.replace(request, inputs=found.at(roots))
+
+
+def _options_at(out: str, request: Request) -> BuildOptions:
+    """The options of a build, with its present place if its folder was moved: commands that continue it name that."""
+    then = request.options.out
+    before = then if is_uri(then) else os.path.join(request.directory, then)
+    is_moved = real_location(before) != real_location(out)
+    return msgspec.structs.replace(request.options, out=absolute_location(out)) if is_moved else request.options
 
 
 def saved_tokenizer(build: Build) -> bytes:

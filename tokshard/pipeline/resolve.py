@@ -111,7 +111,7 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
     target = f"{real_location(options.out)}/"
     local_tokenizer = None if options.tokenizer.startswith(SCHEME) else look_at(options.tokenizer)
     _check_sources(options.out, target, sources)
-    if local_tokenizer is not None:
+    if local_tokenizer is not None and not options.append:  # which adds a folder, and may take the corpus's own
         _check_tokenizer(options, target, is_folder=local_tokenizer.name.endswith("/"))
     found = discover(
         sources,

@@ -80,6 +80,23 @@ class InputReader:
             yield from ((number, chunk) for number, chunk in chunks if number >= first)
             check_unchanged(source, self._start_over)
 
+    def end(self, index: int, chunks: Iterable[Any]) -> None:
+        """Make the checks that follow the last chunk of an input, where a limit has ended the reading before it.
+
+        Args:
+            chunks: the rest. A shard is read to its end, behind which it is compared with its hashes.
+
+        Raises:
+            TaskFailedError, SourceError: as `chunks`.
+        """
+        source = self._build.inputs[index]
+        if self._build.corpora:
+            for _ in chunks:
+                pass
+            return
+        with _errors_of(source):
+            check_unchanged(source, self._start_over)
+
     def check(self, index: int) -> None:
         """Check that an input is there, unchanged, and can be opened.
 
@@ -239,6 +256,8 @@ class TaskRunner:
             try:
                 with self._writing(task.key, [] if self._build.corpora else inputs, run.max_documents) as work:
                     for index in inputs:
+                        if work.is_full:
+                            break
                         self._take_all(work, index, self._reader.chunks(index, task.span))
                     receipt = work.finish()
                 most = max(most, receipt.most_documents)
@@ -256,6 +275,8 @@ class TaskRunner:
         source = iter(chunks)
         while not work.is_full and (chunk := next(source, None)) is not None:
             self._report(work.take(index, chunk if is_prepared else self.prepare(chunk, work)))
+        if work.is_full:
+            self._reader.end(index, source)
 
     def _damage(self, inputs: Iterable[int]) -> Mapping[int, str]:
         """Other damage in the rest of a group. Otherwise each damaged input would cost another run."""

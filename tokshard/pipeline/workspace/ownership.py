@@ -7,6 +7,7 @@ all files with the names of a corpus. It replaces and removes only these.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
@@ -118,13 +119,16 @@ def remove_corpora(workspace: Workspace, outputs: Sequence[Output], *, are_compl
 
 
 def files_of_cells(out: Store) -> Iterator[str]:
-    """The files of cells that a view has or left in their folders, and nothing else that is there."""
+    """The files of cells that a view has or left in their folders, and nothing else that is there.
+
+    The table of a cell is its first file, so it is the last of them here, to be removed last.
+    """
     for folder in (name[:-1] for name in out.names() if "=" in name and name.endswith("/")):
         found = set(files_below(out, folder))
-        for name in found:
-            place, _, file = name.rpartition("/")
-            if file in names.FILES_OF_VIEW | {names.MANIFEST} and f"{place}/{names.SHARD_TABLE}" not in found:
-                yield name
+        for table in (name for name in found if os.path.basename(name) == names.KEPT):
+            place = os.path.dirname(table)
+            yield from found & {f"{place}/{name}" for name in (names.FILES_OF_VIEW - {names.KEPT}) | {names.MANIFEST}}
+            yield table
 
 
 def _places(workspace: Workspace) -> Iterator[Output]:
