@@ -32,8 +32,8 @@ for step, batch in zip(range(done + 1, steps + 1), loader, strict=False):  # non
     labels = tensors["labels"].flatten()
     losses = nn.functional.cross_entropy(model(tensors["input_ids"]).flatten(0, 1), labels, reduction="none")
     weights = tensors.get("loss_weights", tensors["labels"] != -100).flatten().float()  # conversations have the key
-    # the mean over the targets of all ranks, which have different ones; gradients are averaged over ranks, and a step
-    # without targets has weight 0
+    # the weighted mean over the targets of all ranks; gradients are averaged over ranks, and a step without targets has
+    # weight 0
     share = accelerator.num_processes / (batch["step_weight"] or 1)
     accelerator.backward((losses * weights).sum() * share)
     optimizer.step()

@@ -40,7 +40,7 @@ def main(corpus, out, steps):
         logits, labels = model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten()
         losses = nn.functional.cross_entropy(logits, labels, reduction="none")
         weights = batch.get("loss_weights", batch["labels"] != -100).flatten()  # conversations have the key
-        # step_weight is of the targets of all ranks, which have different ones, and is 0 if there are none;
+        # step_weight is the total weight of the targets of all ranks, 0 if there are none;
         # DistributedDataParallel divides the sum of gradients by the number of ranks
         ((losses * weights).sum() / (batch["step_weight"] or 1) * distributed.get_world_size()).backward()
         optimizer.step()

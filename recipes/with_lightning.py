@@ -27,8 +27,8 @@ class Model(lightning.LightningModule):
         logits, labels = self.layers(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten()
         losses = nn.functional.cross_entropy(logits, labels, reduction="none")
         weights = batch.get("loss_weights", batch["labels"] != -100).flatten()  # conversations have the key
-        # step_weight is of the targets of all ranks, which have different ones, and is 0 if there are none; Lightning
-        # averages gradients over ranks
+        # step_weight is the total weight of the targets of all ranks, 0 if there are none; Lightning averages gradients
+        # over ranks
         total = torch.where(batch["step_weight"] > 0, batch["step_weight"], 1)
         return (losses * weights).sum() / total * self.trainer.world_size
 

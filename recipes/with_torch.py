@@ -62,8 +62,8 @@ def main(corpus, out, steps):
         logits, labels = model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten()
         losses = nn.functional.cross_entropy(logits, labels, reduction="none")
         weights = batch.get("loss_weights", batch["labels"] != -100).flatten()  # conversations have the key
-        # step_weight is of the targets of all ranks, which have different ones: a mean of their means is wrong. FSDP
-        # divides the sum of gradients by the number of ranks; a step of documents without targets has weight 0
+        # step_weight is the total weight of the targets of all ranks: their totals differ, so a mean of their means is
+        # wrong. FSDP divides the sum of gradients by the number of ranks; a step without targets has weight 0
         ((losses * weights).sum() / (batch["step_weight"] or 1) * distributed.get_world_size()).backward()
         optimizer.step()
         optimizer.zero_grad()

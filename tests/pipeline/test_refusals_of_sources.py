@@ -130,7 +130,7 @@ def _fields(file: str, encode: Callable[[pa.Table], bytes]) -> dict[str, Call]:
         f"a kept field with nanoseconds in {file}": built(
             {file: encode(pa.table({"text": ["t"], "meta": meta}))}, keep_field=["meta"]
         ),
-        f"a kept field in a time zone that nobody knows in {file}": built(
+        f"a kept field in an unknown time zone in {file}": built(
             {file: encode(pa.table({"text": ["t"], "at": pa.array([0], pa.timestamp("s", "Mars"))}))}, keep_field=["at"]
         ),
     }

@@ -188,7 +188,7 @@ CALLS: dict[str, Call] = {
         for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
     },
     "a rank without the address of its job": lambda _: rank_of({"RANK": "0", "WORLD_SIZE": "2"}),
-    "a rank that is no number": lambda _: rank_of(
+    "a rank that is not a number": lambda _: rank_of(
         {"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "node", "MASTER_PORT": "1"}
     ),
     "more ranks than GPUs": lambda _: device_index(4, 4),
@@ -217,7 +217,7 @@ CALLS: dict[str, Call] = {
     },
     "an unknown key": given(command, "__main__", "train.stepz=3"),
     "an estimate for no ranks": given(command, "estimate", "ranks=0"),
-    "an estimate for more ranks than an int can have": given(command, "estimate", "ranks=" + 5_000 * "7"),
+    "an estimate for a number of ranks of 5,000 digits": given(command, "estimate", "ranks=" + 5_000 * "7"),
     "an estimate for ranks that do not divide a batch": given(command, "estimate", "ranks=7", SIZE),
     "an estimate for copies that do not divide the ranks": given(
         command, "estimate", "ranks=9", SIZE, "parallel.replicas=2"

@@ -119,12 +119,12 @@ class PosixStore:
 
     def local_path(self, name: str) -> str:
         path = os.path.join(self.root, self.where(name))
-        if "\0" in path:  # Python raises ValueError, which nobody expects of a file
+        if "\0" in path:  # Python raises ValueError, which callers do not expect of a file
             raise OSError(errno.EINVAL, "no path has a zero byte", path)
         try:
             os.fsencode(path)
         except UnicodeEncodeError as error:
-            raise OSError(errno.EINVAL, "no path has a character that is half of one", path) from error
+            raise OSError(errno.EINVAL, "no path has half of a surrogate pair", path) from error
         return path
 
     def spool(self, name: str) -> Spool:

@@ -271,7 +271,7 @@ def _first_of(found: NDArray[np.bool_], otherwise: int) -> int:
 
 
 def _from(corpus: Corpus, document: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Bounds of the documents from one on, to the end of its record batch, and the tokens of the batch."""
+    """Bounds of a document and those after it in its record batch, int64 [documents + 1]; and the batch's tokens."""
     index, row = corpus.shards.find(document)
     shard = corpus.shard(index)
     for batch in range(shard.num_batches):

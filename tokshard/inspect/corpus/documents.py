@@ -38,7 +38,7 @@ EXCERPT_CHARACTERS = 300
 """Length of an excerpt on a terminal."""
 
 COLUMN_CHARACTERS = 300
-"""The most of a kept column that is shown beside the start of a document."""
+"""The most characters of a kept column that are shown next to an excerpt."""
 
 ID = "id"
 """The column of the ids that ``--id-field`` stores."""
