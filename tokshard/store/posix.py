@@ -124,7 +124,7 @@ class PosixStore:
         try:
             os.fsencode(path)
         except UnicodeEncodeError as error:
-            raise OSError(errno.EINVAL, "no path has half of a surrogate pair", path) from error
+            raise OSError(errno.EINVAL, "no path has a lone surrogate", path) from error
         return path
 
     def spool(self, name: str) -> Spool:
